@@ -1,0 +1,151 @@
+r"""StarPO-S with a critic (PPO) on 4x4 FrozenLake.
+
+  python launch/train.py --config=configs/frozenlake.py --workdir=runs/frozenlake
+
+trains the small model that comes with ragen_jax, on whatever devices there are.
+Variants, after a colon:
+
+  --config=configs/frozenlake.py:smoke   two small iterations, to see that all works
+  --config=configs/frozenlake.py:paper   Qwen2.5-0.5B-Instruct with the settings of
+                                         "RAGEN", arXiv:2504.20073; wants a GPU or TPU
+
+Override any leaf: --config.optimizer.actor_lr=5e-5 --config.rollout.group_size=8
+--config.algorithm=starpo. A wrong key or value ends in one sentence that says what to
+do instead; --help lists every key with its value.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the settings; `variant` is "", "smoke" or "paper"."""
+    if variant not in _VARIANTS:
+        known = ", ".join(repr(name) for name in _VARIANTS if name)
+        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
+    config = ConfigDict()
+    config.seed = 0
+    config.iterations = 100
+    config.algorithm = "starpo_s"  # or "starpo", the plain method
+    config.estimator = "ppo"  # with a critic; or "grpo", without
+    config.deterministic = False  # The same numbers on every run on GPU too; slower.
+
+    config.env = _environment()
+    # A folder, a Hugging Face hub id or a GGUF file would do as well.
+    config.model = dict(path="tiny", compute_dtype="auto", remat=False)
+    config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all that the others leave.
+    config.rollout = _rollout()
+    config.reward = dict(format_penalty=-0.1)  # On each turn with an invalid reply.
+    _learning(config)
+
+    config.evaluation = dict(
+        prompts=128,  # Validation levels.
+        rollouts=1,
+        temperature=0.5,
+        test_prompts=256,  # Test levels, played once, at the end.
+        test_rollouts=1,
+        slots=128,
+    )
+    config.every = dict(log=1, evaluate=10, checkpoint=10)  # In iterations; 0: never.
+    config.checkpoint = dict(keep_last=2, keep_best=1)
+    # The run stops after so many in a row, with a saved state; 0: never.
+    config.safety = dict(max_bad_updates=5, max_empty_updates=0)
+    _VARIANTS[variant](config)
+    return config
+
+
+def _environment() -> dict:
+    return dict(
+        name="frozen_lake",
+        thinking=True,  # Replies begin with <think>, else with <answer>.
+        size=4,
+        frozen_probability=0.9,  # Of each tile but start and goal; else a hole.
+        success_probability=0.8,  # Of moving as intended; else at a right angle.
+        observation="grid",  # or "coordinates", "both"
+    )
+
+
+def _rollout() -> dict:
+    return dict(
+        prompts=8,  # P, distinct lakes of one iteration.
+        group_size=16,  # N, episodes from each of them.
+        slots=0,  # Episodes decoded at a time; 0: all P * N.
+        turns=5,  # K
+        actions_per_turn=5,  # A
+        actions=10,  # In a whole episode.
+        reply_tokens=64,  # Most tokens sampled in one turn.
+        context=0,  # T; 0: exactly what prompt and turns can need.
+        temperature=1.0,
+        stop_at_answer=False,  # On: exported models do not learn to stop.
+        layout="replicated",  # or "tensor", for weights too large for one device.
+        decode_chunk=8,  # Tokens between two looks at whether all are done.
+        buckets=4,  # Lengths of the cache that decoding chooses from.
+    )
+
+
+def _learning(config: ConfigDict) -> None:
+    # A placeholder is what the algorithm or the estimator says; a value wins.
+    config.filter = dict(
+        strategy=placeholder(str),  # starpo_s "top_fraction", starpo "none"
+        fraction=0.25,  # Of the prompts, those whose returns vary most.
+        metric="return_std",
+        with_penalty=False,  # The metric sees the task's return alone.
+        keep_zero=False,  # A group of equal returns is not kept.
+    )
+    config.advantage = dict(
+        gamma=1.0,
+        lam=1.0,
+        whiten=placeholder(bool),  # ppo True, grpo False
+        divide_by_std=True,  # grpo: by the group's standard deviation.
+    )
+    config.loss = dict(
+        clip_low=0.2,
+        clip_high=placeholder(float),  # starpo_s 0.28, starpo 0.2
+        value_clip=0.2,
+        entropy=0.001,
+        kl=placeholder(float),  # starpo_s 0.0, starpo 0.001
+        kl_kind=placeholder(str),  # ppo "k1", grpo "k3"
+        kl_in=placeholder(str),  # ppo "reward", grpo "loss"
+        aggregation="token_mean",
+        logprob_gap_limit=0.05,  # nats, mean |sampler - update|
+    )
+    config.optimizer = dict(
+        actor_lr=1e-4,
+        critic_lr=3e-4,
+        beta1=0.9,
+        beta2=0.999,
+        weight_decay=0.0,
+        warmup=0,  # In real updates.
+        schedule="constant",  # or "linear", "cosine"
+        clip_norm=1.0,
+        minibatch=32,  # E, rows of one update.
+        microbatch=16,  # Rows of one gradient accumulation step.
+        epochs=1,
+        critic_warmup=0,  # Iterations in which only the critic learns.
+    )
+
+
+def _tiny(config: ConfigDict) -> None:
+    """The embedded model: the values above."""
+
+
+def _smoke(config: ConfigDict) -> None:
+    """Every part of the main job once or twice, and no more."""
+    config.iterations = 2
+    config.rollout.update(prompts=4, group_size=4)
+    config.optimizer.update(minibatch=8, microbatch=8)
+    config.evaluation.update(prompts=16, test_prompts=16, slots=16)
+    config.every.update(evaluate=1, checkpoint=1)
+
+
+def _paper(config: ConfigDict) -> None:
+    """arXiv:2504.20073; learning rates and reply length are those of RAGEN's code."""
+    config.iterations = 200
+    config.env.success_probability = 1 / 3
+    config.model.update(path="Qwen/Qwen2.5-0.5B-Instruct", remat=True)
+    config.rollout.reply_tokens = 400
+    config.optimizer.update(actor_lr=1e-6, critic_lr=1e-5, microbatch=8)
+    config.evaluation.update(prompts=256, slots=256)
+
+
+_VARIANTS = {"": _tiny, "smoke": _smoke, "paper": _paper}

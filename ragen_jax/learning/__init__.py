@@ -1,0 +1,1 @@
+"""Rewards, filters, advantages, losses and the update: functions of the record."""

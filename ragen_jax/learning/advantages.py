@@ -1,0 +1,178 @@
+"""How much better than expected: advantages by token (GAE) and by episode (groups)."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.learning.filters import group_statistics
+from ragen_jax.trajectory import Rows
+
+_SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
+
+
+@struct.dataclass
+class Gae:
+    """What `gae` returns."""
+
+    advantages: jax.Array  # float32[R, T], units of reward; 0 off the replies
+    returns: jax.Array  # float32[R, T], units of reward, A + V; 0 off the replies
+
+
+def gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    is_reply: jax.Array,
+    *,
+    gamma: float,
+    lam: float,
+) -> Gae:
+    """Generalized advantage estimation along the reply tokens of each row.
+
+    Over the reply tokens 1..n of a row, the observations between turns left out:
+      delta_i = r_i + gamma * V_{i+1} - V_i,   V_{n+1} = 0
+      A_i = delta_i + gamma * lam * A_{i+1},   A_{n+1} = 0
+      return_i = A_i + V_i
+
+    A turn's last token is thus followed by the next turn's first. The end of a row is
+    always terminal, also where a budget cut the episode: the budgets are rules of the
+    game.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+
+    Args:
+      rewards: float[R, T], units of reward, earned by each token.
+      values: float[R, T], units of reward, the critic's estimate *before* token t is
+        read: of what the tokens from t on will earn.
+      is_reply: bool[R, T]; what the arrays hold elsewhere, NaN included, is not read.
+      gamma: discount from one reply token to the next, in [0, 1].
+      lam: in [0, 1]; 1 gives discounted return minus value, 0 the one-step error.
+    """
+    chex.assert_rank([rewards, values, is_reply], 2)
+    chex.assert_equal_shape([rewards, values, is_reply])
+    chex.assert_type([rewards, values, is_reply], [float, float, bool])
+    # Selected before the scan: a carry multiplied by 0 would hand a NaN on.
+    rewards = jnp.where(is_reply, rewards.astype(jnp.float32), 0.0)
+    values = jnp.where(is_reply, values.astype(jnp.float32), 0.0)
+
+    def backwards(carry, token):
+        next_advantage, next_value = carry
+        reward, value, is_reply = token
+        delta = reward + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
+        carry = (
+            jnp.where(is_reply, advantage, next_advantage),
+            jnp.where(is_reply, value, next_value),
+        )
+        return carry, jnp.where(is_reply, advantage, 0.0)
+
+    nothing = jnp.zeros(rewards.shape[0], jnp.float32)
+    _, advantages = jax.lax.scan(
+        backwards, (nothing, nothing), (rewards.T, values.T, is_reply.T), reverse=True
+    )
+    advantages = advantages.T
+    return Gae(advantages=advantages, returns=advantages + values)
+
+
+def group_advantages(
+    returns: jax.Array,
+    group: jax.Array,
+    groups: int,
+    *,
+    divide_by_std: bool = True,
+) -> jax.Array:
+    """GRPO: how far an episode's return lies from its group's mean, in group stds.
+
+    A = (R - mean) / std, and exactly 0 where std < 1e-6; without the division it is
+    Dr. GRPO. The std is the sample's (n - 1).
+
+    Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Dr. GRPO, Liu et al.
+    2025, arXiv:2503.20783. RAGEN and verl add 1e-6 to the std instead, which turns a
+    group of equal returns into amplified rounding, and give the only member of a group
+    its return as it is; here that is 0, as nothing is known of the group.
+
+    Args:
+      returns: float[B], units of reward.
+      group: int32[B], 0-based group of each episode.
+      groups: P, groups there are; static.
+      divide_by_std: False for Dr. GRPO.
+
+    Returns:
+      float32[B], standard deviations, or units of reward for Dr. GRPO.
+    """
+    statistics = group_statistics(returns, group, groups)
+    centred = returns.astype(jnp.float32) - statistics.mean[group]
+    if not divide_by_std:
+        return centred
+    std = statistics.std[group]
+    is_equal = std < _SMALLEST_STD
+    return jnp.where(is_equal, 0.0, centred / jnp.where(is_equal, 1.0, std))
+
+
+def leave_one_out(returns: jax.Array, group: jax.Array, groups: int) -> jax.Array:
+    """RLOO: an episode's return minus the mean return of the others in its group.
+
+    Equal to (R - mean) * n / (n - 1), with the mean over all n members; 0 for the only
+    member of a group.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019.
+
+    Args: as for `group_advantages`.
+
+    Returns:
+      float32[B], units of reward.
+    """
+    statistics = group_statistics(returns, group, groups)
+    centred = returns.astype(jnp.float32) - statistics.mean[group]
+    members = statistics.count[group].astype(jnp.float32)
+    return centred * members / jnp.maximum(members - 1, 1)
+
+
+def broadcast_to_tokens(advantage: jax.Array, rows: Rows) -> jax.Array:
+    """Gives every reply token the advantage of its episode.
+
+    Args:
+      advantage: float[B], by row of `Episodes`.
+      rows: R rows of T tokens.
+
+    Returns:
+      float32[R, T]; 0 off the replies.
+    """
+    chex.assert_rank(advantage, 1)
+    looked_up = advantage.astype(jnp.float32)[jnp.maximum(rows.episode, 0)]
+    return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
+
+
+def whiten(values: jax.Array, mask: jax.Array, weight: jax.Array) -> jax.Array:
+    """Shifts and scales the counted values to mean 0 and standard deviation 1.
+
+    The std is the population's, sqrt(sum w (x - mean)^2 / sum w): it needs no second
+    token and takes any weights. verl and RAGEN divide by n - 1 instead, which differs
+    by 1 / (2 n). Values all equal, or a single one, become exactly 0.
+
+    Args:
+      values: float[R, T].
+      mask: bool[R, T], True on the tokens to count.
+      weight: float[R], of each row, >= 0; 0 marks padding rows.
+
+    Returns:
+      float32[R, T], standard deviations; 0 at tokens not counted, whatever they held.
+    """
+    chex.assert_rank([values, mask], 2)
+    chex.assert_equal_shape([values, mask])
+    chex.assert_type([values, mask], [float, bool])
+    chex.assert_shape(weight, (values.shape[0],))
+    mask = mask & (weight > 0)[:, None]
+    values = values.astype(jnp.float32)
+    weights = jnp.where(mask, weight.astype(jnp.float32)[:, None], 0.0)
+    count = weights.sum()
+    count = jnp.where(count > 0, count, 1.0)
+    # Measured from the lowest: equal values leave exact zeros, not rounding.
+    lowest = jnp.min(values, where=mask, initial=jnp.inf)
+    above_lowest = jnp.where(mask, values - lowest, 0.0)
+    mean = (weights * above_lowest).sum() / count
+    centred = above_lowest - mean
+    std = jnp.sqrt((weights * jnp.square(centred)).sum() / count)
+    is_equal = std < _SMALLEST_STD
+    whitened = centred / jnp.where(is_equal, 1.0, std)
+    return jnp.where(mask & ~is_equal, whitened, 0.0)

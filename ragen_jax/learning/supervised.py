@@ -1,0 +1,126 @@
+"""Supervised start: demonstrated episodes, written as the same record a rollout writes."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ragen_jax.envs.base import TRAIN, World
+from ragen_jax.models import transformer
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import keys, turns
+from ragen_jax.text import replies
+from ragen_jax.text.dialogue import (
+    Dialogue,
+    DialogueTokens,
+    first_message,
+    message_tokens,
+)
+from ragen_jax.text.phrases import PhraseTokens, join_phrases
+from ragen_jax.trajectory import UNFINISHED
+
+
+def demonstrate_episode(
+    key: jax.Array,
+    world: World,
+    dialogue: Dialogue,
+    tokens: DialogueTokens,
+    reply_table: PhraseTokens,
+    end_of_turn: int,
+    context: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Plays one training level with the world's own demonstrator. `vmap` over keys.
+
+    Args:
+      key: decides the level, the demonstrations and the world's chance.
+      world: with `demonstrate`.
+      dialogue, tokens: the texts and their tokens.
+      reply_table: tokens of `world.reply_phrases`.
+      end_of_turn: id of the token that closes every reply.
+      context: T.
+
+    Returns:
+      int32[T] tokens, bool[T] is_reply, and bool[] whether the episode succeeded.
+      Every reply is closed by `end_of_turn`. What does not fit T is cut off.
+    """
+    start = world.reset(keys.level_key(key, jnp.zeros((), jnp.int32)), TRAIN)
+    ids = first_message(dialogue, world.observe(start))
+    message, length = message_tokens(tokens, ids, is_first=True)
+    row = _append(jnp.zeros(context, jnp.int32), jnp.zeros((), jnp.int32), message, length)
+    capacity = dialogue.limits.reply_tokens
+
+    def one_turn(carry, turn):
+        row, is_reply, length, game = carry
+        going = game.end == UNFINISHED
+        demo_key = keys.token_key(key, turn, turn, turn)
+        reply_ids = world.demonstrate(demo_key, game.state)
+        reply, size = join_phrases(reply_table, reply_ids, capacity)
+        reply, size = reply.at[size].set(end_of_turn, mode="drop"), size + 1
+
+        def read(state, index_and_token):
+            index, token = index_and_token
+            after = replies.read_token(tokens.replies, state, token)
+            keep = index < size
+            return jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, state), None
+
+        blank = replies.start_reply(tokens.replies, dialogue.limits.actions_per_turn)
+        parsed, _ = jax.lax.scan(read, blank, (jnp.arange(capacity), reply))
+        actions = replies.final_actions(tokens.replies, parsed)
+        chance = keys.world_key(key, turn, turn)
+        after, played = turns.play_turn(chance, world, dialogue.limits, game, actions)
+        ids = turns.answer_to_turn(
+            world,
+            dialogue,
+            after,
+            played,
+            replies.is_valid(tokens.replies, parsed),
+            jnp.ones((), bool),
+        )
+        message, fed = message_tokens(tokens, ids, is_first=False)
+        size = jnp.where(going, size, 0)
+        fed = jnp.where(going & (after.end == UNFINISHED), fed, 0)
+        place = jnp.arange(context)
+        is_reply |= (place >= length) & (place < length + size)
+        row = _append(row, length, reply, size)
+        row = _append(row, length + size, message, fed)
+        game = jax.tree.map(lambda a, b: jnp.where(going, a, b), after, game)
+        return (row, is_reply, length + size + fed, game), None
+
+    carry = (row, jnp.zeros(context, bool), length, turns.new_game(start))
+    rounds = jnp.arange(dialogue.limits.turns)
+    (row, is_reply, _, game), _ = jax.lax.scan(one_turn, carry, rounds)
+    return row, is_reply, game.success
+
+
+def _append(
+    row: jax.Array, at: jax.Array, tokens: jax.Array, count: jax.Array
+) -> jax.Array:
+    """`row` with the first `count` of `tokens` written from position `at`."""
+    index = jnp.arange(tokens.shape[0])
+    places = jnp.where(index < count, at + index, row.shape[0])
+    return row.at[places].set(tokens, mode="drop")
+
+
+def imitation_loss(
+    parameters: Parameters,
+    tokens: jax.Array,
+    is_reply: jax.Array,
+    config: ModelConfig,
+    dtype=jnp.float32,
+) -> jax.Array:
+    """float32[], mean negative log-likelihood per reply token, nats.
+
+    Args:
+      parameters: of the model.
+      tokens: int32[R, T], demonstrated rows.
+      is_reply: bool[R, T], the tokens to imitate.
+      config: the model's shape.
+      dtype: of the computation.
+    """
+    hidden = transformer.hidden_states(
+        parameters, tokens, config, dtype=dtype, remat=False
+    )
+    logits = transformer.vocabulary_logits(parameters, hidden[:, :-1])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    mask = is_reply[:, 1:]
+    return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)

@@ -1,0 +1,267 @@
+"""Every metric that a run may write, and the files that it is written to.
+
+WORKDIR/metrics.jsonl is the record, one JSON object an iteration; TensorBoard's events
+(WORKDIR/tensorboard) and the picture (WORKDIR/curves.png) are views of the same numbers.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import tensorboardX
+
+from ragen_jax import curves
+from ragen_jax.settings import UserError
+
+FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+PICTURE = "curves.png"
+_PICTURE_SECONDS = 30.0  # between two drawings, or more:
+_PICTURE_SHARE = 0.01  # of the run's time is what drawing may take
+
+
+class Metric(NamedTuple):
+    unit: str  # "1" for a fraction or a pure number
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    # The five of RAGEN, arXiv:2504.20073, section 3.
+    "train/success": Metric("1", "sampled episodes that their world counts as solved"),
+    "rollout/entropy": Metric("nats", "mean entropy of a reply token when sampled"),
+    "filter/reward_std": Metric(
+        "reward", "mean over groups of the sample std of the return, before the filter"
+    ),
+    "rollout/reply_tokens": Metric("tokens", "mean length of a reply"),
+    "update/actor_grad_norm": Metric(
+        "1", "mean global norm of the actor's gradient before clipping"
+    ),
+    # Episodes.
+    "train/return": Metric("reward", "mean task return of an episode"),
+    "train/return_with_penalty": Metric(
+        "reward", "mean return of an episode after the format penalty"
+    ),
+    "rollout/valid_reply_rate": Metric("1", "replies that are well formed"),
+    "rollout/turns": Metric("turns", "mean turns of an episode"),
+    "rollout/actions": Metric("actions", "mean actions of an episode"),
+    "rollout/episode_tokens": Metric("tokens", "mean tokens of an episode's rows"),
+    "rollout/utilization": Metric("1", "kept tokens / (slots x passes)"),
+    "rollout/tokens_per_second": Metric(
+        "tokens/s", "reply tokens sampled, all devices"
+    ),
+    "filter/kept_fraction": Metric("1", "groups that the filter kept"),
+    # Update: means over its tokens and gradient steps unless said otherwise.
+    "update/policy_loss": Metric("1", "clipped policy loss"),
+    "update/value_loss": Metric("reward^2", "loss of the critic"),
+    "update/kl": Metric("nats", "estimated KL from the frozen reference"),
+    "update/entropy": Metric("nats", "entropy of the policy being updated"),
+    "update/clip_fraction": Metric("1", "tokens whose ratio was cut by the clip"),
+    "update/approx_kl": Metric("nats", "estimated KL from the policy that sampled"),
+    "update/explained_variance": Metric(
+        "1", "1 - var(return - value) / var(return), before the update"
+    ),
+    "update/logprob_gap": Metric(
+        "nats", "mean |sampler - update| log-probability of the same token and weights"
+    ),
+    "update/logprob_gap_max": Metric("nats", "largest of those gaps"),
+    "update/critic_grad_norm": Metric(
+        "1", "mean global norm of the critic's gradient before clipping"
+    ),
+    "update/actor_lr": Metric("1", "learning rate of the actor at the last step"),
+    "update/count": Metric("updates", "gradient steps really made since the start"),
+    "update/skipped_nonfinite": Metric(
+        "updates", "gradient steps skipped since the start: a gradient was not finite"
+    ),
+    "update/skipped_empty": Metric(
+        "iterations", "updates skipped since the start: the filter kept no group"
+    ),
+    # Machine.
+    "time/rollout_seconds": Metric("s", "wall time of the rollout"),
+    "time/update_seconds": Metric("s", "wall time of filter, advantages and update"),
+    "time/iteration_seconds": Metric("s", "wall time of the iteration, evaluation too"),
+    "memory/peak_gib": Metric("GiB", "most device memory in use so far, one device"),
+}
+
+EVALUATION: dict[str, Metric] = {
+    "success": Metric("1", "fixed episodes that were solved"),
+    "success_standard_error": Metric("1", "of success over the fixed prompts"),
+    "pass_at_<k>": Metric("1", "prompts solved by at least one of k episodes"),
+    "pass_at_<k>_standard_error": Metric("1", "of pass@k over the fixed prompts"),
+    "return": Metric("reward", "mean task return of an episode"),
+    "return_standard_error": Metric("reward", "of return over the fixed prompts"),
+    "valid_reply_rate": Metric("1", "replies that are well formed"),
+    "turns": Metric("turns", "mean turns of an episode"),
+    "actions": Metric("actions", "mean actions of an episode"),
+    "reply_tokens": Metric("tokens", "mean length of a reply"),
+    "entropy": Metric("nats", "mean entropy of a reply token when sampled"),
+    "episodes": Metric("episodes", "how many were played"),
+    "seconds": Metric("s", "wall time of the evaluation"),
+}
+
+METRICS |= {
+    f"{split}/{suffix}": metric
+    for split in ("validation", "test")
+    for suffix, metric in EVALUATION.items()
+}
+
+
+def describe(name: str) -> Metric:
+    """Unit and meaning of a metric; `pass_at_4` is an instance of `pass_at_<k>`.
+
+    Raises:
+      KeyError: when METRICS does not know the name.
+    """
+    general = re.sub(r"(?<=/pass_at_)[1-9][0-9]*(?=$|_)", "<k>", name)
+    if general not in METRICS or "<k>" in name:
+        raise KeyError(
+            f"{name!r} is no documented metric: add it to METRICS in metrics.py"
+        )
+    return METRICS[general]
+
+
+class Sinks:
+    """Writes a run's metrics; on every process but the writer it does nothing."""
+
+    def __init__(self, workdir: str | Path, *, is_writer: bool, first_iteration: int):
+        """Opens the files and drops what they hold from `first_iteration` on.
+
+        Args:
+          workdir: folder of the run, made if needed.
+          is_writer: whether this process writes: process 0.
+          first_iteration: the first that this process may write, one past the
+            checkpoint's when a run is resumed.
+        """
+        self._workdir, self._is_writer = Path(workdir), is_writer
+        self._last = first_iteration
+        if not is_writer:
+            return
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        trim(workdir, first_iteration - 1)
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(self._workdir / FILE, append, 0o644)
+        # Viewers drop what earlier events files hold from `purge_step` on. The name's
+        # end keeps two processes that start within one second apart.
+        self._events = tensorboardX.SummaryWriter(
+            str(self._workdir / TENSORBOARD),
+            purge_step=first_iteration,
+            filename_suffix=f".{os.getpid()}.{first_iteration}",
+            flush_secs=10,
+        )
+        self._draw_after = 0.0  # seconds of time.monotonic
+
+    def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one record: on disk, as a whole line, when this returns.
+
+        Args:
+          iteration: finished iterations; 0 is before training. Never falls; results
+            that come later for the same iteration make a second line.
+          metrics: documented names with numbers (or arrays of one number). A value
+            that is not finite is written as null.
+        """
+        if iteration < self._last:
+            raise ValueError(f"{iteration=} comes after {self._last}")
+        for name in metrics:
+            describe(name)
+        self._last = iteration
+        if not self._is_writer:
+            return
+        record = {name: _number(name, value) for name, value in metrics.items()}
+        line = json.dumps({"iteration": iteration, **record}, allow_nan=False) + "\n"
+        _write_all(self._file, line.encode())
+        for name, value in record.items():
+            if value is not None:
+                self._events.add_scalar(name, value, iteration)
+        if time.monotonic() >= self._draw_after:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws the picture anew from the whole record."""
+        if not self._is_writer:
+            return
+        start = time.monotonic()
+        units = {name: metric.unit for name, metric in METRICS.items()}
+        curves.draw(
+            read(self._workdir),
+            self._workdir / PICTURE,
+            title=self._workdir.resolve().name,
+            units=units,
+        )
+        end = time.monotonic()
+        pause = max(_PICTURE_SECONDS, (end - start) / _PICTURE_SHARE)
+        self._draw_after = end + pause
+
+    def close(self) -> None:
+        """Draws the last picture and closes the files."""
+        if self._is_writer:
+            self.draw()
+            self._events.close()
+            os.close(self._file)
+            self._is_writer = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read(workdir: str | Path) -> list[dict[str, Any]]:
+    """The records of a run in order; a last line cut short by a kill is left out.
+
+    Raises:
+      UserError: when an earlier line is not a record.
+    """
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return []
+    *lines, _cut_short = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            int(record["iteration"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"Line {number} of {path} is not a record with an iteration; delete"
+                " that line."
+            ) from error
+        records.append(record)
+    return records
+
+
+def trim(workdir: str | Path, iteration: int) -> None:
+    """Drops the records past `iteration`, which a resumed run will write again.
+
+    The file is replaced as a whole, so that a kill leaves the old one or the new one.
+    """
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return
+    keep = [record for record in read(workdir) if record["iteration"] <= iteration]
+    lines = "".join(json.dumps(record) + "\n" for record in keep)
+    if path.read_bytes() == lines.encode():
+        return
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _number(name: str, value: Any) -> int | float | None:
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{name} is {value!r}, not a number")
+    return number if math.isfinite(number) else None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """One system call where the disk allows it, so that no reader sees half a line."""
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,1 @@
+"""Decoder-only transformers: parameters, forward pass, cache, files."""

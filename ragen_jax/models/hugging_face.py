@@ -1,0 +1,210 @@
+"""Hugging Face folders: config.json, safetensors, tokenizer; read and written."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ragen_jax.models import config as model_config
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.settings import UserError
+
+# Our layer leaves -> (name in the file, is it a matrix stored as [out, in]).
+_LAYER_NAMES = {
+    "attention_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "query_bias": "self_attn.q_proj.bias",
+    "key_bias": "self_attn.k_proj.bias",
+    "value_bias": "self_attn.v_proj.bias",
+    "output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+
+
+def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
+    """Name in the file -> where the tensor goes: (leaf path, layer or None)."""
+    names = {
+        "model.embed_tokens.weight": (("embedding",), None),
+        "model.norm.weight": (("final_norm",), None),
+    }
+    if "head" in declared:
+        names["lm_head.weight"] = (("head",), None)
+    for leaf in declared["layers"]:
+        for index in range(config.layers):
+            name = f"model.layers.{index}.{_LAYER_NAMES[leaf]}"
+            names[name] = (("layers", leaf), index)
+    return names
+
+
+def _is_matrix(path: tuple[str, ...]) -> bool:
+    return path[-1] in ("head", "query", "key", "value", "output", "gate", "up", "down")
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads `folder`/config.json.
+
+    Raises:
+      UserError: if the folder or file is missing, unreadable or not supported.
+    """
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise UserError(
+            f"model.path: there is no folder {folder}; give 'tiny' or a Hugging Face"
+            " model folder"
+        )
+    try:
+        parsed = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read as JSON ({error}); a model folder needs the"
+            " config.json that came with its weights"
+        ) from None
+    return model_config.from_hugging_face(parsed, str(path))
+
+
+def read_parameters(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> Parameters:
+    """Reads the weights as float32 NumPy arrays, laid out as `declared`.
+
+    Raises:
+      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
+        of another shape than config.json says.
+    """
+    wanted = tensor_names(declared, config)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"{folder} holds no .safetensors file; pickled .bin weights are never"
+            " opened: convert them with transformers' save_pretrained first"
+        )
+    out = _empty_tree(declared)
+    unknown, seen = [], set()
+    for path in files:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():
+                    if name in wanted:
+                        seen.add(name)
+                        _place(out, wanted[name], file.get_tensor(name), path, name)
+                    elif not (config.tied and name == "lm_head.weight"):
+                        unknown.append(name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{path} is damaged or unreadable ({error}); copy or download it again"
+            ) from None
+    missing = sorted(set(wanted) - seen)
+    if missing or unknown:
+        raise UserError(
+            f"{folder}: the files do not match config.json: missing"
+            f" {missing[:5]} ({len(missing)} in all), not used {unknown[:5]}"
+            f" ({len(unknown)} in all); take config.json and weights of one model"
+        )
+    return out
+
+
+def _empty_tree(declared: Parameters) -> Parameters:
+    return {
+        name: _empty_tree(leaf)
+        if isinstance(leaf, dict)
+        else np.empty(leaf.shape, np.float32)
+        for name, leaf in declared.items()
+    }
+
+
+def _place(out: Parameters, where: tuple, tensor, path: Path, name: str) -> None:
+    leaf_path, index = where
+    target = out
+    for part in leaf_path:
+        target = target[part]
+    target = target if index is None else target[index]
+    if _is_matrix(leaf_path):
+        tensor = tensor.T
+    if tensor.size != target.size:
+        raise UserError(
+            f"{path}: tensor {name} has shape {tensor.shape[::-1]}, config.json implies"
+            f" {target.size} numbers; take config.json and weights of one model"
+        )
+    # Heads are split off here: the file's [out, in] becomes [in, heads, head_dim].
+    target[...] = np.asarray(tensor, np.float32).reshape(target.shape)
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Reads the folder's tokenizer, without network and without remote code.
+
+    Raises:
+      UserError: if there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} has no tokenizer that can be read"
+            f" ({str(error).splitlines()[0]}); copy the model's tokenizer.json and"
+            " tokenizer_config.json into it"
+        ) from None
+
+
+def write_folder(
+    folder: Path,
+    config: ModelConfig,
+    parameters: Parameters,
+    tokenizer: PreTrainedTokenizerFast,
+    dtype=np.float32,
+) -> None:
+    """Writes a folder that transformers loads; it appears whole or not at all.
+
+    Args:
+      folder: must not exist, or be empty.
+      config: the model's shape.
+      parameters: arrays laid out as `parameters.declare` says, on the host.
+      tokenizer: saved beside the weights, with its chat template.
+      dtype: of the stored weights.
+
+    Raises:
+      UserError: if `folder` holds anything.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; give a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        tensors = {}
+        for name, (leaf_path, index) in tensor_names(parameters, config).items():
+            leaf = parameters
+            for part in leaf_path:
+                leaf = leaf[part]
+            tensor = np.asarray(leaf if index is None else leaf[index])
+            if leaf_path[-1] == "output":  # [heads, head_dim, out]: heads go in
+                tensor = tensor.reshape(-1, tensor.shape[-1]).T
+            elif _is_matrix(leaf_path):
+                tensor = tensor.reshape(tensor.shape[0], -1).T
+            elif leaf_path[-1].endswith("_bias"):
+                tensor = tensor.reshape(-1)
+            tensors[name] = np.ascontiguousarray(tensor.astype(dtype))
+        save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        text = json.dumps(model_config.to_hugging_face(config, eos, pad), indent=2)
+        (scratch / "config.json").write_text(text + "\n")
+        tokenizer.save_pretrained(scratch)
+        if folder.exists():
+            folder.rmdir()
+        os.chmod(scratch, 0o755)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise

@@ -1,0 +1,170 @@
+"""The forward pass: one block used by the update, by prefill and by decoding.
+
+What differs between them is attention alone, so `block` takes it as a function.
+Shapes: R rows (or slots), T tokens of each, D width, H query heads, G key/value heads.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+
+# (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
+Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, computed in float32 (1910.07467)."""
+    wide = x.astype(jnp.float32)
+    wide *= jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
+    return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
+
+
+def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
+    """Rotary position embedding (arXiv:2104.09864), halves as Hugging Face pairs them.
+
+    Args:
+      x: float[R, T, heads, head_dim].
+      positions: int32[R, T], 0-based.
+      base: theta.
+    """
+    half = x.shape[-1] // 2
+    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    # float32 throughout: bfloat16 cannot tell position 256 from 257.
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Attention of every token to itself and all before it in its row.
+
+    Rows are filled from position 0, so padding stands behind every real token and
+    needs no mask of its own.
+
+    Args:
+      query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
+
+    Returns:
+      float[R, T, H, d].
+    """
+    rows, length, heads, dim = query.shape
+    grouped = query.reshape(rows, length, key.shape[2], -1, dim)
+    scores = jnp.einsum("rtgnd,rsgd->rgnts", grouped, key).astype(jnp.float32)
+    visible = jnp.tril(jnp.ones((length, length), bool))
+    scores = jnp.where(visible[None, None, None], scores * dim**-0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    mixed = jnp.einsum("rgnts,rsgd->rtgnd", weights, value)
+    return mixed.reshape(rows, length, heads, dim)
+
+
+def block(
+    layer: Parameters,
+    x: jax.Array,
+    positions: jax.Array,
+    config: ModelConfig,
+    attend: Attend,
+    combine_heads: Callable[[jax.Array], jax.Array] = lambda x: x,
+    combine_mlp: Callable[[jax.Array], jax.Array] = lambda x: x,
+) -> tuple[jax.Array, Any]:
+    """One transformer layer.
+
+    Args:
+      layer: this layer's parameters, without the leading L, already in x's dtype.
+      x: float[R, T, D].
+      positions: int32[R, T].
+      config: the model's shape.
+      attend: mixes values by attention; its second result is handed through.
+      combine_heads: sums partial results where each device holds some of the heads.
+      combine_mlp: the same for the hidden units of the MLP.
+
+    Returns:
+      float[R, T, D] and what `attend` handed through (a cache, or None).
+    """
+    with jax.named_scope("attention"):
+        h = rms_norm(x, layer["attention_norm"], config.norm_epsilon)
+        query, key, value = (
+            jnp.einsum("rtd,dhk->rthk", h, layer[name])
+            for name in ("query", "key", "value")
+        )
+        if config.qkv_bias:
+            query += layer["query_bias"][None, None]
+            key += layer["key_bias"][None, None]
+            value += layer["value_bias"][None, None]
+        query = rotate(query, positions, config.rope_base)
+        key = rotate(key, positions, config.rope_base)
+        mixed, carry = attend(query, key, value)
+        x += combine_heads(jnp.einsum("rthk,hkd->rtd", mixed, layer["output"]))
+    with jax.named_scope("mlp"):
+        h = rms_norm(x, layer["mlp_norm"], config.norm_epsilon)
+        hidden = jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])
+        return x + combine_mlp(hidden @ layer["down"]), carry
+
+
+def embed(parameters: Parameters, tokens: jax.Array, dtype) -> jax.Array:
+    """float[R, T, D], the embedding rows of int32[R, T] tokens."""
+    return parameters["embedding"].astype(dtype)[tokens]
+
+
+def hidden_states(
+    parameters: Parameters,
+    tokens: jax.Array,
+    config: ModelConfig,
+    *,
+    dtype=jnp.float32,
+    remat: bool = True,
+) -> jax.Array:
+    """The full forward pass over rows filled from position 0.
+
+    Args:
+      parameters: as `parameters.declare` lays them out.
+      tokens: int32[R, T].
+      config: the model's shape.
+      dtype: of the computation; norms, softmax and rotations are float32 always.
+      remat: recompute each layer in the backward pass instead of keeping its inside.
+
+    Returns:
+      float[R, T, D] after the final norm. Position t has seen tokens 0..t.
+    """
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+
+    def one_layer(x: jax.Array, layer: Parameters) -> tuple[jax.Array, None]:
+        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
+        return block(
+            layer, x, positions, config, lambda *qkv: (causal_attention(*qkv), None)
+        )
+
+    if remat:
+        one_layer = jax.checkpoint(one_layer)
+    x = embed(parameters, tokens, dtype)
+    x, _ = jax.lax.scan(one_layer, x, parameters["layers"])
+    return rms_norm(x, parameters["final_norm"].astype(dtype), config.norm_epsilon)
+
+
+def vocabulary_logits(parameters: Parameters, hidden: jax.Array) -> jax.Array:
+    """float32[..., V] logits of float[..., D] hidden states."""
+    if "head" in parameters:
+        weight = parameters["head"].astype(hidden.dtype)
+    else:
+        weight = parameters["embedding"].astype(hidden.dtype).T
+    return jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+
+
+def token_values(parameters: Parameters, hidden: jax.Array) -> jax.Array:
+    """float32[R, T], the critic's opinion of a row before each token is known.
+
+    The value at t is read from position t - 1; position 0 has none and holds 0.
+    """
+    opinion = jnp.einsum(
+        "rtd,d->rt",
+        hidden,
+        parameters["value_head"].astype(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return jnp.pad(opinion[:, :-1], ((0, 0), (1, 0)))

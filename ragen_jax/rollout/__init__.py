@@ -1,0 +1,1 @@
+"""The multi-turn sampling loop over a persistent cache."""

@@ -1,0 +1,421 @@
+"""The sampling engine: slots that decode replies and wait for what the world answers.
+
+Two pure functions move it on: `advance` decodes until slots wait, `feed` gives waiting
+slots the world's answer. A slot is independent of all others; a finished one takes the
+queue's next episode. All of it runs on one shard: arrays here are that shard's own.
+
+A slot's cache holds `length` tokens; one more, `pending`, is known but not yet run
+through the model. That is the last sampled token, or the last token fed.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import cache as kv
+from ragen_jax.rollout import keys, sampling
+from ragen_jax.rollout.cache import Cache, Policy
+from ragen_jax.text import replies
+from ragen_jax.trajectory import (
+    ANSWER_CLOSED,
+    END_OF_TURN,
+    NO_REPLY,
+    PADDING,
+    REPLY_BUDGET,
+    UNFINISHED,
+    Episodes,
+    Rows,
+)
+
+IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes and switches of one shard's rollout. Static."""
+
+    episodes: int  # B on this shard
+    group_size: int  # N in the whole batch
+    groups: int  # distinct prompts on this shard
+    slots: int  # S, at most `episodes`
+    feed_width: int  # W, waiting slots answered in one pass
+    context: int  # T, tokens of a row
+    turns: int  # K
+    actions_per_turn: int  # A
+    reply_tokens: int  # most tokens sampled in one turn
+    decode_chunk: int  # decode passes between looks at the loop's predicate
+    buckets: tuple[int, ...]  # lengths of the cache that decoding chooses from
+    greedy: bool = False
+    stop_at_answer: bool = False
+
+
+@struct.dataclass
+class Prompts:
+    """What the episodes of one shard start from."""
+
+    tokens: jax.Array  # int32[groups, Tp], right-padded
+    lengths: jax.Array  # int32[groups]
+    first_group: jax.Array  # int32[], index of the shard's first group in the batch
+    first_episode: jax.Array  # int32[], index of its first episode in the batch
+
+
+@struct.dataclass
+class Slots:
+    """S slots."""
+
+    status: jax.Array  # int32[S], IDLE, DECODING or WAITING
+    episode: jax.Array  # int32[S], row on this shard; `Plan.episodes` when idle
+    turn: jax.Array  # int32[S], 0-based turn being played
+    length: jax.Array  # int32[S], tokens in the cache
+    pending: jax.Array  # int32[S], the token after those
+    sampled: jax.Array  # int32[S], tokens of the current reply
+    reply: replies.ReplyState  # of S slots: what the reply says so far
+    reply_end: jax.Array  # int32[S], why the last reply ended
+
+
+@struct.dataclass
+class Written:
+    """Rows being written. `mark` is 2 * turn + (1 for a reply token), -1 for padding."""
+
+    tokens: jax.Array  # int32[B, T]
+    logprobs: jax.Array  # float32[B, T], nats
+    entropy: jax.Array  # float32[B, T], nats
+    mark: jax.Array  # int32[B, T]
+
+
+@struct.dataclass
+class RolloutState:
+    """Everything that changes during a rollout."""
+
+    slots: Slots
+    cache: Cache
+    rows: Written
+    episodes: Episodes
+    next_episode: jax.Array  # int32[], head of the queue
+    decode_passes: jax.Array  # int32[]
+    feed_passes: jax.Array  # int32[]
+
+
+@struct.dataclass
+class Inputs:
+    """What a rollout reads and never changes."""
+
+    weights: Parameters  # from `cache.lay_out`
+    prompts: Prompts
+    prompt_cache: Cache  # of `Plan.groups` entries
+    tables: replies.ReplyTables
+    is_stop: jax.Array  # bool[V]
+    key: jax.Array  # key[], from `keys.iteration_key`
+    temperature: jax.Array  # float32[]
+
+
+@struct.dataclass
+class Answer:
+    """What the world answers to W waiting slots."""
+
+    slot: jax.Array  # int32[W]
+    is_used: jax.Array  # bool[W], False where fewer than W slots waited
+    tokens: jax.Array  # int32[W, M], the next message, right-padded
+    length: jax.Array  # int32[W], tokens of it, 1..M
+    reward: jax.Array  # float32[W], the world's reward of the turn
+    taken: jax.Array  # int32[W], actions that reached the world
+    success: jax.Array  # bool[W], of the episode so far
+    end: jax.Array  # int32[W], UNFINISHED, or why the episode ended
+
+
+def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
+    """The state in which the first S episodes have their prompts and are decoding."""
+    episodes = jnp.arange(plan.episodes)
+    group = _local_group(plan, inputs.prompts, episodes)
+    prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
+    width = prompts.shape[1]
+    in_prompt = jnp.arange(plan.context)[None] < lengths[:, None]
+    tokens = jnp.zeros((plan.episodes, plan.context), jnp.int32).at[:, :width].set(prompts)
+    zeros = jnp.zeros((plan.episodes, plan.context), jnp.float32)
+    rows = Written(
+        tokens=jnp.where(in_prompt, tokens, 0),
+        logprobs=zeros,
+        entropy=zeros,
+        mark=jnp.where(in_prompt, 0, PADDING),
+    )
+    slots = jnp.arange(plan.slots)
+    longer = [(0, 0), (0, 0), (0, 0), (0, plan.context - width)]
+    extend = lambda x: jnp.pad(x[group[: plan.slots]], longer)  # noqa: E731
+    blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
+    zero, none = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
+    return RolloutState(
+        slots=Slots(
+            status=jnp.full(plan.slots, DECODING, jnp.int32),
+            episode=slots,
+            turn=zero,
+            length=lengths[: plan.slots] - 1,
+            pending=_last_token(prompts, lengths)[: plan.slots],
+            sampled=zero,
+            reply=jax.tree.map(lambda x: jnp.stack([x] * plan.slots), blank),
+            reply_end=zero,
+        ),
+        cache=jax.tree.map(extend, inputs.prompt_cache),
+        rows=rows,
+        episodes=_blank_episodes(plan, inputs.prompts),
+        next_episode=none + plan.slots,
+        decode_passes=none,
+        feed_passes=none,
+    )
+
+
+def advance(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
+    """Decodes in chunks until W slots wait, or none decodes any more."""
+
+    def goes_on(state: RolloutState):
+        status = state.slots.status
+        waiting = (status == WAITING).sum()
+        return (waiting < plan.feed_width) & (status == DECODING).any()
+
+    return jax.lax.while_loop(
+        goes_on, lambda state: decode_chunk(plan, policy, inputs, state), state
+    )
+
+
+def decode_chunk(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
+    """`decode_chunk` decode passes, reading as much of the cache as they need."""
+
+    def passes(bucket: int):
+        def one(state: RolloutState, _):
+            return _decode_pass(plan, policy, inputs, state, bucket), None
+
+        return lambda state: jax.lax.scan(one, state, length=plan.decode_chunk)[0]
+
+    slots = state.slots
+    longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
+    needed = longest + plan.decode_chunk
+    # The last bucket is the whole context, which no row outgrows.
+    index = sum((needed > b).astype(jnp.int32) for b in plan.buckets[:-1])
+    if len(plan.buckets) == 1:
+        return passes(plan.buckets[0])(state)
+    return jax.lax.switch(index, [passes(b) for b in plan.buckets], state)
+
+
+def _decode_pass(
+    plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState, bucket: int
+) -> RolloutState:
+    """Samples one token in every decoding slot."""
+    slots, rows = state.slots, state.rows
+    # A slot that does not decode rewrites what stands, or will stand, at its length.
+    place = jnp.minimum(slots.length, bucket - 1)
+    logits, cache = kv.decode(
+        inputs.weights, policy, state.cache, slots.pending, place, bucket
+    )
+    episode = inputs.prompts.first_episode + slots.episode
+    token_keys = jax.vmap(keys.token_key, (None, 0, 0, 0))(
+        inputs.key, episode, slots.turn, slots.sampled
+    )
+    drawn = sampling.sample(token_keys, logits, inputs.temperature, greedy=plan.greedy)
+    active = slots.status == DECODING
+    row = jnp.where(active, slots.episode, plan.episodes)  # out of range is dropped
+    at = slots.length + 1
+    rows = Written(
+        tokens=rows.tokens.at[row, at].set(drawn.token, mode="drop"),
+        logprobs=rows.logprobs.at[row, at].set(drawn.logprob, mode="drop"),
+        entropy=rows.entropy.at[row, at].set(drawn.entropy, mode="drop"),
+        mark=rows.mark.at[row, at].set(2 * slots.turn + 1, mode="drop"),
+    )
+    read = jax.vmap(replies.read_token, (None, 0, 0))(
+        inputs.tables, slots.reply, drawn.token
+    )
+    sampled = slots.sampled + 1
+    closed = jax.vmap(replies.is_closed, (None, 0))(inputs.tables, read)
+    reply_end = jnp.where(
+        inputs.is_stop[drawn.token],
+        END_OF_TURN,
+        jnp.where(
+            closed & plan.stop_at_answer,
+            ANSWER_CLOSED,
+            jnp.where(sampled >= plan.reply_tokens, REPLY_BUDGET, NO_REPLY),
+        ),
+    )
+    ends = active & (reply_end != NO_REPLY)
+    keep = lambda new, old: _where(active, new, old)  # noqa: E731
+    slots = slots.replace(
+        status=jnp.where(ends, WAITING, slots.status),
+        length=keep(at, slots.length),
+        pending=keep(drawn.token, slots.pending),
+        sampled=keep(sampled, slots.sampled),
+        reply=jax.tree.map(keep, read, slots.reply),
+        reply_end=keep(reply_end, slots.reply_end),
+    )
+    return state.replace(
+        slots=slots, cache=cache, rows=rows, decode_passes=state.decode_passes + 1
+    )
+
+
+def choose_waiting(plan: Plan, state: RolloutState) -> tuple[jax.Array, jax.Array]:
+    """int32[W] slots to answer next, lower ones first, and bool[W] whether they wait."""
+    is_waiting = state.slots.status == WAITING
+    slot = jnp.argsort(~is_waiting, stable=True)[: plan.feed_width].astype(jnp.int32)
+    return slot, is_waiting[slot]
+
+
+def feed(
+    plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState, answer: Answer
+) -> tuple[RolloutState, jax.Array]:
+    """Gives waiting slots the world's answer; ended episodes make room for the next.
+
+    Returns:
+      The state, and int32[W], the episode on this shard that a slot newly took up
+      from the queue, -1 where it did not.
+    """
+    slots = jax.tree.map(lambda x: x[answer.slot], state.slots)
+    goes_on = answer.is_used & (answer.end == UNFINISHED)
+    episodes = _record_turn(plan, inputs, state.episodes, slots, answer)
+
+    # Chunk: the pending token, then the message without its last, which is pending next.
+    chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
+    width = chunk.shape[1]
+    entries = jax.tree.map(lambda x: x[answer.slot], state.cache)
+    # Slots that end may stand too near the end of the context for a whole chunk.
+    place = jnp.where(goes_on, slots.length, 0)
+    fed = kv.feed(inputs.weights, policy, entries, chunk, place)
+
+    rank = jnp.cumsum(answer.is_used & ~goes_on) - 1
+    taken_up = jnp.where(goes_on, plan.episodes, state.next_episode + rank)
+    is_new = answer.is_used & ~goes_on & (taken_up < plan.episodes)
+    fed = _copy_prompts(plan, inputs, fed, taken_up, is_new)
+    # Entries of slots that neither go on nor start anew are never attended to again.
+    cache = jax.tree.map(
+        lambda whole, part: whole.at[_only(answer.slot, answer.is_used, plan)].set(
+            part, mode="drop"
+        ),
+        state.cache,
+        fed,
+    )
+    rows = _write_message(plan, state.rows, slots, answer, goes_on, width)
+    group = _local_group(plan, inputs.prompts, jnp.where(is_new, taken_up, 0))
+    prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
+    last = _last_token(answer.tokens, answer.length)
+    blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
+    after = Slots(
+        status=jnp.where(goes_on | is_new, DECODING, IDLE),
+        episode=jnp.where(goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)),
+        turn=jnp.where(goes_on, slots.turn + 1, 0),
+        length=jnp.where(goes_on, slots.length + answer.length, lengths - 1),
+        pending=jnp.where(goes_on, last, _last_token(prompts, lengths)),
+        sampled=jnp.zeros_like(slots.sampled),
+        reply=jax.tree.map(lambda b, x: jnp.broadcast_to(b, x.shape), blank, slots.reply),
+        reply_end=jnp.zeros_like(slots.reply_end),
+    )
+    where = _only(answer.slot, answer.is_used, plan)
+    new_slots = jax.tree.map(
+        lambda whole, part: whole.at[where].set(part, mode="drop"), state.slots, after
+    )
+    started = (answer.is_used & ~goes_on).sum()
+    state = state.replace(
+        slots=new_slots,
+        cache=cache,
+        rows=rows,
+        episodes=episodes,
+        next_episode=state.next_episode + started,
+        feed_passes=state.feed_passes + 1,
+    )
+    return state, jnp.where(is_new, taken_up, -1)
+
+
+def finish(
+    plan: Plan, inputs: Inputs, state: RolloutState, policy_version: jax.Array
+) -> tuple[Rows, Episodes]:
+    """The record of a finished rollout."""
+    written = state.rows
+    is_reply = (written.mark >= 0) & (written.mark % 2 == 1)
+    turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
+    following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
+    episode = inputs.prompts.first_episode + jnp.arange(plan.episodes)
+    rows = Rows(
+        tokens=written.tokens,
+        is_reply=is_reply,
+        logprobs=written.logprobs,
+        entropy=written.entropy,
+        episode=jnp.where(written.mark >= 0, episode[:, None], PADDING).astype(jnp.int32),
+        turn=turn,
+        turn_end=is_reply & (following != written.mark),
+        policy_version=jnp.full(plan.episodes, policy_version, jnp.int32),
+    )
+    return rows, state.episodes
+
+
+def _record_turn(plan, inputs, episodes: Episodes, slots: Slots, answer: Answer):
+    row = jnp.where(answer.is_used, slots.episode, plan.episodes)
+    valid = jax.vmap(replies.is_valid, (None, 0))(inputs.tables, slots.reply)
+    put = lambda x, new: x.at[row].set(new, mode="drop")  # noqa: E731
+    at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")  # noqa: E731
+    return episodes.replace(
+        success=put(episodes.success, answer.success),
+        end=put(episodes.end, answer.end),
+        turns=put(episodes.turns, slots.turn + 1),
+        reward=at_turn(episodes.reward, answer.reward),
+        is_valid=at_turn(episodes.is_valid, valid),
+        actions=at_turn(episodes.actions, answer.taken),
+        reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
+        reply_end=at_turn(episodes.reply_end, slots.reply_end),
+    )
+
+
+def _write_message(plan, rows: Written, slots: Slots, answer: Answer, goes_on, width):
+    index = jnp.arange(width)[None]
+    is_real = goes_on[:, None] & (index < answer.length[:, None])
+    row = jnp.where(is_real, slots.episode[:, None], plan.episodes)
+    at = slots.length[:, None] + 1 + index
+    mark = jnp.broadcast_to(2 * (slots.turn[:, None] + 1), at.shape)
+    return rows.replace(
+        tokens=rows.tokens.at[row, at].set(answer.tokens, mode="drop"),
+        mark=rows.mark.at[row, at].set(mark, mode="drop"),
+    )
+
+
+def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -> Cache:
+    group = _local_group(plan, inputs.prompts, jnp.where(is_new, episode, 0))
+
+    def copy(entry, prompts):
+        width = prompts.shape[-1]
+        head = _where(is_new, prompts[group], entry[..., :width])
+        return entry.at[..., :width].set(head)
+
+    return jax.tree.map(copy, entries, inputs.prompt_cache)
+
+
+def _blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
+    each = jnp.zeros(plan.episodes, jnp.int32)
+    turn = jnp.zeros((plan.episodes, plan.turns), jnp.int32)
+    group = prompts.first_group + _local_group(plan, prompts, jnp.arange(plan.episodes))
+    return Episodes(
+        group=group.astype(jnp.int32),
+        environment=each,
+        success=each.astype(bool),
+        end=each,
+        turns=each,
+        reward=turn.astype(jnp.float32),
+        is_valid=turn.astype(bool),
+        actions=turn,
+        reply_tokens=turn,
+        reply_end=turn,
+    )
+
+
+def _local_group(plan: Plan, prompts: Prompts, episode: jax.Array) -> jax.Array:
+    return (prompts.first_episode + episode) // plan.group_size - prompts.first_group
+
+
+def _last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
+
+
+def _only(slot: jax.Array, is_used: jax.Array, plan: Plan) -> jax.Array:
+    """Slots to write to; out of range, so dropped, where not used."""
+    return jnp.where(is_used, slot, plan.slots)
+
+
+def _where(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """`jnp.where` along the leading axis."""
+    shape = condition.shape + (1,) * (new.ndim - condition.ndim)
+    return jnp.where(condition.reshape(shape), new, old)

@@ -1,0 +1,34 @@
+"""Random keys, derived from what an event is and never from where it runs.
+
+A key is a function of (seed, split, iteration) and of the group, or of the episode,
+turn and token: neither slots, nor mesh, nor the order of a batch change what is drawn.
+"""
+
+import jax
+
+_LEVELS, _WORLD, _TOKENS = range(3)
+
+
+def iteration_key(seed: int, split: jax.Array, iteration: jax.Array) -> jax.Array:
+    """The key of one rollout of one split."""
+    key = jax.random.fold_in(jax.random.key(seed), split)
+    return jax.random.fold_in(key, iteration)
+
+
+def level_key(key: jax.Array, group: jax.Array) -> jax.Array:
+    """Draws the initial state that all members of `group` (int32[]) share."""
+    return jax.random.fold_in(jax.random.fold_in(key, _LEVELS), group)
+
+
+def world_key(key: jax.Array, episode: jax.Array, turn: jax.Array) -> jax.Array:
+    """Decides the world's chance in one turn (both int32[]) of one episode."""
+    key = jax.random.fold_in(jax.random.fold_in(key, _WORLD), episode)
+    return jax.random.fold_in(key, turn)
+
+
+def token_key(
+    key: jax.Array, episode: jax.Array, turn: jax.Array, token: jax.Array
+) -> jax.Array:
+    """Decides the `token`-th token (int32[], 0-based) sampled in one turn."""
+    key = jax.random.fold_in(jax.random.fold_in(key, _TOKENS), episode)
+    return jax.random.fold_in(jax.random.fold_in(key, turn), token)

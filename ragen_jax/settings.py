@@ -1,0 +1,277 @@
+"""Settings: frozen dataclasses made from a config, with every preset resolved.
+
+`from_dict` is the only reader of configs and the only place where settings alone are
+checked. The tree itself, each leaf beside its limits, is in settings_tree.py; checks of
+combinations are in settings_checks.py.
+"""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ragen_jax import settings_tree as tree
+from ragen_jax.settings_checks import check_combinations, check_devices
+from ragen_jax.settings_tree import (
+    AdvantageSettings,
+    CheckpointSettings,
+    EnvironmentSettings,
+    EvaluationSettings,
+    EverySettings,
+    FilterSettings,
+    LossSettings,
+    MeshSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RewardSettings,
+    RolloutSettings,
+    SafetySettings,
+    Settings,
+    SettingsError,
+    UserError,
+)
+
+__all__ = [
+    "AdvantageSettings",
+    "CheckpointSettings",
+    "EnvironmentSettings",
+    "EvaluationSettings",
+    "EverySettings",
+    "FilterSettings",
+    "LossSettings",
+    "MeshSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "RewardSettings",
+    "RolloutSettings",
+    "SafetySettings",
+    "Settings",
+    "SettingsError",
+    "UserError",
+    "check_devices",
+    "check_same_run",
+    "differences",
+    "flatten",
+    "from_dict",
+    "known_keys",
+    "nearest",
+    "to_dict",
+    "world_settings",
+]
+
+# What a resumed run may change: none of it alters the numbers of training.
+_MAY_DIFFER = ("iterations", "mesh.", "every.", "evaluation.", "checkpoint.")
+
+
+def from_dict(config: Mapping[str, Any]) -> Settings:
+    """The settings that a config means, checked.
+
+    Args:
+      config: nested, as `ConfigDict.to_dict()` gives it. A leaf that a preset knows may
+        be None: the algorithm or the estimator then decides.
+
+    Raises:
+      SettingsError: for the first key, value or combination that cannot be used.
+    """
+    _refuse_unknown(flatten(config), known_keys(), free="env.")
+    settings = _read(Settings, _with_presets(config), "")
+    check_combinations(settings)
+    return settings
+
+
+def to_dict(settings: Settings) -> dict[str, Any]:
+    """The nested dict that `from_dict` reads back; JSON can hold it."""
+    config = dataclasses.asdict(settings)
+    options = dict(config["env"].pop("options"))
+    config["env"] |= {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in options.items()
+    }
+    return config
+
+
+def world_settings(options: Iterable[tuple[str, Any]], world: type) -> Any:
+    """A world's own settings from `EnvironmentSettings.options`.
+
+    Args:
+      options: pairs of key and value.
+      world: the frozen dataclass of the world's settings; its defaults hold for keys
+        that the options lack.
+
+    Raises:
+      SettingsError: if the world has no such key, or wants another type.
+    """
+    names = [field.name for field in dataclasses.fields(world)]
+    known = [f"env.{name}" for name in ("name", "thinking", *names)]
+    _refuse_unknown({f"env.{key}": value for key, value in options}, known)
+    return _read(world, dict(options), "env.")
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two results of `to_dict` and may not within one run.
+
+    Mesh, iterations, evaluation, and the cadence of logs and checkpoints may differ.
+    """
+    old, new = flatten(saved), flatten(now)
+
+    def shown(leaves: Mapping[str, Any], key: str) -> str:
+        return repr(leaves[key]) if key in leaves else "absent"
+
+    return [
+        f"{key} was {shown(old, key)} and is {shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if shown(old, key) != shown(new, key) and not key.startswith(_MAY_DIFFER)
+    ]
+
+
+def check_same_run(
+    saved: Mapping[str, Any], now: Mapping[str, Any], where: str
+) -> None:
+    """Raises SettingsError if a run saved in `where` was made with other settings."""
+    if found := differences(saved, now):
+        raise SettingsError(
+            f"{where} holds a run made with other settings: {'; '.join(found)}. Go back"
+            " to the saved values or choose another --workdir"
+        )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict's leaves by dotted key."""
+    leaves = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            leaves |= flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """How to go on after an unknown dotted key: the known keys most like it."""
+    known = sorted(known)
+    last = {name: name.rsplit(".", 1)[-1] for name in known}
+    alike = difflib.get_close_matches(key.rsplit(".", 1)[-1], set(last.values()), 3)
+    near = [name for name in known if last[name] in alike]
+    near.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
+    if near:
+        return f"did you mean {' or '.join(near[:3])}?"
+    section = key.split(".")[0] + "."
+    siblings = [name for name in known if name.startswith(section)]
+    sections = sorted({name.split(".")[0] for name in known})
+    return f"choose one of {', '.join(siblings or sections)}"
+
+
+def _with_presets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with None replaced by what algorithm and estimator decide."""
+    resolved = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
+    presets: dict[str, Any] = {}
+    for key, table in (
+        ("algorithm", tree.PER_ALGORITHM),
+        ("estimator", tree.PER_ESTIMATOR),
+    ):
+        name = config.get(key)
+        presets |= table.get(name, {}) if isinstance(name, str) else {}
+    for key, value in presets.items():
+        section, leaf = key.split(".")
+        values = resolved.get(section)
+        if isinstance(values, dict) and leaf in values and values[leaf] is None:
+            values[leaf] = value
+    return resolved
+
+
+def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
+    """Every leaf of the tree by dotted key, apart from the world's own."""
+    keys = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            keys += known_keys(field.type, f"{prefix}{field.name}.")
+        elif field.name != "options":
+            keys.append(prefix + field.name)
+    return keys
+
+
+def _refuse_unknown(
+    leaves: Mapping[str, Any], known: Iterable[str], free: str | None = None
+) -> None:
+    """Raises SettingsError for a leaf that is not known and not below `free`."""
+    sections = {key.split(".")[0] for key in known}
+    for key, value in leaves.items():
+        is_free = free is not None and key.startswith(free)
+        # A section that holds a bare value is reported with its type, by `_read`.
+        if key not in known and key not in sections and not is_free:
+            raise SettingsError(f"unknown key {key} = {value!r}: {nearest(key, known)}")
+
+
+def _read(kind: type, values: Any, prefix: str) -> Any:
+    """One dataclass of the tree from a dict of known keys.
+
+    Args:
+      kind: the dataclass.
+      values: the dict; its values are not yet trusted.
+      prefix: "" or the section's name and a dot.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingsError(
+            f"{prefix[:-1]} = {values!r} is a section: set its keys one by one, as in"
+            f" {prefix}{dataclasses.fields(kind)[0].name}"
+        )
+    read = {}
+    for field in dataclasses.fields(kind):
+        key = prefix + field.name
+        if field.name == "options":
+            read["options"] = _world_options(values)
+        elif field.name in values:
+            value = values[field.name]
+            if dataclasses.is_dataclass(field.type):
+                read[field.name] = _read(field.type, value, f"{key}.")
+            else:
+                read[field.name] = _read_leaf(field, value, key)
+        elif field.default is dataclasses.MISSING:
+            raise SettingsError(
+                f"{key} is missing: add it to the config, as configs/frozenlake.py does"
+            )
+    return kind(**read)
+
+
+def _world_options(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The part of `env` that only the world understands, in a fixed order."""
+    return tuple(
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in sorted(values.items())
+        if key not in ("name", "thinking")
+    )
+
+
+def _read_leaf(field: dataclasses.Field, value: Any, key: str) -> Any:
+    """A leaf's value, of its type and within its limits."""
+    remedy = _type_remedy(value, field.type)
+    limit = field.metadata.get("limit")
+    if remedy is None and limit is not None and not limit.allows(value):
+        remedy = limit.remedy
+    if remedy is not None:
+        raise SettingsError(f"{key} = {value!r} cannot be used: choose {remedy}")
+    return float(value) if field.type is float else value
+
+
+def _type_remedy(value: Any, kind: Any) -> str | None:
+    """What to choose instead of a value of the wrong type, or None.
+
+    An int may stand for a float, but a bool never for a number.
+    """
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return "a number"
+        return None if math.isfinite(value) else "a finite number"
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return None
+    if typing.get_origin(kind) is tuple:  # Only tuples of texts are in use.
+        is_texts = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+        return None if is_texts else "a tuple of texts"
+    if kind is not int and isinstance(value, kind):
+        return None
+    return {int: "a whole number", bool: "True or False", str: "a text"}[kind]

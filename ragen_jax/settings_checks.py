@@ -1,0 +1,269 @@
+"""Checks of settings that depend on one another, and of settings against devices.
+
+Each raises SettingsError with one sentence: the keys, the numbers, and a remedy that
+was worked out for these numbers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from ragen_jax.settings_tree import Settings, SettingsError
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One kind of rollout: how many episodes it has, and by which keys."""
+
+    prompts_key: str
+    prompts: int
+    group_key: str
+    group_size: int
+    slots_key: str
+    slots: int
+
+    @property
+    def episodes(self) -> int:
+        return self.prompts * self.group_size
+
+
+def check_combinations(settings: Settings) -> None:
+    """Raises SettingsError for the first combination that cannot be used."""
+    _check_mesh(settings)
+    _check_episodes(settings)
+    _check_filter(settings)
+    _check_estimator(settings)
+    _check_batches(settings)
+
+
+def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
+    """The mesh's sizes on so many devices, all of them used.
+
+    Args:
+      settings: as `settings.from_dict` returned them.
+      device_count: devices of all processes together.
+
+    Returns:
+      The sizes of the axes data, fsdp and tensor; their product is `device_count`.
+
+    Raises:
+      SettingsError: if the axes do not fill the devices, or if the episodes, slots or
+        microbatches do not share evenly over data * fsdp.
+    """
+    sizes = _mesh_sizes(settings, device_count)
+    shards = sizes["data"] * sizes["fsdp"]
+    if settings.rollout.layout == "tensor" and sizes["tensor"] == 1:
+        raise SettingsError(
+            "rollout.layout = 'tensor' needs devices on the tensor axis, but"
+            " mesh.tensor = 1: raise mesh.tensor or set rollout.layout to 'replicated'"
+        )
+    for run in _runs(settings):
+        _check_shares(run, shards)
+        if run.slots % shards:
+            raise SettingsError(
+                f"{run.slots_key} = {run.slots} slots, which {_over(shards)} cannot"
+                f" share evenly: set it to {_shared_slots(run, shards)} or to 0 for one"
+                " slot an episode"
+            )
+    if (rows := settings.optimizer.microbatch) % shards:
+        micro = _last_multiple(rows, shards)
+        mini = _last_multiple(settings.optimizer.minibatch, micro)
+        raise SettingsError(
+            f"optimizer.microbatch = {rows} rows, which {_over(shards)} cannot share"
+            f" evenly: set optimizer.microbatch to {micro} and optimizer.minibatch to"
+            f" {mini}"
+        )
+    return sizes
+
+
+def _runs(settings: Settings) -> Iterator[_Run]:
+    """Training, validation and test."""
+    rollout, evaluation = settings.rollout, settings.evaluation
+    yield _Run(
+        prompts_key="rollout.prompts",
+        prompts=rollout.prompts,
+        group_key="rollout.group_size",
+        group_size=rollout.group_size,
+        slots_key="rollout.slots",
+        slots=rollout.slots,
+    )
+    for test in ("", "test_"):
+        yield _Run(
+            prompts_key=f"evaluation.{test}prompts",
+            prompts=getattr(evaluation, f"{test}prompts"),
+            group_key=f"evaluation.{test}rollouts",
+            group_size=getattr(evaluation, f"{test}rollouts"),
+            slots_key="evaluation.slots",
+            slots=evaluation.slots,
+        )
+
+
+def _check_mesh(settings: Settings) -> None:
+    mesh = settings.mesh
+    free = [axis for axis in ("data", "fsdp", "tensor") if getattr(mesh, axis) == -1]
+    if len(free) > 1:
+        raise SettingsError(
+            f"mesh.{free[0]} = -1 and mesh.{free[1]} = -1 both ask for every device"
+            f" left: set mesh.{free[1]} to a number of devices, such as 1"
+        )
+
+
+def _check_episodes(settings: Settings) -> None:
+    rollout = settings.rollout
+    for run in _runs(settings):
+        if run.slots > run.episodes:
+            raise SettingsError(
+                f"{run.slots_key} = {run.slots} is more than the {run.prompts} *"
+                f" {run.group_size} = {run.episodes} episodes of {run.prompts_key} *"
+                f" {run.group_key}: lower {run.slots_key} or set it to 0 for one slot"
+                " an episode"
+            )
+    if rollout.actions_per_turn > rollout.actions:
+        raise SettingsError(
+            f"rollout.actions_per_turn = {rollout.actions_per_turn} is more than"
+            f" rollout.actions = {rollout.actions}, the actions of a whole episode: set"
+            f" rollout.actions_per_turn to at most {rollout.actions}"
+        )
+    if 0 < rollout.context <= rollout.reply_tokens:
+        raise SettingsError(
+            f"rollout.context = {rollout.context} leaves no room for a prompt beside a"
+            f" reply of rollout.reply_tokens = {rollout.reply_tokens}: set"
+            " rollout.context to 0 for exactly what prompt and turns can need"
+        )
+
+
+def _check_filter(settings: Settings) -> None:
+    if settings.filter.strategy != "none" and settings.rollout.group_size == 1:
+        raise SettingsError(
+            f"rollout.group_size = 1 has no spread for filter.metric ="
+            f" {settings.filter.metric!r}: raise rollout.group_size to 2 or more or set"
+            " filter.strategy to 'none'"
+        )
+
+
+def _check_estimator(settings: Settings) -> None:
+    loss, optimizer = settings.loss, settings.optimizer
+    if settings.estimator == "grpo":
+        if settings.rollout.group_size == 1:
+            raise SettingsError(
+                "rollout.group_size = 1 gives estimator = 'grpo' nothing to compare an"
+                " episode with: raise rollout.group_size to 2 or more or set estimator"
+                " to 'ppo'"
+            )
+        if optimizer.critic_warmup:
+            raise SettingsError(
+                f"optimizer.critic_warmup = {optimizer.critic_warmup} cannot be used"
+                " with estimator = 'grpo', which has no critic: set it to 0"
+            )
+    if optimizer.critic_warmup >= settings.iterations:
+        raise SettingsError(
+            f"optimizer.critic_warmup = {optimizer.critic_warmup} leaves none of the"
+            f" iterations = {settings.iterations} to the actor: set"
+            f" optimizer.critic_warmup to at most {settings.iterations - 1}"
+        )
+    if loss.kl and loss.kl_in == "loss" and loss.kl_kind == "k1":
+        raise SettingsError(
+            f"loss.kl = {loss.kl} with loss.kl_kind = 'k1' and loss.kl_in = 'loss' does"
+            " nothing on average, for the k1 estimate's mean gradient is 0: set"
+            " loss.kl_in to 'reward' or loss.kl_kind to 'k3'"
+        )
+
+
+def _check_batches(settings: Settings) -> None:
+    mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
+    prompts, group_size = settings.rollout.prompts, settings.rollout.group_size
+    if mini % micro:
+        divisor = max(d for d in range(1, min(mini, micro) + 1) if mini % d == 0)
+        raise SettingsError(
+            f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
+            f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
+        )
+    if mini > prompts * group_size:
+        raise SettingsError(
+            f"optimizer.minibatch = {mini} rows is more than the {prompts} *"
+            f" {group_size} = {prompts * group_size} episodes of rollout.prompts *"
+            " rollout.group_size: lower optimizer.minibatch (and optimizer.microbatch,"
+            f" which must divide it) to at most {prompts * group_size}"
+        )
+
+
+def _mesh_sizes(settings: Settings, device_count: int) -> dict[str, int]:
+    """Sizes of the axes with -1 resolved, or SettingsError."""
+    mesh = settings.mesh
+    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
+    fixed = {axis: size for axis, size in sizes.items() if size != -1}
+    product = math.prod(fixed.values())
+    names = " * ".join(f"mesh.{axis}" for axis in fixed)
+    numbers = " * ".join(str(size) for size in fixed.values())
+    if len(fixed) < len(sizes):
+        if device_count % product:
+            divisors = [d for d in range(1, device_count + 1) if device_count % d == 0]
+            raise SettingsError(
+                f"{names} = {numbers} = {product}, which does not divide the"
+                f" {_devices(device_count)}: choose sizes whose product is one of"
+                f" {', '.join(map(str, divisors))}"
+            )
+        return {axis: fixed.get(axis, device_count // product) for axis in sizes}
+    if product != device_count:
+        others = mesh.fsdp * mesh.tensor
+        remedy = (
+            "set mesh.data to -1"
+            if device_count % others == 0
+            else f"set mesh.data to -1 and mesh.fsdp * mesh.tensor to a divisor of"
+            f" {device_count}"
+        )
+        raise SettingsError(
+            f"{names} = {numbers} = {product}, but there are"
+            f" {_devices(device_count)}: {remedy}"
+        )
+    return sizes
+
+
+def _check_shares(run: _Run, shards: int) -> None:
+    """Raises SettingsError unless shards get whole groups or equal parts of one."""
+    if _is_shared(run.prompts, run.group_size, shards):
+        return
+    # Some multiple of `shards` prompts always works, so the search ends.
+    enough = run.prompts
+    while not _is_shared(enough, run.group_size, shards):
+        enough += 1
+    fewer = max(
+        count
+        for count in range(1, shards + 1)
+        if _is_shared(run.prompts, run.group_size, count)
+    )
+    raise SettingsError(
+        f"{run.prompts_key} * {run.group_key} = {run.prompts} * {run.group_size} ="
+        f" {run.episodes} episodes, which {_over(shards)} cannot share evenly, in whole"
+        f" groups or equal parts of one: raise {run.prompts_key} to {enough} or use"
+        f" {_devices(fewer)} for mesh.data * mesh.fsdp"
+    )
+
+
+def _is_shared(prompts: int, group_size: int, shards: int) -> bool:
+    share, rest = divmod(prompts * group_size, shards)
+    if rest or not share:
+        return False
+    return share % group_size == 0 or group_size % share == 0
+
+
+def _shared_slots(run: _Run, shards: int) -> int:
+    """The next number of slots that can be shared, or the last within the episodes."""
+    return min(_next_multiple(run.slots, shards), run.episodes // shards * shards)
+
+
+def _last_multiple(number: int, of: int) -> int:
+    """The largest multiple up to `number`, but at least `of` itself."""
+    return max(number // of, 1) * of
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _over(shards: int) -> str:
+    return f"{_devices(shards)} (mesh.data * mesh.fsdp)"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'' if count == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Tokens, chat templates, phrases and replies."""

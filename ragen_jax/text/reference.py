@@ -1,0 +1,61 @@
+"""What a reply means, in plain host Python: the definition `replies.py` must equal."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+WITH_THOUGHT = re.compile(
+    rb"<think>(?:.*?)</think>\s*<answer>(?P<answer>.*?)</answer>", re.DOTALL
+)
+WITHOUT_THOUGHT = re.compile(rb"<answer>(?P<answer>.*?)</answer>", re.DOTALL)
+SEPARATOR = b"||"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedReply:
+    """One reply, read to its end."""
+
+    actions: tuple[int, ...]  # the first known actions, at most `max_actions`
+    is_valid: bool  # closed, at least one known action and nothing unknown
+    is_closed: bool  # the reply has the whole form, `</answer>` included
+
+
+def parse_reply(
+    prefix: bytes,
+    reply: bytes,
+    action_names: Sequence[str],
+    max_actions: int,
+    thinking: bool = True,
+) -> ParsedReply:
+    """Reads the actions out of a reply; text after `</answer>` is ignored.
+
+    Segments between `||` are compared without outer ASCII white space and without
+    ASCII case; empty ones do not count. Unknown segments make a reply invalid but
+    known actions beside them are still carried out.
+
+    Args:
+      prefix: what the prompt already wrote of the reply, ending in `<think>`, or in
+        `<answer>` without thinking.
+      reply: the bytes of the sampled tokens; special tokens give none.
+      action_names: action a is called `action_names[a]`.
+      max_actions: how many actions one turn carries out; further ones are dropped
+        and do not make the reply invalid.
+      thinking: whether the form has a `<think>` part before the answer.
+    """
+    pattern = WITH_THOUGHT if thinking else WITHOUT_THOUGHT
+    match = pattern.search(prefix + reply)
+    if match is None:
+        return ParsedReply(actions=(), is_valid=False, is_closed=False)
+
+    action_of = {
+        name.encode().strip().lower(): action
+        for action, name in enumerate(action_names)
+    }
+    segments = [part.strip().lower() for part in match["answer"].split(SEPARATOR)]
+    segments = [segment for segment in segments if segment]
+    known = [action_of[segment] for segment in segments if segment in action_of]
+    return ParsedReply(
+        actions=tuple(known[:max_actions]),
+        is_valid=0 < len(known) == len(segments),
+        is_closed=True,
+    )

@@ -1,0 +1,84 @@
+"""The tokenizer of the embedded `tiny` model: byte-level BPE of 1024 tokens.
+
+Trained once on the words of the planned worlds (FrozenLake, Sokoban, Bandit). A cell
+of a board and half a coordinate are one token each, so that reading a board is a
+matter of attention and not of spelling.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+VOCABULARY = 1024
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+# First match wins. Tags; a board's last cell with its newline; " (1" and ", 2)";
+# decimals; words with their leading space; numbers; other symbols; white space.
+_PIECES = "|".join(
+    [
+        r"</?[a-z]+>",
+        r" \S\n",
+        r" ?\(\d+",
+        r", \d+\)",
+        r" ?-?\d+\.\d",
+        r" ?\p{L}+",
+        r" ?\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}<]+",
+        r" ?<",
+        r"\n",
+        r"\s",
+    ]
+)
+
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n'"
+    " + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# What Sokoban and Bandit will say, so that they need no new tokenizer.
+_OTHER_WORLDS = """\
+Push every box onto a target. You cannot pull a box or push two boxes at once. A box
+against a wall may be stuck for good. # wall, _ floor, O target, X box, √ box on target,
+P player, S player on target. Walls: Boxes: Targets: Player: The room has 6 rows and 6
+columns. Up || Down || Left || Right. I push the box. Box at Target at.
+Choose one of two slot machines, called arms, by its name. Each arm pays a reward drawn
+from its own distribution. Think about what the names suggest. Arms: Librarian, Investor.
+A careful safe steady choice pays little; a bold risky choice may pay much. Teacher Doctor
+Engineer Trader Accountant Gambler Nurse Pilot Clerk Explorer Farmer Racer Banker Actor
+"""
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Trains the tokenizer. The same texts in the same order give the same tokens.
+
+    Args:
+      texts: what the model will read and write.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    coordinates = "".join(f" ({r}, {c})" for r in range(10) for c in range(10))
+    texts = [*texts, *[_OTHER_WORLDS, coordinates] * 20]
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = _TEMPLATE
+    return fast

@@ -1,0 +1,70 @@
+"""The record: what the sampler writes and everything after it reads.
+
+Letters used throughout: P prompts, N rollouts of each (a group), B = P * N episodes,
+K turns, A actions in a turn, R rows (training samples), T tokens in a row,
+V vocabulary, D width, L layers.
+"""
+
+import jax
+from flax import struct
+
+# Why a reply ended (`Episodes.reply_end`).
+NO_REPLY = 0  # the turn was never played
+END_OF_TURN = 1  # the policy sampled an end-of-turn token
+REPLY_BUDGET = 2  # the reply reached rollout.reply_tokens
+ANSWER_CLOSED = 3  # </answer> was complete and rollout.stop_at_answer was set
+
+# Why an episode ended (`Episodes.end`).
+UNFINISHED = 0
+WORLD_DONE = 1  # the world reached an end of its own: goal, hole
+OUT_OF_TURNS = 2
+OUT_OF_ACTIONS = 3
+
+PADDING = -1  # in `Rows.episode` and `Rows.turn`
+
+
+@struct.dataclass
+class Episodes:
+    """B episodes of at most K turns, in the order of groups: group 0 first."""
+
+    group: jax.Array  # int32[B], which prompt (initial state) the episode started from
+    environment: jax.Array  # int32[B], index into the list of worlds
+    success: jax.Array  # bool[B], whether the world counts the episode as solved
+    end: jax.Array  # int32[B], why it ended: WORLD_DONE, OUT_OF_TURNS, OUT_OF_ACTIONS
+    turns: jax.Array  # int32[B], turns played, 1..K
+    reward: jax.Array  # float32[B, K], the world's reward in each turn, no penalty
+    is_valid: jax.Array  # bool[B, K], reply well formed, every action known, at least one
+    actions: jax.Array  # int32[B, K], actions that reached the world in each turn
+    reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
+    reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
+
+
+@struct.dataclass
+class Rows:
+    """R training rows of T tokens, exactly as sampled and as fed.
+
+    A row is one context window: with full history a whole episode. `is_reply` alone
+    says what is trained on. Position t of a row holds what is known of token t: its
+    log-probability is read from the logits of position t - 1.
+    """
+
+    tokens: jax.Array  # int32[R, T], prompt, then replies and observations in turn
+    is_reply: jax.Array  # bool[R, T], True on tokens that the policy sampled
+    logprobs: jax.Array  # float32[R, T], nats, under the sampling policy; else 0
+    entropy: jax.Array  # float32[R, T], nats, of the distribution sampled from; else 0
+    episode: jax.Array  # int32[R, T], row of `Episodes` a token belongs to; -1: padding
+    turn: jax.Array  # int32[R, T], 0-based turn of that episode; -1: padding
+    turn_end: jax.Array  # bool[R, T], True on the last reply token of each turn
+    policy_version: jax.Array  # int32[R], real updates made before the row was sampled
+
+
+def check_rows(rows: Rows) -> None:
+    """Raises ValueError if the fields' shapes disagree. Host side; reads no values."""
+    for name in ("is_reply", "logprobs", "entropy", "episode", "turn", "turn_end"):
+        if (shape := getattr(rows, name).shape) != rows.tokens.shape:
+            raise ValueError(f"{name} has shape {shape}, tokens {rows.tokens.shape}")
+
+
+def row_lengths(rows: Rows) -> jax.Array:
+    """int32[R], tokens in each row without its padding (rows are filled from 0)."""
+    return (rows.episode >= 0).sum(axis=1)
