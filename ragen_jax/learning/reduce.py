@@ -22,6 +22,11 @@ class Mean:
         is_empty = self.count == 0
         return jnp.where(is_empty, 0.0, self.sum / jnp.where(is_empty, 1.0, self.count))
 
+    @classmethod
+    def zero(cls) -> "Mean":
+        """Nothing counted yet."""
+        return cls(sum=jnp.zeros(()), count=jnp.zeros(()))
+
     def __add__(self, other: "Mean") -> "Mean":
         return Mean(sum=self.sum + other.sum, count=self.count + other.count)
 

@@ -9,8 +9,10 @@ import jax
 _LEVELS, _WORLD, _TOKENS = range(3)
 
 
-def iteration_key(seed: int, split: jax.Array, iteration: jax.Array) -> jax.Array:
-    """The key of one rollout of one split."""
+def iteration_key(
+    seed: jax.Array, split: jax.Array, iteration: jax.Array
+) -> jax.Array:
+    """The key of one rollout (all three integers, [])."""
     key = jax.random.fold_in(jax.random.key(seed), split)
     return jax.random.fold_in(key, iteration)
 

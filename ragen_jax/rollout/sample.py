@@ -40,6 +40,18 @@ class Setting:
 
 
 @struct.dataclass
+class Call:
+    """What differs from one rollout of a compiled program to the next."""
+
+    seed: jax.Array  # uint32[]
+    split: jax.Array  # int32[], TRAIN, VALIDATION or TEST
+    iteration: jax.Array  # int32[]; an evaluation's is 0, so that its levels are fixed
+    first_prompt: jax.Array  # int32[], for batches too large for one call; else 0
+    temperature: jax.Array  # float32[], above 0; not read when greedy
+    policy_version: jax.Array  # int32[], real updates made so far
+
+
+@struct.dataclass
 class Passes:
     """How many passes each shard's loop took."""
 
@@ -118,10 +130,8 @@ def longest_row(tokens: DialogueTokens, dialogue: Dialogue) -> int:
 def make_rollout(setting: Setting, plan: Plan) -> Callable[..., Rollout]:
     """A compiled function from weights to a batch of episodes.
 
-    It takes (parameters, tokens: DialogueTokens, seed-independent key, temperature
-    float32[], split int32[], policy_version int32[]) and returns a `Rollout` whose
-    rows and episodes are shared over the mesh's data and fsdp axes. The key is
-    `keys.iteration_key`'s.
+    It takes (parameters, tokens: DialogueTokens, `Call`) and returns a `Rollout` whose
+    rows and episodes are shared over the mesh's data and fsdp axes.
     """
     mesh = setting.mesh
     declared = model_parameters.declare(setting.config)
@@ -137,27 +147,25 @@ def make_rollout(setting: Setting, plan: Plan) -> Callable[..., Rollout]:
     laid_out = {**specs, "layers": layers}
     everywhere = PartitionSpec()
 
-    def shard(weights, tokens, key, temperature, split, version):
-        return _shard_rollout(
-            setting, plan, weights, tokens, key, temperature, split, version
-        )
+    def shard(weights, tokens, call):
+        return _shard_rollout(setting, plan, weights, tokens, call)
 
     on_shards = jax.shard_map(
         shard,
         mesh=mesh,
-        in_specs=(laid_out, *[everywhere] * 5),
+        in_specs=(laid_out, everywhere, everywhere),
         out_specs=meshes.ROWS,
         check_vma=False,
     )
 
     @jax.jit
-    def rollout(parameters, tokens, key, temperature, split, version) -> Rollout:
+    def rollout(parameters, tokens: DialogueTokens, call: Call) -> Rollout:
         with jax.named_scope("lay_out_weights"):
             weights = kv.lay_out(parameters, setting.dtype)
             weights = jax.lax.with_sharding_constraint(
                 weights, meshes.shardings(laid_out, mesh)
             )
-        return on_shards(weights, tokens, key, temperature, split, version)
+        return on_shards(weights, tokens, call)
 
     return rollout
 
@@ -183,20 +191,18 @@ def _shard_rollout(
     plan: Plan,
     weights: Parameters,
     tokens: DialogueTokens,
-    key: jax.Array,
-    temperature: jax.Array,
-    split: jax.Array,
-    version: jax.Array,
+    call: Call,
 ) -> Rollout:
     """One shard's rollout, inside `shard_map`: no collective but tensor parallelism's."""
     world, policy = setting.world, _policy(setting)
     shard = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
-    first_episode = shard * plan.episodes
+    first_episode = call.first_prompt * plan.group_size + shard * plan.episodes
     first_group = first_episode // plan.group_size
+    key = keys.iteration_key(call.seed, call.split, call.iteration)
     level_keys = jax.vmap(keys.level_key, (None, 0))(
         key, first_group + jnp.arange(plan.groups)
     )
-    levels = jax.vmap(world.reset, (0, None))(level_keys, split)
+    levels = jax.vmap(world.reset, (0, None))(level_keys, call.split)
     prompts = _first_prompts(setting, tokens, levels, first_group, first_episode)
     inputs = Inputs(
         weights=weights,
@@ -205,7 +211,7 @@ def _shard_rollout(
         tables=tokens.replies,
         is_stop=tokens.is_stop,
         key=key,
-        temperature=temperature,
+        temperature=call.temperature,
     )
     state = engine.start(plan, policy, inputs)
     group = (first_episode + jnp.arange(plan.slots)) // plan.group_size - first_group
@@ -228,7 +234,7 @@ def _shard_rollout(
         return (carry[0].slots.status != engine.IDLE).any()
 
     state, _ = jax.lax.while_loop(is_busy, one_round, (state, games))
-    rows, episodes = engine.finish(plan, inputs, state, version)
+    rows, episodes = engine.finish(plan, inputs, state, call.policy_version)
     passes = Passes(state.decode_passes[None], state.feed_passes[None])
     return Rollout(rows, episodes, passes)
 

@@ -1,0 +1,37 @@
+"""What a batch of episodes was like: the numbers that are logged."""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.learning import reduce, rewards
+from ragen_jax.trajectory import Episodes, Rows, row_lengths
+
+
+def summarize(
+    rows: Rows, episodes: Episodes, format_penalty: float
+) -> dict[str, jax.Array]:
+    """Means over episodes, turns or reply tokens, each float32[].
+
+    Args:
+      rows: full-history rows, one an episode.
+      episodes: the B episodes.
+      format_penalty: reward units, <= 0.
+    """
+    played = jnp.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+    turns = played.sum()
+
+    def per_turn(values: jax.Array) -> jax.Array:
+        return jnp.where(played, values, 0).sum() / turns
+
+    return {
+        "success": episodes.success.mean(dtype=jnp.float32),
+        "return": rewards.returns(episodes).mean(),
+        "return_with_penalty": rewards.returns(episodes, format_penalty).mean(),
+        "entropy": reduce.token_mean(rows.entropy, rows.is_reply).value(),
+        "reply_tokens": per_turn(episodes.reply_tokens),
+        "valid_reply_rate": per_turn(episodes.is_valid.astype(jnp.float32)),
+        "turns": episodes.turns.mean(dtype=jnp.float32),
+        "actions": episodes.actions.sum(axis=1).mean(dtype=jnp.float32),
+        "episode_tokens": row_lengths(rows).mean(dtype=jnp.float32),
+        "sampled_tokens": episodes.reply_tokens.sum().astype(jnp.float32),
+    }
