@@ -73,7 +73,7 @@ def _rollout() -> dict:
         turns=5,  # K
         actions_per_turn=5,  # A
         actions=10,  # In a whole episode.
-        reply_tokens=64,  # Most tokens sampled in one turn.
+        reply_tokens=48,  # Most tokens sampled in one turn.
         context=0,  # T; 0: exactly what prompt and turns can need.
         temperature=1.0,
         stop_at_answer=False,  # On: exported models do not learn to stop.

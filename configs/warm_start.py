@@ -24,8 +24,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.limits = dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48)
     # First short rows without the system prompt, cheap, until boards are read; then
     # whole dialogues in every variant. `rows` of `context` tokens a step.
-    config.boards = dict(steps=4 if smoke else 500, rows=64, context=128, lr=3e-3)
-    config.dialogues = dict(steps=4 if smoke else 500, rows=32, context=512, lr=1e-3)
+    config.boards = dict(steps=4 if smoke else 400, rows=64, context=128, lr=3e-3)
+    config.dialogues = dict(steps=4 if smoke else 400, rows=24, context=640, lr=1e-3)
     config.optimizer = dict(warmup=100, beta2=0.98, weight_decay=0.01, clip_norm=1.0)
     config.log_every = 1 if smoke else 25
     return config

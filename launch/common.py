@@ -14,10 +14,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
-from absl import app, flags
+# Must be set before transformers is imported: it advises to install PyTorch, which
+# nothing here needs.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags, logging  # noqa: E402
 from ml_collections import ConfigDict, config_flags
 
+from ragen_jax import distributed
 from ragen_jax import settings as settings_lib
 from ragen_jax.settings import Settings, SettingsError, UserError
 
@@ -26,6 +32,7 @@ flags.disclaim_key_flags()
 
 _EXAMPLE = "configs/frozenlake.py"
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
+_GIVEN: list[str] = []  # the values of --config, which its flag does not keep
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _OVERRIDING = """\
 --config=FILE[:VARIANT] names a Python file with get_config(variant). Each of its keys
@@ -60,11 +67,40 @@ def run(main: Callable[[], None]) -> None:
             parse(arguments)
 
     def call(_: None) -> None:
+        # Orbax and JAX tell every step of a save; only their warnings are for users.
+        logging.set_verbosity(logging.WARNING)
         with _ending_in_one_sentence():
             enable_compilation_cache()
             main()
 
     app.run(call, flags_parser=parser)
+
+
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Processes of the run.")
+_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
+
+
+def start_jax(deterministic: bool) -> None:
+    """Joins the run's processes, with the XLA flags that its settings ask for.
+
+    Args:
+      deterministic: only operations that give the same numbers in every run; GPU.
+    """
+    if deterministic:
+        flag = "--xla_gpu_exclude_nondeterministic_ops=true"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+
+
+def silence() -> TextIO:
+    """A stream that nobody reads: for all processes but the first."""
+    return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
+
+def config_path() -> str:
+    """FILE[:VARIANT] as the user gave it."""
+    return _GIVEN[-1]
 
 
 def read_settings(config: ConfigDict) -> Settings:
@@ -99,6 +135,7 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
         if not path:
             raise UserError(f"--config is missing: pass --config={_EXAMPLE}")
         config = load_config(path)
+        _GIVEN.append(path)
         _check_overrides(arguments, config)
         # The path has served; from here on the flag is the config that it led to.
         delattr(flag_values, "config")

@@ -61,7 +61,11 @@ def _specs(declared, mesh: Mesh, rules: dict[str, str]):
         for size, name in zip(leaf.shape, leaf.axes, strict=True):
             axis = rules.get(name)
             # Query and key heads are shared together or not at all.
-            if axis is None or size % mesh.shape[axis] or (name == "heads" and whole_heads):
+            if (
+                axis is None
+                or size % mesh.shape[axis]
+                or (name == "heads" and whole_heads)
+            ):
                 axis = None
             parts.append(axis)
         return PartitionSpec(*parts)

@@ -46,7 +46,9 @@ def demonstrate_episode(
     start = world.reset(keys.level_key(key, jnp.zeros((), jnp.int32)), TRAIN)
     ids = first_message(dialogue, world.observe(start))
     message, length = message_tokens(tokens, ids, is_first=True)
-    row = _append(jnp.zeros(context, jnp.int32), jnp.zeros((), jnp.int32), message, length)
+    row = _append(
+        jnp.zeros(context, jnp.int32), jnp.zeros((), jnp.int32), message, length
+    )
     capacity = dialogue.limits.reply_tokens
 
     def one_turn(carry, turn):

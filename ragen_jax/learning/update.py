@@ -87,8 +87,10 @@ class Learned:
     made: jax.Array  # int32[], real updates in this iteration
 
 
-def make_update(plan: UpdatePlan) -> Callable:
+def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
     """A compiled function (state, frozen, reference, rows, episodes) -> (state, Learned).
+
+    `shardings` are the state's, before and after.
 
     `frozen` is {} in full training, `reference` {} without a KL term. The old state's
     memory is reused for the new one.
@@ -122,7 +124,7 @@ def make_update(plan: UpdatePlan) -> Callable:
             made=made.real,
         )
 
-    return jax.jit(update, donate_argnums=(0,))
+    return jax.jit(update, donate_argnums=(0,), out_shardings=(shardings, None))
 
 
 def _choose_groups(settings: Settings, episodes: Episodes):

@@ -33,7 +33,9 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
         "attention_norm": Leaf((c.width,), ("embed",), -1),
         "query": Leaf((c.width, c.heads, c.head_dim), ("embed", "heads", None), 0.02),
         "key": Leaf((c.width, c.kv_heads, c.head_dim), ("embed", "heads", None), 0.02),
-        "value": Leaf((c.width, c.kv_heads, c.head_dim), ("embed", "heads", None), 0.02),
+        "value": Leaf(
+            (c.width, c.kv_heads, c.head_dim), ("embed", "heads", None), 0.02
+        ),
         "output": Leaf(
             (c.heads, c.head_dim, c.width),
             ("heads", None, "embed"),

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 
+_QUERY_BLOCK = 64  # queries scored at a time
+
 # (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
@@ -35,7 +37,9 @@ def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
     half = x.shape[-1] // 2
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     # float32 throughout: bfloat16 cannot tell position 256 from 257.
-    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None]
+    angle = (
+        positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None]
+    )
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = [first * cos - second * sin, second * cos + first * sin]
@@ -46,7 +50,9 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
     """Attention of every token to itself and all before it in its row.
 
     Rows are filled from position 0, so padding stands behind every real token and
-    needs no mask of its own.
+    needs no mask of its own. Blocks of queries are scored one after the other, each
+    only against the keys before its end, and recomputed in the backward pass: float
+    [R, H, T, T] never exists, and half of it is never computed.
 
     Args:
       query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
@@ -54,11 +60,33 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
     Returns:
       float[R, T, H, d].
     """
+    if jax.default_backend() == "cpu":
+        # Row by row the scores of a block stay in the processor's cache: measured 5
+        # times faster, forward and backward, than all rows at once.
+        one_row = lambda row: _blocked_attention(*(x[None] for x in row))[0]  # noqa: E731
+        return jax.lax.map(one_row, (query, key, value))
+    return _blocked_attention(query, key, value)
+
+
+def _blocked_attention(query, key, value) -> jax.Array:
+    length, mixed = query.shape[1], []
+    for start in range(0, length, _QUERY_BLOCK):
+        end = min(length, start + _QUERY_BLOCK)
+        block = query[:, start:end]
+        mixed.append(_attention_of_block(block, key[:, :end], value[:, :end]))
+    return jnp.concatenate(mixed, axis=1)
+
+
+@jax.checkpoint
+def _attention_of_block(query, key, value) -> jax.Array:
+    """The last t tokens of s: [R, t, H, d] queries, [R, s, G, d] keys and values."""
     rows, length, heads, dim = query.shape
+    end = key.shape[1]
     grouped = query.reshape(rows, length, key.shape[2], -1, dim)
     scores = jnp.einsum("rtgnd,rsgd->rgnts", grouped, key).astype(jnp.float32)
-    visible = jnp.tril(jnp.ones((length, length), bool))
-    scores = jnp.where(visible[None, None, None], scores * dim**-0.5, -jnp.inf)
+    hidden = jnp.arange(end)[None] > jnp.arange(end - length, end)[:, None]
+    # Finite, so that a backward pass through padding rows holds no NaN.
+    scores = scores * dim**-0.5 + jnp.where(hidden, -1e30, 0.0)[None, None, None]
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     mixed = jnp.einsum("rgnts,rsgd->rtgnd", weights, value)
     return mixed.reshape(rows, length, heads, dim)

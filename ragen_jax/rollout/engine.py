@@ -133,7 +133,9 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
     width = prompts.shape[1]
     in_prompt = jnp.arange(plan.context)[None] < lengths[:, None]
-    tokens = jnp.zeros((plan.episodes, plan.context), jnp.int32).at[:, :width].set(prompts)
+    tokens = (
+        jnp.zeros((plan.episodes, plan.context), jnp.int32).at[:, :width].set(prompts)
+    )
     zeros = jnp.zeros((plan.episodes, plan.context), jnp.float32)
     rows = Written(
         tokens=jnp.where(in_prompt, tokens, 0),
@@ -298,12 +300,16 @@ def feed(
     blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
     after = Slots(
         status=jnp.where(goes_on | is_new, DECODING, IDLE),
-        episode=jnp.where(goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)),
+        episode=jnp.where(
+            goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)
+        ),
         turn=jnp.where(goes_on, slots.turn + 1, 0),
         length=jnp.where(goes_on, slots.length + answer.length, lengths - 1),
         pending=jnp.where(goes_on, last, _last_token(prompts, lengths)),
         sampled=jnp.zeros_like(slots.sampled),
-        reply=jax.tree.map(lambda b, x: jnp.broadcast_to(b, x.shape), blank, slots.reply),
+        reply=jax.tree.map(
+            lambda b, x: jnp.broadcast_to(b, x.shape), blank, slots.reply
+        ),
         reply_end=jnp.zeros_like(slots.reply_end),
     )
     where = _only(answer.slot, answer.is_used, plan)
@@ -336,7 +342,9 @@ def finish(
         is_reply=is_reply,
         logprobs=written.logprobs,
         entropy=written.entropy,
-        episode=jnp.where(written.mark >= 0, episode[:, None], PADDING).astype(jnp.int32),
+        episode=jnp.where(written.mark >= 0, episode[:, None], PADDING).astype(
+            jnp.int32
+        ),
         turn=turn,
         turn_end=is_reply & (following != written.mark),
         policy_version=jnp.full(plan.episodes, policy_version, jnp.int32),

@@ -9,9 +9,7 @@ import jax
 _LEVELS, _WORLD, _TOKENS = range(3)
 
 
-def iteration_key(
-    seed: jax.Array, split: jax.Array, iteration: jax.Array
-) -> jax.Array:
+def iteration_key(seed: jax.Array, split: jax.Array, iteration: jax.Array) -> jax.Array:
     """The key of one rollout (all three integers, [])."""
     key = jax.random.fold_in(jax.random.key(seed), split)
     return jax.random.fold_in(key, iteration)

@@ -219,7 +219,9 @@ def _shard_rollout(
 
     def answer(carry):
         state, games = carry
-        return answer_waiting(setting, plan, policy, inputs, tokens, levels, state, games)
+        return answer_waiting(
+            setting, plan, policy, inputs, tokens, levels, state, games
+        )
 
     def one_round(carry):
         state, games = carry
@@ -269,7 +271,9 @@ def answer_waiting(
     chosen = jax.tree.map(lambda x: x[slot], games)
 
     def one(episode, turn, game, reply, reply_end):
-        chance = keys.world_key(inputs.key, inputs.prompts.first_episode + episode, turn)
+        chance = keys.world_key(
+            inputs.key, inputs.prompts.first_episode + episode, turn
+        )
         actions = replies.final_actions(inputs.tables, reply)
         limits = setting.dialogue.limits
         after, played = turns.play_turn(chance, setting.world, limits, game, actions)

@@ -33,7 +33,9 @@ def sample(
         token = jnp.argmax(logits, axis=-1)
     else:
         log_policy = jax.nn.log_softmax(logits / temperature, axis=-1)
-        waits = jax.vmap(lambda key: jax.random.exponential(key, logits.shape[1:]))(keys)
+        waits = jax.vmap(lambda key: jax.random.exponential(key, logits.shape[1:]))(
+            keys
+        )
         token = jnp.argmax(log_policy - jnp.log(waits), axis=-1)
     policy = jnp.exp(log_policy)
     # A token whose probability underflows to 0 adds nothing, whatever its logarithm.

@@ -6,7 +6,12 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.settings import UserError
 
-_SYSTEM, _USER, _REPLY, _NEXT = "\x11system\x12", "\x11user\x12", "\x11re\x12", "\x11n\x12"
+_SYSTEM, _USER, _REPLY, _NEXT = (
+    "\x11system\x12",
+    "\x11user\x12",
+    "\x11re\x12",
+    "\x11n\x12",
+)
 
 
 @dataclasses.dataclass(frozen=True)

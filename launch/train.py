@@ -1,0 +1,47 @@
+"""Trains an agent by StarPO or StarPO-S.
+
+  python launch/train.py --config=configs/frozenlake.py --workdir=runs/frozenlake
+
+Ctrl-C or SIGTERM saves; the same command goes on from there. On several hosts the same
+command runs on each: SLURM and Kubernetes are recognized, else --coordinator,
+--processes and --process say who is who.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+import common
+from absl import flags
+
+_CONFIG = common.define_config()
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run; default runs/NAME-OF-THE-CONFIG."
+)
+
+
+def main() -> None:
+    settings = common.read_settings(_CONFIG.value)
+    common.start_jax(settings.deterministic)
+    # Imported here so that a wrong setting is told without waiting for JAX.
+    import jax
+
+    from ragen_jax import loop, training
+    from ragen_jax.progress import Console
+
+    with common.user_mistakes():
+        workdir = common.make_workdir(_WORKDIR.value or _default_workdir())
+        training.check_workdir(workdir, settings)
+        run = loop.prepare(settings)
+    console = Console(sys.stdout if jax.process_index() == 0 else common.silence())
+    training.train(run, workdir, console, shlex.join(["python", *sys.argv]))
+
+
+def _default_workdir() -> Path:
+    """runs/frozenlake for configs/frozenlake.py, runs/frozenlake-smoke for :smoke."""
+    path, _, variant = common.config_path().partition(":")
+    return Path("runs") / "-".join(filter(None, [Path(path).stem, variant]))
+
+
+if __name__ == "__main__":
+    common.run(main)

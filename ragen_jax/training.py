@@ -1,0 +1,301 @@
+"""A whole run: resume or start, iterate, evaluate, save, and report."""
+
+import faulthandler
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax import checkpoints, evaluation, loop, metrics, progress
+from ragen_jax import mesh as meshes
+from ragen_jax import settings as settings_lib
+from ragen_jax.checkpoints import Checkpoints
+from ragen_jax.envs.base import TEST, VALIDATION
+from ragen_jax.evaluation import Score
+from ragen_jax.learning.state import TrainState
+from ragen_jax.loop import Run
+from ragen_jax.metrics import Sinks
+from ragen_jax.models import parameters
+from ragen_jax.progress import Console
+from ragen_jax.rollout.sample import Rollout
+from ragen_jax.settings import Settings, UserError
+from ragen_jax.signals import Signals
+
+_SETTINGS_FILE = "settings.json"
+_STALLED_SECONDS = 3600  # after so long an iteration the stacks are printed
+
+
+def check_workdir(workdir: Path, settings: Settings) -> None:
+    """Refuses a workdir that holds a run made with other settings, and claims it.
+
+    Raises:
+      UserError: naming the keys that differ.
+    """
+    path = workdir / _SETTINGS_FILE
+    now = settings_lib.to_dict(settings)
+    if path.exists():
+        try:
+            saved = json.loads(path.read_text())
+        except ValueError:
+            raise UserError(
+                f"{path} is not readable as JSON; give another --workdir, or delete"
+                f" {workdir} to start again"
+            ) from None
+        settings_lib.check_same_run(saved, now, str(workdir))
+    elif (workdir / checkpoints.FOLDER).exists():
+        raise UserError(
+            f"{workdir} holds checkpoints but no {_SETTINGS_FILE}, so it is not known"
+            " what they were made with; give another --workdir"
+        )
+    if jax.process_index() == 0:
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(now, indent=2) + "\n")
+        scratch.replace(path)
+
+
+def train(run: Run, workdir: Path, console: Console, command: str) -> None:
+    """Trains until settings.iterations are done, or a signal asks to stop.
+
+    Args:
+      run: from `loop.prepare`.
+      workdir: claimed by `check_workdir`.
+      console: where progress is told; a silent one on all processes but the first.
+      command: that resumes the run, for the message after a signal.
+
+    Raises:
+      UserError: if training stopped itself: gradients not finite, nothing kept, or
+        sampler and update disagreeing, for as long as the settings allow.
+    """
+    console.line(banner(run, workdir))
+    writer = Checkpoints(
+        workdir / checkpoints.FOLDER,
+        keep_last=run.settings.checkpoint.keep_last,
+        keep_best=run.settings.checkpoint.keep_best,
+    )
+    with writer:
+        state = _start(run, writer, console)
+        done = int(state.iteration)
+        sinks = Sinks(
+            workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
+        )
+        with sinks, Signals() as signals:
+            state, stopped = _iterate(run, state, writer, sinks, signals, console)
+            if stopped:
+                console.line(f"saved; the same command resumes:\n  {command}")
+                return
+            _report(run, state, workdir, sinks, console)
+
+
+def _start(run: Run, writer: Checkpoints, console: Console) -> TrainState:
+    step = writer.latest_step()
+    if step is None:
+        return loop.new_state(run)
+    console.line(f"resuming after iteration {step}")
+    return writer.restore(step, loop.abstract_state(run))
+
+
+def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Console):
+    """Iterations until the last; returns the state and whether a signal stopped it."""
+    settings, programs = run.settings, loop.make_programs(run)
+    chosen, durations = settings.evaluation, []
+    validator = loop.make_evaluator(
+        run, rollouts=chosen.rollouts, prompts=chosen.prompts, greedy=_greedy(settings)
+    )
+    best, total = writer.best_step(), settings.iterations
+    best = -1.0 if best is None else writer.read_info(best)["validation"] or -1.0
+    for done in range(int(state.iteration) + 1, total + 1):
+        started = time.perf_counter()
+        faulthandler.dump_traceback_later(_STALLED_SECONDS, exit=False)
+        console.status(f"iteration {done}/{total}: sampling and learning ...")
+        state, values, rollout = loop.iterate(run, programs, state)
+        if done == 1:
+            console.line(example(run, rollout))
+        validation = None
+        if _is_due(done, settings.every.evaluate, total):
+            console.status(f"iteration {done}/{total}: validation ...")
+            validation = _evaluate(
+                run, validator, state.actor, VALIDATION, chosen.prompts
+            )
+            values |= _named("validation", validation)
+        durations.append(time.perf_counter() - started)
+        values["time/iteration_seconds"] = durations[-1]
+        values["memory/peak_gib"] = peak_memory()
+        if _is_due(done, settings.every.log, total):
+            sinks.write(done, values)
+            left = progress.seconds_left(durations[1:], total - done)
+            line = progress.iteration_line(done, total, values, left)
+            console.iteration(line, total)
+        score = None if validation is None else validation.success
+        problem = _problem(settings, state, values)
+        stops = signals.should_stop(done)
+        is_best = score is not None and score > best and settings.checkpoint.keep_best
+        due = _is_due(done, settings.every.checkpoint, total)
+        if due or is_best or problem or stops:
+            _save(run, writer, state, done, score, wait=bool(problem or stops))
+            best = max(best, -1.0 if score is None else score)
+        faulthandler.cancel_dump_traceback_later()
+        if problem:
+            raise UserError(problem)
+        if stops:
+            return state, True
+    writer.wait()
+    return state, False
+
+
+def _is_due(done: int, every: int, total: int) -> bool:
+    return every > 0 and (done % every == 0 or done == total)
+
+
+def _save(run: Run, writer, state: TrainState, done: int, score, *, wait: bool) -> None:
+    info = {
+        "settings": settings_lib.to_dict(run.settings),
+        "iteration": done,
+        "validation": score,
+    }
+    writer.save(done, state, info, score=score, wait=wait)
+
+
+def _problem(settings: Settings, state: TrainState, values: dict[str, float]) -> str:
+    """Why the run has to stop, in one sentence, or an empty string."""
+    safety = settings.safety
+    saved = "the state was saved, and the same command goes on from there"
+    if 0 < safety.max_bad_updates <= int(state.bad_in_row):
+        return (
+            f"gradients were not finite in {int(state.bad_in_row)} iterations running"
+            f" (safety.max_bad_updates); {saved}, but first lower"
+            " optimizer.actor_lr or go back to an earlier checkpoint"
+        )
+    if 0 < safety.max_empty_updates <= int(state.empty_in_row):
+        return (
+            f"no group was kept in {int(state.empty_in_row)} iterations running"
+            f" (safety.max_empty_updates): all episodes of each group earn the same;"
+            f" {saved}"
+        )
+    gap, limit = values["update/logprob_gap"], settings.loss.logprob_gap_limit
+    if gap > limit:
+        return (
+            f"sampler and update disagree by {gap:.3g} nats a token, more than"
+            f" loss.logprob_gap_limit = {limit}; {saved}, but first look at"
+            " model.compute_dtype, or raise the limit if that is known to be rounding"
+        )
+    return ""
+
+
+def _greedy(settings: Settings) -> bool:
+    return settings.evaluation.temperature == 0
+
+
+def _evaluate(run: Run, evaluator, actor, split: int, prompts: int) -> Score:
+    return evaluation.evaluate(
+        evaluator,
+        actor,
+        prompts=prompts,
+        split=split,
+        seed=run.settings.seed,
+        temperature=run.settings.evaluation.temperature,
+    )
+
+
+def _named(prefix: str, score: Score) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
+
+
+def _report(run: Run, state: TrainState, workdir: Path, sinks: Sinks, console) -> None:
+    """Test success before and after, on the same levels, and what to do next."""
+    chosen = run.settings.evaluation
+    console.status("test levels, before and after ...")
+    evaluator = loop.make_evaluator(
+        run,
+        rollouts=chosen.test_rollouts,
+        prompts=chosen.test_prompts,
+        greedy=_greedy(run.settings),
+    )
+    first = loop.load_parameters(run, value_head=False)
+    before = _evaluate(run, evaluator, first, TEST, chosen.test_prompts)
+    after = _evaluate(run, evaluator, state.actor, TEST, chosen.test_prompts)
+    sinks.write(int(state.iteration), _named("test", after))
+    sinks.draw()
+    gain, error = evaluation.paired_difference(before, after)
+    rows = (
+        ("success", "success"),
+        ("valid replies", "valid_reply_rate"),
+        ("turns", "turns"),
+        ("actions", "actions"),
+        ("reply tokens", "reply_tokens"),
+    )
+    table = progress.before_after(before.metrics(), after.metrics(), rows)
+    record = {"before": before.metrics(), "after": after.metrics()}
+    record |= {"gain": gain, "gain_standard_error": error}
+    if jax.process_index() == 0:
+        (workdir / "test.json").write_text(json.dumps(record, indent=2) + "\n")
+    episodes = chosen.test_prompts * chosen.test_rollouts
+    console.line(
+        f"\n{episodes} episodes on {chosen.test_prompts} test levels, temperature"
+        f" {chosen.temperature:g}, before and after training\n{table}\n"
+        f"gain on the same levels: {gain:+.1%} ± {error:.1%} (standard error)\n\n"
+        f"checkpoints  {workdir / checkpoints.FOLDER}\n"
+        f"metrics      {workdir / metrics.FILE}\n"
+        f"curves       {workdir / 'curves.png'}\n\n"
+        f"next: python launch/evaluate.py --checkpoint={workdir} --show=3"
+    )
+
+
+# What is printed ---------------------------------------------------------------------
+
+
+def banner(run: Run, workdir: Path) -> str:
+    """What the run is about to do."""
+    s, rollout = run.settings, run.settings.rollout
+    count = parameters.count(parameters.declare(run.config))
+    episodes = rollout.prompts * rollout.group_size
+    critic = "a critic of the same size" if s.estimator == "ppo" else "no critic"
+    kept = f"keeps {s.filter.strategy}"
+    if s.filter.strategy != "none":
+        kept += f" {s.filter.fraction:g} of the prompts by {s.filter.metric}"
+    rows = [
+        ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
+        ("mesh", f"{meshes.describe(run.mesh)}, {run.dtype} computation"),
+        ("environment", f"{s.env.name} {dict(s.env.options)}"),
+        (
+            "algorithm",
+            f"{s.algorithm} with {s.estimator}: {kept}, clip {s.loss.clip_low:g} /"
+            f" {s.loss.clip_high:g}, KL {s.loss.kl:g}, entropy {s.loss.entropy:g}",
+        ),
+        (
+            "iteration",
+            f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of up"
+            f" to {rollout.turns} turns; rows of {run.plan.context} tokens; updates on"
+            f" {s.optimizer.minibatch} rows",
+        ),
+        ("run", f"{s.iterations} iterations in {workdir}"),
+        ("time", "the first iteration compiles; then the time left is shown"),
+    ]
+    return progress.banner("ragen_jax", rows) + "\n"
+
+
+def example(run: Run, rollout: Rollout) -> str:
+    """The first prompt of the batch and the reply that was sampled to it."""
+    rows = rollout.rows
+    tokens, turn, is_reply = (
+        np.asarray(field.addressable_shards[0].data[0])
+        for field in (rows.tokens, rows.turn, rows.is_reply)
+    )
+    prompt = run.tokenizer.decode(tokens[(turn == 0) & ~is_reply])
+    reply = run.tokenizer.decode(tokens[(turn == 0) & is_reply])
+    text = f"--- an example prompt\n{prompt}\n--- its reply\n{reply}"
+    return text.replace("\n", "\n  ") + "\n"
+
+
+def peak_memory() -> float:
+    """GiB: the most a local device has held, or this process where that is unknown."""
+    stats: Any = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 2**30
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes * (1 if sys.platform == "darwin" else 1024) / 2**30
