@@ -8,7 +8,7 @@ START_SECONDS = 300
 
 
 def start(coordinator: str | None, processes: int | None, process: int | None) -> None:
-    """Connects the processes, if this run has more than one. Before any JAX computation.
+    """Connects the processes, if there are several. Before any JAX computation.
 
     Args:
       coordinator: HOST:PORT of process 0; None: ask the cluster, if there is one.

@@ -1,7 +1,8 @@
 """Every metric that a run may write, and the files that it is written to.
 
 WORKDIR/metrics.jsonl is the record, one JSON object an iteration; TensorBoard's events
-(WORKDIR/tensorboard) and the picture (WORKDIR/curves.png) are views of the same numbers.
+(WORKDIR/tensorboard) and the picture (WORKDIR/curves.png) are views of the same
+numbers.
 """
 
 import json

@@ -35,7 +35,7 @@ class Episodes:
     reward: jax.Array  # float32[B, K], the world's reward in each turn, no penalty
     is_valid: (
         jax.Array
-    )  # bool[B, K], reply well formed, every action known, at least one
+    )  # bool[B, K], reply well formed, all actions known
     actions: jax.Array  # int32[B, K], actions that reached the world in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...

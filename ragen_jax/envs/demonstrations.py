@@ -1,4 +1,4 @@
-"""Imperfect demonstrations for FrozenLake: replies of a player who reads the board well.
+"""Imperfect demonstrations for FrozenLake: replies of one who reads the board well.
 
 The thought names where the player and the goal are, then walks the plan: each action
 with the tile it should lead to. Plans are sensible but not good: some ignore the holes,

@@ -1,4 +1,4 @@
-"""Supervised start: demonstrated episodes, written as the same record a rollout writes."""
+"""Supervised start: demonstrated episodes as rows, and the loss of imitating them."""
 
 import jax
 import jax.numpy as jnp

@@ -88,7 +88,7 @@ class Learned:
 
 
 def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
-    """A compiled function (state, frozen, reference, rows, episodes) -> (state, Learned).
+    """Compiles (state, frozen, reference, rows, episodes) -> (state, Learned).
 
     `shardings` are the state's, before and after.
 

@@ -170,7 +170,7 @@ def _to_cache(x: jax.Array) -> jax.Array:
 
 
 def _attend_to_cache(query, keys, values, visible) -> jax.Array:
-    """Attention of [S, T, H, d] queries to [S, G, d, C] keys, where visible [S, T, C]."""
+    """Attention of [S, T, H, d] queries to [S, G, d, C] keys; visible is [S, T, C]."""
     slots, length, heads, dim = query.shape
     groups = keys.shape[1]
     grouped = query.reshape(slots, length, groups, heads // groups, dim)

@@ -78,7 +78,7 @@ class Slots:
 
 @struct.dataclass
 class Written:
-    """Rows being written. `mark` is 2 * turn + (1 for a reply token), -1 for padding."""
+    """Rows being written; mark = 2 * turn + (1 on reply tokens), -1 on padding."""
 
     tokens: jax.Array  # int32[B, T]
     logprobs: jax.Array  # float32[B, T], nats
@@ -254,7 +254,7 @@ def _decode_pass(
 
 
 def choose_waiting(plan: Plan, state: RolloutState) -> tuple[jax.Array, jax.Array]:
-    """int32[W] slots to answer next, lower ones first, and bool[W] whether they wait."""
+    """int32[W] slots to answer next, lower ones first; bool[W] whether they wait."""
     is_waiting = state.slots.status == WAITING
     slot = jnp.argsort(~is_waiting, stable=True)[: plan.feed_width].astype(jnp.int32)
     return slot, is_waiting[slot]
@@ -273,7 +273,7 @@ def feed(
     goes_on = answer.is_used & (answer.end == UNFINISHED)
     episodes = _record_turn(plan, inputs, state.episodes, slots, answer)
 
-    # Chunk: the pending token, then the message without its last, which is pending next.
+    # The pending token, then the message without its last, which is pending next.
     chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
     width = chunk.shape[1]
     entries = jax.tree.map(lambda x: x[answer.slot], state.cache)

@@ -193,7 +193,7 @@ def _shard_rollout(
     tokens: DialogueTokens,
     call: Call,
 ) -> Rollout:
-    """One shard's rollout, inside `shard_map`: no collective but tensor parallelism's."""
+    """One shard's rollout, inside `shard_map`; no collective unless tensor-parallel."""
     world, policy = setting.world, _policy(setting)
     shard = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
     first_episode = call.first_prompt * plan.group_size + shard * plan.episodes

@@ -86,7 +86,7 @@ def answer_to_turn(
     is_valid: jax.Array,
     stopped_itself: jax.Array,
 ) -> jax.Array:
-    """int32[message_phrases], the message that follows a played turn. See `dialogue`."""
+    """int32[message_phrases], the message that follows a turn. See `dialogue`."""
     return next_message(
         dialogue,
         world.observe(game.state),

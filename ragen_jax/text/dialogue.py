@@ -18,7 +18,7 @@ from ragen_jax.text import byte_table, replies
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
 
-# Rewards are told to one decimal place, within these bounds; the record keeps them exact.
+# Rewards are told to one decimal place and within these bounds; the record is exact.
 _REWARD_BOUND = 20.0
 _TENTHS = round(_REWARD_BOUND * 10)
 
@@ -63,8 +63,8 @@ def system_prompt(world: World, limits: TurnLimits, thinking: bool) -> str:
         reply = answer
     return (
         f"{world.instruction}\n"
-        f"You have {limits.turns} turns and {limits.actions} actions in all. In one turn"
-        f" name up to {limits.actions_per_turn} actions, separated by ||.\n"
+        f"You have {limits.turns} turns and {limits.actions} actions in all. In one"
+        f" turn name up to {limits.actions_per_turn} actions, separated by ||.\n"
         f"Reply in this format, in at most {limits.reply_tokens} tokens: {reply}"
     )
 

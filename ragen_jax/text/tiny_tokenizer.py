@@ -47,7 +47,7 @@ Choose one of two slot machines, called arms, by its name. Each arm pays a rewar
 from its own distribution. Think about what the names suggest. Arms: Librarian, Investor.
 A careful safe steady choice pays little; a bold risky choice may pay much. Teacher Doctor
 Engineer Trader Accountant Gambler Nurse Pilot Clerk Explorer Farmer Racer Banker Actor
-"""
+"""  # noqa: E501
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:

@@ -1,0 +1,118 @@
+"""Measures this machine: the world alone, the phases of an iteration, memory.
+
+  python launch/benchmark.py --config=configs/frozenlake.py --iterations=5
+
+Trains for a few iterations without saving anything, and prints a table and, with
+--out, JSON. Gymnasium's FrozenLake is measured in the same run if it is installed.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import common
+from absl import flags
+
+_CONFIG = common.define_config("configs/frozenlake.py")
+_ITERATIONS = flags.DEFINE_integer(
+    "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=1
+)
+_OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+
+
+def main() -> None:
+    settings = common.read_settings(_CONFIG.value)
+    common.start_jax(settings.deterministic)
+    import jax
+
+    from ragen_jax import loop, training, worldspeed
+
+    with common.user_mistakes():
+        run = loop.prepare(settings)
+    figures = _ceilings()
+    figures["world steps/s"] = worldspeed.steps_per_second(
+        run.world, batch=1024, steps=1000
+    )
+    figures["world resets/s"] = worldspeed.resets_per_second(run.world, batch=1024)
+    if (peer := _gymnasium_steps()) is not None:
+        figures["Gymnasium steps/s"] = peer
+    programs, state = loop.make_programs(run), loop.new_state(run)
+    started = time.perf_counter()
+    state, _, _ = loop.iterate(run, programs, state)
+    figures["first iteration, s"] = time.perf_counter() - started
+    rows = []
+    for index in range(_ITERATIONS.value):
+        print(f"\riteration {index + 1}/{_ITERATIONS.value}", end="", flush=True)
+        state, values, _ = loop.iterate(run, programs, state)
+        rows.append(values)
+    print("\r", end="")
+    middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
+    figures |= {
+        "iteration, s": statistics.median(seconds),
+        "iteration, slowest, s": max(seconds),
+        "rollout, s": middle["time/rollout_seconds"],
+        "update, s": middle["time/update_seconds"],
+        "reply tokens/s": middle["rollout/tokens_per_second"],
+        "slot utilization": middle["rollout/utilization"],
+        "mean episode, tokens": middle["rollout/episode_tokens"],
+        "mean episode, turns": middle["rollout/turns"],
+        "mean reply, tokens": middle["rollout/reply_tokens"],
+        "peak memory, GiB": training.peak_memory(),
+    }
+    device = jax.devices()[0].device_kind
+    print(f"{device} x {jax.device_count()}, jax {jax.__version__}")
+    for name, value in figures.items():
+        print(f"  {name:24s} {value:14,.3f}")
+    if _OUT.value:
+        record = {"device": device, "jax": jax.__version__, **figures}
+        Path(_OUT.value).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _ceilings() -> dict[str, float]:
+    """What the device can do at best: a large matrix product, and a copy."""
+    import jax
+    import jax.numpy as jnp
+
+    on_cpu = jax.default_backend() == "cpu"
+    size, dtype = (2048, jnp.float32) if on_cpu else (8192, jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    long = jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)
+    product = _seconds(jax.jit(lambda x: x @ x), x)
+    copy = _seconds(jax.jit(lambda x: x + 1), long)
+    return {
+        f"matmul {dtype.__name__}, TFLOP/s": 2 * size**3 / product / 1e12,
+        "copy, GB/s read and written": 2 * long.nbytes / copy / 1e9,
+    }
+
+
+def _seconds(run, x) -> float:
+    import jax
+
+    jax.block_until_ready(run(x))
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        jax.block_until_ready(run(x))
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _gymnasium_steps(steps: int = 50_000) -> float | None:
+    """Gymnasium's FrozenLake, bare steps of random play, or None without it."""
+    try:
+        import gymnasium
+    except ImportError:
+        return None
+    world = gymnasium.make("FrozenLake-v1", is_slippery=True).unwrapped
+    world.reset(seed=0)
+    started = time.perf_counter()
+    for index in range(steps):
+        if world.step(index * 7919 % 4)[2]:
+            world.reset()
+    return steps / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    common.run(main)
