@@ -23,6 +23,7 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 def main() -> None:
     settings = common.read_settings(_CONFIG.value)
+    common.use_every_core(settings)
     common.start_jax(settings.deterministic)
     import jax
 

@@ -93,6 +93,27 @@ def start_jax(deterministic: bool) -> None:
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
 
 
+def use_every_core(settings: Settings) -> None:
+    """Makes each CPU core a device of its own, where the settings can share them.
+
+    A rollout's many small operations keep one core busy; shards on two devices keep
+    two. Says nothing to GPUs and TPUs. XLA_FLAGS and JAX_NUM_CPU_DEVICES win.
+    """
+    import jax
+
+    forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if forced or "JAX_NUM_CPU_DEVICES" in os.environ or _COORDINATOR.value:
+        return
+    available = getattr(os, "sched_getaffinity", None)
+    cores = len(available(0)) if available else os.cpu_count() or 1
+    for count in range(cores, 0, -1):
+        with contextlib.suppress(SettingsError):
+            settings_lib.check_devices(settings, count)
+            jax.config.update("jax_num_cpu_devices", count)
+            return
+    # No count fits: `check_devices` says so for the one that JAX finds.
+
+
 def silence() -> TextIO:
     """A stream that nobody reads: for all processes but the first."""
     return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)

@@ -22,6 +22,7 @@ _WORKDIR = flags.DEFINE_string(
 
 def main() -> None:
     settings = common.read_settings(_CONFIG.value)
+    common.use_every_core(settings)
     common.start_jax(settings.deterministic)
     # Imported here so that a wrong setting is told without waiting for JAX.
     import jax

@@ -1,6 +1,8 @@
 """How good a policy is on levels that were kept from training."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable
 
 import jax
@@ -10,27 +12,33 @@ from jax.experimental import multihost_utils
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.sample import Call, Rollout, Setting
+from ragen_jax.settings import MeshSettings, Settings, SettingsError, check_devices
 from ragen_jax.text.dialogue import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Success of n episodes from each of P levels, and what they were like."""
+    """Success of n episodes from each of P levels, and what they were like.
+
+    Standard errors take levels as the independent draws; of one level they are NaN.
+    """
 
     success: float  # mean over all episodes
-    success_standard_error: float  # of that mean, levels being the independent draws
+    success_standard_error: float
     pass_at_k: tuple[float, ...]  # at k = 1..n, unbiased
+    pass_at_k_standard_error: tuple[float, ...]  # likewise
     turns: float  # per episode
     actions: float  # per episode
     reply_tokens: float  # per turn
     valid_reply_rate: float  # of turns
     mean_return: float  # the world's reward, per episode
+    mean_return_standard_error: float
     by_level: np.ndarray  # bool[P, n], each episode's success
 
     def metrics(self) -> dict[str, float]:
-        """For the sinks, without a prefix."""
-        return {
+        """For the sinks, without a prefix; pass@k if a level has several episodes."""
+        values = {
             "success": self.success,
             "success_standard_error": self.success_standard_error,
             "turns": self.turns,
@@ -38,7 +46,14 @@ class Score:
             "reply_tokens": self.reply_tokens,
             "valid_reply_rate": self.valid_reply_rate,
             "return": self.mean_return,
+            "return_standard_error": self.mean_return_standard_error,
         }
+        rollouts = len(self.pass_at_k)
+        for k in told_k(rollouts) if rollouts > 1 else ():
+            values[f"pass_at_{k}"] = self.pass_at_k[k - 1]
+            error = self.pass_at_k_standard_error[k - 1]
+            values[f"pass_at_{k}_standard_error"] = error
+        return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +78,18 @@ def make_evaluator(
     buckets: int,
     greedy: bool,
 ) -> Evaluator:
-    """Compiles nothing yet. Calls take at most `slots` episodes at a time (0: all).
+    """Compiles nothing yet.
 
     Args:
       setting, tokens: as for training rollouts.
       prompts: P of the smallest evaluation wanted.
       rollouts: n.
-      slots: episodes decoded at a time.
+      slots: episodes decoded at a time, if devices can share so few; 0: all.
       shards: devices that share rows.
       decode_chunk, buckets: as for `sample.make_plan`.
       greedy: temperature 0.
     """
-    each = prompts if not slots else max(1, min(prompts, slots // rollouts))
-    # Every shard takes as many episodes as the others.
-    while each * rollouts % shards:
-        each += 1
+    each = _levels_at_a_time(prompts, rollouts, slots, shards)
     plan = sample.make_plan(
         tokens,
         setting.dialogue,
@@ -91,6 +103,27 @@ def make_evaluator(
         greedy=greedy,
     )
     return Evaluator(sample.make_rollout(setting, plan), tokens, each, rollouts)
+
+
+def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
+    """Levels of one call: all, or as many as `slots` (0: no limit) have room for.
+
+    Every shard takes as many episodes as the others, whole levels or equal parts of
+    one: that may take more levels than were asked for, or than there is room for.
+    """
+
+    def is_shared(levels: int) -> bool:
+        return levels % shards == 0 or (
+            shards % levels == 0 and levels * rollouts % shards == 0
+        )
+
+    # Ends: multiples of `shards` are shared.
+    whole = next(filter(is_shared, itertools.count(prompts)))
+    room = slots // rollouts if slots else whole
+    if whole <= room:
+        return whole
+    fewer = next(filter(is_shared, range(room, 0, -1)), None)
+    return fewer or next(filter(is_shared, itertools.count(1)))
 
 
 def evaluate(
@@ -112,8 +145,9 @@ def evaluate(
       split: base.VALIDATION or base.TEST (or TRAIN).
       seed: decides the levels, the world's chance and the sampling.
       temperature: not read by a greedy evaluator.
-      on_batch: sees each batch's first level and its record, as host arrays; called in
-        order, on every process.
+      on_batch: sees each batch's first level and its record, as host arrays: the
+        rows of the whole batch, and the episodes of the levels that were asked for.
+        Called in order, on every process.
     """
     parts = []
     for first in range(0, prompts, evaluator.prompts):
@@ -127,38 +161,99 @@ def evaluate(
         )
         result = evaluator.rollout(parameters, evaluator.tokens, call)
         wanted = min(evaluator.prompts, prompts - first) * evaluator.rollouts
-        episodes = _on_host(result.episodes, wanted)
+        episodes = _first(_on_host(result.episodes), wanted)
         parts.append(episodes)
         if on_batch is not None:
-            on_batch(first, _on_host(result.rows, wanted), episodes)
+            on_batch(first, _on_host(result.rows), episodes)
     whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     return score(whole, evaluator.rollouts)
 
 
-def _on_host(tree, count: int):
-    """The first `count` entries as NumPy arrays, on every process."""
+def fit_to_devices(settings: Settings, devices: int) -> Settings:
+    """`settings` for an evaluation on so many devices, whatever they were made for.
+
+    The mesh stays as it is where it fits, else its data axis takes what is left, else
+    all. Sizes that only training reads become ones that any devices can share.
+
+    Args:
+      settings: of a run.
+      devices: of all processes together.
+    """
+    slots = -(-settings.evaluation.slots // devices) * devices
+    shared = dataclasses.replace(
+        settings,
+        rollout=dataclasses.replace(
+            settings.rollout, prompts=devices, group_size=1, slots=0
+        ),
+        optimizer=dataclasses.replace(
+            settings.optimizer, minibatch=devices, microbatch=devices
+        ),
+        evaluation=dataclasses.replace(
+            settings.evaluation,
+            prompts=devices,
+            rollouts=1,
+            test_prompts=devices,
+            test_rollouts=1,
+            slots=slots,
+        ),
+    )
+    saved = settings.mesh
+    stretched = MeshSettings(-1, max(saved.fsdp, 1), max(saved.tensor, 1))
+    for mesh in (saved, stretched):
+        fitted = dataclasses.replace(shared, mesh=mesh)
+        try:
+            check_devices(fitted, devices)
+        except SettingsError:
+            continue
+        return fitted
+    return dataclasses.replace(
+        shared,
+        mesh=MeshSettings(data=-1, fsdp=1, tensor=1),
+        rollout=dataclasses.replace(shared.rollout, layout="replicated"),
+    )
+
+
+def _on_host(tree):
+    """The entries as NumPy arrays, on every process."""
     if jax.process_count() > 1:
         tree = multihost_utils.process_allgather(tree, tiled=True)
-    return jax.tree.map(lambda x: np.asarray(x)[:count], tree)
+    return jax.tree.map(np.asarray, tree)
+
+
+def _first(tree, count: int):
+    """The first `count` entries of every array."""
+    return jax.tree.map(lambda x: x[:count], tree)
 
 
 def score(episodes: Episodes, rollouts: int) -> Score:
     """The figures of P * n episodes, host arrays in the order of levels."""
     success = np.asarray(episodes.success).reshape(-1, rollouts)
-    levels = success.mean(axis=1)
-    error = levels.std(ddof=1) / len(levels) ** 0.5 if len(levels) > 1 else 0.0
+    returns = np.asarray(episodes.reward).sum(axis=1).reshape(-1, rollouts)
     played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+    within = _pass_at_k_by_level(success.sum(axis=1), rollouts)
     return Score(
-        success=float(levels.mean()),
-        success_standard_error=float(error),
-        pass_at_k=pass_at_k(success.sum(axis=1), rollouts),
+        success=float(success.mean()),
+        success_standard_error=standard_error(success.mean(axis=1)),
+        pass_at_k=tuple(float(levels.mean()) for levels in within),
+        pass_at_k_standard_error=tuple(standard_error(levels) for levels in within),
         turns=float(episodes.turns.mean()),
         actions=float(episodes.actions.sum(axis=1).mean()),
         reply_tokens=float(episodes.reply_tokens[played].mean()),
         valid_reply_rate=float(episodes.is_valid[played].mean()),
-        mean_return=float(episodes.reward.sum(axis=1).mean()),
+        mean_return=float(returns.mean()),
+        mean_return_standard_error=standard_error(returns.mean(axis=1)),
         by_level=success,
     )
+
+
+def standard_error(levels: np.ndarray) -> float:
+    """Of the mean of P independent values (float[P]): sample std / sqrt(P).
+
+    NaN for a single value, which says nothing of its own spread.
+    """
+    if len(levels) < 2:
+        return math.nan
+    return float(np.std(levels, ddof=1) / math.sqrt(len(levels)))
 
 
 def pass_at_k(solved: np.ndarray, rollouts: int) -> tuple[float, ...]:
@@ -171,16 +266,24 @@ def pass_at_k(solved: np.ndarray, rollouts: int) -> tuple[float, ...]:
       solved: int[P], episodes solved of each level.
       rollouts: n.
     """
-    result, none_solved = [], np.ones(len(solved))
-    for k in range(1, rollouts + 1):
-        # C(n-c, k) / C(n, k) = prod_{i<k} (n - c - i) / (n - i), 0 once n - c < k.
-        left = np.maximum(rollouts - np.asarray(solved) - (k - 1), 0)
-        none_solved = none_solved * left / (rollouts - (k - 1))
-        result.append(float((1 - none_solved).mean()))
-    return tuple(result)
+    by_level = _pass_at_k_by_level(np.asarray(solved), rollouts)
+    return tuple(float(levels.mean()) for levels in by_level)
+
+
+def _pass_at_k_by_level(solved: np.ndarray, rollouts: int) -> np.ndarray:
+    """float64[n, P], `pass_at_k` of each level before the mean."""
+    drawn = np.arange(rollouts)[:, None]
+    # C(n-c, k) / C(n, k) = prod_{i<k} (n - c - i) / (n - i), 0 once n - c < k.
+    failed_too = np.maximum(rollouts - solved[None] - drawn, 0) / (rollouts - drawn)
+    return 1 - np.cumprod(failed_too, axis=0)
+
+
+def told_k(rollouts: int) -> tuple[int, ...]:
+    """The k of pass@k that are told: powers of two below n, and n itself."""
+    return (*(2**i for i in range((rollouts - 1).bit_length())), rollouts)
 
 
 def paired_difference(before: Score, after: Score) -> tuple[float, float]:
     """Gain in success on the same levels, and its standard error over levels."""
     gain = after.by_level.mean(axis=1) - before.by_level.mean(axis=1)
-    return float(gain.mean()), float(gain.std(ddof=1) / len(gain) ** 0.5)
+    return float(gain.mean()), standard_error(gain)

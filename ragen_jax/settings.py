@@ -62,7 +62,15 @@ __all__ = [
 ]
 
 # What a resumed run may change: none of it alters the numbers of training.
-_MAY_DIFFER = ("iterations", "mesh.", "every.", "evaluation.", "checkpoint.")
+_MAY_DIFFER = (
+    "iterations",
+    "mesh.",
+    "every.",
+    "evaluation.",
+    "checkpoint.",
+    "safety.",
+    "loss.logprob_gap_limit",
+)
 
 
 def from_dict(config: Mapping[str, Any]) -> Settings:
@@ -112,7 +120,8 @@ def world_settings(options: Iterable[tuple[str, Any]], world: type) -> Any:
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two results of `to_dict` and may not within one run.
 
-    Mesh, iterations, evaluation, and the cadence of logs and checkpoints may differ.
+    Mesh, iterations, evaluation, the cadence of logs and checkpoints, and the limits at
+    which a run stops itself may differ.
     """
     old, new = flatten(saved), flatten(now)
 

@@ -1,7 +1,9 @@
 """A signal asks the run to save and end; the loop looks for it between iterations."""
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -17,7 +19,9 @@ class Signals:
     Enter it in the main thread, after jax.distributed.initialize.
     """
 
-    def __init__(self):
+    def __init__(self, tell: Callable[[str], None]):
+        """`tell` says to the user at once that a Ctrl-C was seen."""
+        self._tell = tell
         self._received = False
         self._previous: dict[int, Any] = {}
 
@@ -43,5 +47,7 @@ class Signals:
         if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = True
+        with contextlib.suppress(RuntimeError):  # It came in the midst of other output.
+            self._tell("stopping after this iteration, with a saved state ...")
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,11 +1,13 @@
 """A whole run: resume or start, iterate, evaluate, save, and report."""
 
+import contextlib
 import faulthandler
 import json
 import os
 import resource
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,17 @@ from ragen_jax.settings import Settings, UserError
 from ragen_jax.signals import Signals
 
 _SETTINGS_FILE = "settings.json"
-_STALLED_SECONDS = 3600  # after so long an iteration the stacks are printed
+# An iteration is stalled, and the stacks are printed, after so many seconds:
+_STALLED_AT_FIRST = 3600.0  # it compiles, which can take half an hour
+_STALLED_AT_LEAST = 600.0
+_STALLED_TIMES = 10.0  # as long as the longest so far
 
 
 def check_workdir(workdir: Path, settings: Settings) -> None:
-    """Refuses a workdir that holds a run made with other settings, and claims it.
+    """Refuses a workdir that holds a run made with other settings.
+
+    One that holds settings and nothing else was given up before its first iteration
+    ended: there is nothing to protect.
 
     Raises:
       UserError: naming the keys that differ.
@@ -47,15 +55,22 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
                 f"{path} is not readable as JSON; give another --workdir, or delete"
                 f" {workdir} to start again"
             ) from None
-        settings_lib.check_same_run(saved, now, str(workdir))
+        if checkpoints.scores(workdir / checkpoints.FOLDER) or metrics.read(workdir):
+            settings_lib.check_same_run(saved, now, str(workdir))
     elif (workdir / checkpoints.FOLDER).exists():
         raise UserError(
             f"{workdir} holds checkpoints but no {_SETTINGS_FILE}, so it is not known"
             " what they were made with; give another --workdir"
         )
+
+
+def claim_workdir(workdir: Path, settings: Settings) -> None:
+    """Writes the settings into the workdir, once all checks are passed."""
     if jax.process_index() == 0:
+        path = workdir / _SETTINGS_FILE
         scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(now, indent=2) + "\n")
+        text = json.dumps(settings_lib.to_dict(settings), indent=2)
+        scratch.write_text(text + "\n")
         scratch.replace(path)
 
 
@@ -64,7 +79,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
 
     Args:
       run: from `loop.prepare`.
-      workdir: claimed by `check_workdir`.
+      workdir: passed `check_workdir`.
       console: where progress is told; a silent one on all processes but the first.
       command: that resumes the run, for the message after a signal.
 
@@ -73,6 +88,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         sampler and update disagreeing, for as long as the settings allow.
     """
     console.line(banner(run, workdir))
+    claim_workdir(workdir, run.settings)
     writer = Checkpoints(
         workdir / checkpoints.FOLDER,
         keep_last=run.settings.checkpoint.keep_last,
@@ -84,10 +100,14 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         sinks = Sinks(
             workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
         )
-        with sinks, Signals() as signals:
+        with sinks, Signals(console.line) as signals, _stall_watch():
             state, stopped = _iterate(run, state, writer, sinks, signals, console)
             if stopped:
-                console.line(f"saved; the same command resumes:\n  {command}")
+                done = int(state.iteration)
+                console.line(
+                    f"saved after iteration {done}; the same command goes on from"
+                    f" there:\n  {command}"
+                )
                 return
             _report(run, state, workdir, sinks, console)
 
@@ -111,7 +131,9 @@ def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Conso
     best = -1.0 if best is None else writer.read_info(best)["validation"] or -1.0
     for done in range(int(state.iteration) + 1, total + 1):
         started = time.perf_counter()
-        faulthandler.dump_traceback_later(_STALLED_SECONDS, exit=False)
+        faulthandler.dump_traceback_later(
+            stalled_after(durations), file=sys.__stderr__
+        )
         console.status(f"iteration {done}/{total}: sampling and learning ...")
         state, values, rollout = loop.iterate(run, programs, state)
         if done == 1:
@@ -132,20 +154,37 @@ def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Conso
             line = progress.iteration_line(done, total, values, left)
             console.iteration(line, total)
         score = None if validation is None else validation.success
-        problem = _problem(settings, state, values)
+        reason = problem(settings, state, values)
         stops = signals.should_stop(done)
         is_best = score is not None and score > best and settings.checkpoint.keep_best
         due = _is_due(done, settings.every.checkpoint, total)
-        if due or is_best or problem or stops:
-            _save(run, writer, state, done, score, wait=bool(problem or stops))
+        if due or is_best or reason or stops:
+            _save(run, writer, state, done, score, wait=bool(reason or stops))
             best = max(best, -1.0 if score is None else score)
-        faulthandler.cancel_dump_traceback_later()
-        if problem:
-            raise UserError(problem)
+        if reason:
+            raise UserError(reason)
         if stops:
             return state, True
     writer.wait()
     return state, False
+
+
+@contextlib.contextmanager
+def _stall_watch() -> Iterator[None]:
+    """Disarms at its end what iterations armed."""
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def stalled_after(durations: Sequence[float]) -> float:
+    """Seconds after which an iteration is stalled, given those of the ones before."""
+    if not durations:
+        return _STALLED_AT_FIRST
+    # The first one compiled; it counts only while there is no other.
+    longest = max(durations[1:] or durations)
+    return max(_STALLED_AT_LEAST, _STALLED_TIMES * longest)
 
 
 def _is_due(done: int, every: int, total: int) -> bool:
@@ -161,28 +200,30 @@ def _save(run: Run, writer, state: TrainState, done: int, score, *, wait: bool) 
     writer.save(done, state, info, score=score, wait=wait)
 
 
-def _problem(settings: Settings, state: TrainState, values: dict[str, float]) -> str:
+def problem(settings: Settings, state: TrainState, values: dict[str, float]) -> str:
     """Why the run has to stop, in one sentence, or an empty string."""
     safety = settings.safety
-    saved = "the state was saved, and the same command goes on from there"
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
         return (
             f"gradients were not finite in {int(state.bad_in_row)} iterations running"
-            f" (safety.max_bad_updates); {saved}, but first lower"
-            " optimizer.actor_lr or go back to an earlier checkpoint"
+            f" (safety.max_bad_updates = {safety.max_bad_updates}); the state was"
+            " saved: start in another --workdir with a lower optimizer.actor_lr, or"
+            " delete the last of this one's checkpoints to go on from an earlier one"
         )
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
         return (
             f"no group was kept in {int(state.empty_in_row)} iterations running"
-            f" (safety.max_empty_updates): all episodes of each group earn the same;"
-            f" {saved}"
+            f" (safety.max_empty_updates = {safety.max_empty_updates}), for all"
+            " episodes of each group earned the same; the state was saved: raise the"
+            " limit and start the same command again, or begin with an easier world"
         )
     gap, limit = values["update/logprob_gap"], settings.loss.logprob_gap_limit
     if gap > limit:
         return (
             f"sampler and update disagree by {gap:.3g} nats a token, more than"
-            f" loss.logprob_gap_limit = {limit}; {saved}, but first look at"
-            " model.compute_dtype, or raise the limit if that is known to be rounding"
+            f" loss.logprob_gap_limit = {limit}; the state was saved: raise the limit"
+            " and start the same command again if that is rounding, else try"
+            " model.compute_dtype = 'float32' in another --workdir"
         )
     return ""
 
@@ -219,7 +260,9 @@ def _report(run: Run, state: TrainState, workdir: Path, sinks: Sinks, console) -
     first = loop.load_parameters(run, value_head=False)
     before = _evaluate(run, evaluator, first, TEST, chosen.test_prompts)
     after = _evaluate(run, evaluator, state.actor, TEST, chosen.test_prompts)
-    sinks.write(int(state.iteration), _named("test", after))
+    done = int(state.iteration)
+    if not any("test/success" in last for last in metrics.read(workdir)[-1:]):
+        sinks.write(done, _named("test", after))  # Once, however often it is shown.
     sinks.draw()
     gain, error = evaluation.paired_difference(before, after)
     rows = (
@@ -255,13 +298,14 @@ def banner(run: Run, workdir: Path) -> str:
     count = parameters.count(parameters.declare(run.config))
     episodes = rollout.prompts * rollout.group_size
     critic = "a critic of the same size" if s.estimator == "ppo" else "no critic"
+    world = ", ".join(f"{key} {value}" for key, value in s.env.options)
     kept = f"keeps {s.filter.strategy}"
     if s.filter.strategy != "none":
         kept += f" {s.filter.fraction:g} of the prompts by {s.filter.metric}"
     rows = [
         ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
         ("mesh", f"{meshes.describe(run.mesh)}, {run.dtype} computation"),
-        ("environment", f"{s.env.name} {dict(s.env.options)}"),
+        ("environment", f"{s.env.name}: {world}"),
         (
             "algorithm",
             f"{s.algorithm} with {s.estimator}: {kept}, clip {s.loss.clip_low:g} /"

@@ -1,5 +1,7 @@
 """What the models say of a record's tokens: log-probabilities, entropy, values."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -28,6 +30,8 @@ def score_tokens(
     *,
     dtype=jnp.float32,
     remat: bool = False,
+    place: Callable[[jax.Array], jax.Array] = lambda x: x,
+    attention: Callable[..., jax.Array] = transformer.causal_attention,
     with_entropy: bool = True,
 ) -> TokenScores:
     """Scores every token of every row under softmax(logits / temperature).
@@ -42,10 +46,17 @@ def score_tokens(
       temperature: above 0; the one that the rows were sampled at.
       dtype: of the transformer's computation.
       remat: recompute layers in the backward pass.
+      place, attention: as for `transformer.hidden_states`.
       with_entropy: False leaves the entropy 0 and saves its cost.
     """
     hidden = transformer.hidden_states(
-        parameters, tokens, config, dtype=dtype, remat=remat
+        parameters,
+        tokens,
+        config,
+        dtype=dtype,
+        remat=remat,
+        place=place,
+        attention=attention,
     )
     rows, length = tokens.shape
     chunk = max(1, min(length - 1, _MOST_LOGITS // (rows * config.vocabulary)))
@@ -65,9 +76,10 @@ def score_tokens(
         chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
         if not with_entropy:
             return TokenScores(chosen - total, jnp.zeros_like(total))
-        # H = log Z - sum_v p_v x_v, for p_v = exp(x_v - log Z).
-        policy = jnp.exp(logits - total[..., None])
-        return TokenScores(chosen - total, total - (policy * logits).sum(axis=-1))
+        # Not log Z - sum_v p_v x_v, whose two terms cancel where the policy is sure.
+        log_policy = logits - total[..., None]
+        entropy = -(jnp.exp(log_policy) * log_policy).sum(axis=-1)
+        return TokenScores(chosen - total, entropy)
 
     scores = jax.lax.map(score, (split(hidden[:, :-1]), split(tokens[:, 1:])))
 
@@ -85,9 +97,17 @@ def value_tokens(
     *,
     dtype=jnp.float32,
     remat: bool = False,
+    place: Callable[[jax.Array], jax.Array] = lambda x: x,
+    attention: Callable[..., jax.Array] = transformer.causal_attention,
 ) -> jax.Array:
     """float32[R, T], the critic's value before each token. See `score_tokens`."""
     hidden = transformer.hidden_states(
-        parameters, tokens, config, dtype=dtype, remat=remat
+        parameters,
+        tokens,
+        config,
+        dtype=dtype,
+        remat=remat,
+        place=place,
+        attention=attention,
     )
     return transformer.token_values(parameters, hidden)

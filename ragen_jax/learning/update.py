@@ -27,6 +27,7 @@ from ragen_jax.learning import (
 )
 from ragen_jax.learning.reduce import Mean
 from ragen_jax.learning.state import TrainState
+from ragen_jax.models import transformer
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.settings import Settings
@@ -99,7 +100,7 @@ def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
     def update(
         old: TrainState, frozen, reference, rows: Rows, episodes: Episodes
     ) -> tuple[TrainState, Learned]:
-        learner = _Learner(plan, frozen, reference)
+        learner = _Learner(plan, shardings, frozen, reference)
         keep, reward_std = _choose_groups(plan.settings, episodes)
         batch = learner.prepare(old, rows, episodes, keep)
         new, sums, norms, made = learner.train(old, batch)
@@ -157,9 +158,10 @@ class _Made:
 class _Learner:
     """The steps of one update, with the plan and the fixed trees bound in."""
 
-    def __init__(self, plan: UpdatePlan, frozen, reference):
-        self.plan, self.settings = plan, plan.settings
+    def __init__(self, plan: UpdatePlan, shardings: TrainState, frozen, reference):
+        self.plan, self.settings, self.shardings = plan, plan.settings, shardings
         self.frozen, self.reference = frozen, reference
+        self.attention = _attention_on_shards(plan)
         self.has_critic = plan.settings.estimator == "ppo"
         self.optimizers = (
             state.actor_optimizer(plan.settings),
@@ -170,7 +172,7 @@ class _Learner:
 
     def prepare(self, old: TrainState, rows: Rows, episodes: Episodes, keep) -> Batch:
         """Gathers the kept rows and computes what their losses need."""
-        settings, plan = self.settings, self.plan
+        settings = self.settings
         most = filters.most_kept(
             settings.rollout.prompts,
             strategy=settings.filter.strategy,
@@ -180,16 +182,17 @@ class _Learner:
         capacity = -(-most * settings.rollout.group_size // minibatch) * minibatch
         is_kept = filters.kept_rows(rows, episodes, keep)
         rows, weight = filters.gather_rows(rows, is_kept, capacity)
-        rows = jax.lax.with_sharding_constraint(
-            rows, NamedSharding(plan.mesh, meshes.ROWS)
-        )
+        # Longest first, padding rows last: microbatches of like length.
+        order = jnp.argsort(-_reply_lengths(rows.is_reply), stable=True)
+        rows, weight = jax.tree.map(lambda x: x[order], (rows, weight))
+        rows = self._share_rows(rows)
         is_reply = rows.is_reply
         zeros = jnp.zeros(rows.tokens.shape, jnp.float32)
         old_values = ref_logprobs = zeros
         if self.has_critic:
-            old_values = self._map_rows(self._values(old.critic), rows.tokens, weight)
+            old_values = self._map_rows(self._values(old.critic), rows, weight)
         if settings.loss.kl > 0:
-            ref_logprobs = self._map_rows(self._reference, rows.tokens, weight)
+            ref_logprobs = self._map_rows(self._reference, rows, weight)
         earned = rewards.token_rewards(rows, episodes, settings.reward.format_penalty)
         if settings.loss.kl > 0 and settings.loss.kl_in == "reward":
             earned = rewards.penalize_kl(
@@ -231,34 +234,79 @@ class _Learner:
         tokens = advantages.broadcast_to_tokens(gain, rows)
         return tokens, jnp.zeros_like(tokens)
 
+    def _parameters(self, trainable) -> Parameters:
+        return self._gather_vocabulary(self.plan.assemble(trainable, self.frozen))
+
+    def _gather_vocabulary(self, parameters: Parameters) -> Parameters:
+        """The embedding whole on every device, for looking tokens up in it."""
+        whole = NamedSharding(self.plan.mesh, PartitionSpec())
+        embedding = jax.lax.with_sharding_constraint(parameters["embedding"], whole)
+        return {**parameters, "embedding": embedding}
+
     def _values(self, critic):
-        parameters = self.plan.assemble(critic, self.frozen)
+        parameters = self._parameters(critic)
         return lambda tokens: policy.value_tokens(
-            parameters, tokens, self.plan.config, dtype=self.plan.dtype
+            parameters,
+            tokens,
+            self.plan.config,
+            dtype=self.plan.dtype,
+            place=self._share_rows,
+            attention=self.attention,
         )
 
     def _reference(self, tokens):
         return policy.score_tokens(
-            self.reference,
+            self._gather_vocabulary(self.reference),
             tokens,
             self.plan.config,
             self.settings.rollout.temperature,
             dtype=self.plan.dtype,
+            place=self._share_rows,
+            attention=self.attention,
             with_entropy=False,
         ).logprobs
 
-    def _map_rows(self, score: Callable, tokens: jax.Array, weight: jax.Array):
+    def _map_rows(self, score: Callable, rows: Rows, weight: jax.Array) -> jax.Array:
         """float32[C, T], `score` of every row of weight 1, a microbatch at a time."""
-        micro = self.settings.optimizer.microbatch
+        micro, width = self.settings.optimizer.microbatch, rows.tokens.shape[1]
         count = -(-(weight > 0).sum() // micro)  # real rows stand in front
+        pieces = self._microbatches((rows.tokens, rows.is_reply))
+
+        def scored(length: int, tokens: jax.Array) -> jax.Array:
+            return jnp.pad(score(tokens[:, :length]), ((0, 0), (0, width - length)))
 
         def one(index, out):
-            piece = jax.lax.dynamic_slice_in_dim(tokens, index * micro, micro)
-            return jax.lax.dynamic_update_slice_in_dim(
-                out, score(piece), index * micro, axis=0
-            )
+            tokens, is_reply = jax.tree.map(lambda x: x[index], pieces)
+            return out.at[index].set(self._by_length(scored, is_reply, tokens))
 
-        return jax.lax.fori_loop(0, count, one, jnp.zeros(tokens.shape, jnp.float32))
+        blank = self._microbatches(jnp.zeros(rows.tokens.shape, jnp.float32))
+        scores = jax.lax.fori_loop(0, count, one, blank)
+        return self._share_rows(scores.reshape(rows.tokens.shape))
+
+    def _by_length(self, compute: Callable, is_reply: jax.Array, piece):
+        """`compute(length, piece)` at the shortest compiled length that fits."""
+        lengths = self.plan.lengths
+        longest = _reply_lengths(is_reply).max()
+        which = sum((longest > n).astype(jnp.int32) for n in lengths[:-1])
+        branches = [lambda piece, n=n: compute(n, piece) for n in lengths]
+        return jax.lax.switch(which, branches, piece)
+
+    def _share_rows(self, tree):
+        """Every array's leading axis shared over data and fsdp."""
+        return jax.lax.with_sharding_constraint(
+            tree, NamedSharding(self.plan.mesh, meshes.ROWS)
+        )
+
+    def _microbatches(self, tree):
+        """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
+        micro = self.settings.optimizer.microbatch
+        placed = NamedSharding(self.plan.mesh, PartitionSpec(None, *meshes.ROWS))
+        return jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(
+                x.reshape(-1, micro, *x.shape[1:]), placed
+            ),
+            tree,
+        )
 
     # Training ------------------------------------------------------------------------
 
@@ -290,31 +338,18 @@ class _Learner:
         """Accumulates the gradients of one minibatch and applies them."""
         micro = self.settings.optimizer.microbatch
         # Longest first: microbatches of like length, padding rows last.
-        lengths = self._lengths(batch)[rows]
+        lengths = _reply_lengths(batch.is_reply)[rows]
         rows = rows[jnp.argsort(-lengths, stable=True)]
         picked = jax.tree.map(lambda x: x[rows], batch)
-        pieces = jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(
-                x.reshape(-1, micro, *x.shape[1:]),
-                NamedSharding(self.plan.mesh, PartitionSpec(None, *meshes.ROWS)),
-            ),
-            picked,
-        )
+        pieces = self._microbatches(picked)
         is_first = made.attempted == 0
+
+        def gradients_of(length: int, piece: Batch):
+            return self._gradients(old, _cut(piece, length), is_first)
 
         def accumulate(index, carry):
             piece = jax.tree.map(lambda x: x[index], pieces)
-            longest = self._lengths(piece).max()
-            which = sum((longest > n).astype(jnp.int32) for n in self.plan.lengths[:-1])
-            branches = [
-                lambda piece, n=n: self._gradients(old, _cut(piece, n), is_first)
-                for n in self.plan.lengths
-            ]
-            if len(branches) == 1:
-                new = branches[0](piece)
-            else:
-                new = jax.lax.switch(which, branches, piece)
-            return _add(carry, new)
+            return _add(carry, self._by_length(gradients_of, piece.is_reply, piece))
 
         micro_count = -(-(picked.weight > 0).sum() // micro)
         blank = jax.tree.map(
@@ -328,11 +363,6 @@ class _Learner:
         gradients, counts, added = jax.lax.fori_loop(0, micro_count, accumulate, blank)
         return self._apply(old, gradients, counts, added, sums, norms, made)
 
-    def _lengths(self, batch: Batch) -> jax.Array:
-        """int32[rows], up to the last reply token; what stands behind has no loss."""
-        index = jnp.arange(1, batch.is_reply.shape[1] + 1)[None]
-        return jnp.where(batch.is_reply, index, 0).max(axis=1)
-
     def _gradients(self, old: TrainState, piece: Batch, is_first):
         """((actor, critic) gradients of loss sums, their counts, `Sums`)."""
         actor_loss = jax.value_and_grad(self._actor_loss, has_aux=True)
@@ -343,17 +373,23 @@ class _Learner:
             (_, value_loss), critic = critic_loss(old.critic, piece)
             critic_count = value_loss.count
         sums = sums.replace(value_loss=value_loss)
-        return (actor, critic), (actor_count, critic_count), sums
+        # Shared like the parameters, so that no device adds up whole gradients.
+        gradients = jax.lax.with_sharding_constraint(
+            (actor, critic), (self.shardings.actor, self.shardings.critic)
+        )
+        return gradients, (actor_count, critic_count), sums
 
     def _actor_loss(self, actor, piece: Batch, is_first):
         """Sum over the piece; dividing by the minibatch's count comes later."""
         settings, chosen = self.settings, self.settings.loss
         scores = policy.score_tokens(
-            self.plan.assemble(actor, self.frozen),
+            self._parameters(actor),
             piece.tokens,
             self.plan.config,
             settings.rollout.temperature,
             dtype=self.plan.dtype,
+            place=self._share_rows,
+            attention=self.attention,
             remat=settings.model.remat,
         )
         clips = dict(clip_low=chosen.clip_low, clip_high=chosen.clip_high)
@@ -387,10 +423,12 @@ class _Learner:
 
     def _critic_loss(self, critic, piece: Batch):
         values = policy.value_tokens(
-            self.plan.assemble(critic, self.frozen),
+            self._parameters(critic),
             piece.tokens,
             self.plan.config,
             dtype=self.plan.dtype,
+            place=self._share_rows,
+            attention=self.attention,
             remat=self.settings.model.remat,
         )
         clip = self.settings.loss.value_clip
@@ -432,6 +470,23 @@ class _Learner:
         return new, _merge(sums, added), norms, made
 
 
+def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
+    """Attention of each device's own rows and heads, with no word to the others.
+
+    Left to the compiler, the loop over rows would visit them one by one on all devices.
+    """
+    config, mesh = plan.config, plan.mesh
+    shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
+    spec = PartitionSpec(*meshes.ROWS, None, meshes.TENSOR if shared else None, None)
+    return jax.shard_map(
+        transformer.causal_attention,
+        mesh=mesh,
+        in_specs=(spec, spec, spec),
+        out_specs=spec,
+        check_vma=False,
+    )
+
+
 def _step(optimizer, gradient, old_state, parameters, should_apply):
     changes, new_state = optimizer.update(gradient, old_state, parameters)
     new = optax.apply_updates(parameters, changes)
@@ -446,6 +501,12 @@ def _shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
     """int32[C], the rows of weight 1 in random order, then the others."""
     chance = jax.random.uniform(key, weight.shape)
     return jnp.argsort(jnp.where(weight > 0, chance, 2.0), stable=True)
+
+
+def _reply_lengths(is_reply: jax.Array) -> jax.Array:
+    """int32[rows], up to the last reply token; what stands behind has no loss."""
+    index = jnp.arange(1, is_reply.shape[1] + 1)[None]
+    return jnp.where(is_reply, index, 0).max(axis=1)
 
 
 def _cut(piece: Batch, length: int) -> Batch:

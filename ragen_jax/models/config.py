@@ -49,6 +49,18 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
             f"{where}: architecture {names[0]} is not supported; choose a model of"
             f" {', '.join(sorted(_ARCHITECTURES))}"
         )
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = parameters.get("rope_type") or parameters.get("type") or "default"
+    if scaling != "default":
+        raise UserError(
+            f"{where}: rotary positions are scaled by {scaling!r}, which is not"
+            " supported; choose a model whose rope_type is 'default'"
+        )
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise UserError(
+            f"{where}: hidden_act = {activation!r} is not supported; choose a model of"
+            " 'silu'"
+        )
     if config.get("use_sliding_window"):
         raise UserError(
             f"{where}: use_sliding_window is on, which is not supported; choose a"
@@ -56,7 +68,6 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
         )
     try:
         heads = config["num_attention_heads"]
-        parameters = config.get("rope_parameters") or {}
         return ModelConfig(
             family=_ARCHITECTURES[names[0]],
             vocabulary=config["vocab_size"],
@@ -79,8 +90,16 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
         ) from None
 
 
-def to_hugging_face(config: ModelConfig, eos: int, pad: int) -> dict[str, Any]:
-    """The config.json that transformers reads back as the same model."""
+def to_hugging_face(
+    config: ModelConfig, eos: int, pad: int, dtype: str
+) -> dict[str, Any]:
+    """The config.json that transformers reads back as the same model.
+
+    Args:
+      config: the model's shape.
+      eos, pad: token ids.
+      dtype: of the stored weights, such as "float32".
+    """
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -99,5 +118,5 @@ def to_hugging_face(config: ModelConfig, eos: int, pad: int) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": eos,
         "pad_token_id": pad,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
     }

@@ -52,6 +52,20 @@ def _is_matrix(path: tuple[str, ...]) -> bool:
     return path[-1] in ("head", "query", "key", "value", "output", "gate", "up", "down")
 
 
+def _to_file(path: tuple[str, ...], tensor: np.ndarray) -> np.ndarray:
+    """One of our tensors, of one layer, as the file lays it out. A view.
+
+    Matrices are [out, in] there, and heads are not split off from the other axis.
+    """
+    if path[-1] == "output":  # [heads, head_dim, out]: heads go in
+        return tensor.reshape(-1, tensor.shape[-1]).T
+    if _is_matrix(path):  # [in, heads, head_dim] or [in, out]
+        return tensor.reshape(tensor.shape[0], -1).T
+    if path[-1].endswith("_bias"):
+        return tensor.reshape(-1)
+    return tensor
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Reads `folder`/config.json.
 
@@ -66,6 +80,8 @@ def read_config(folder: Path) -> ModelConfig:
         )
     try:
         parsed = json.loads(path.read_text())
+        if not isinstance(parsed, dict):
+            raise ValueError("not an object")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read as JSON ({error}); a model folder needs the"
@@ -129,16 +145,14 @@ def _place(out: Parameters, where: tuple, tensor, path: Path, name: str) -> None
     target = out
     for part in leaf_path:
         target = target[part]
-    target = target if index is None else target[index]
-    if _is_matrix(leaf_path):
-        tensor = tensor.T
-    if tensor.size != target.size:
+    # A view in the file's layout: writing to it fills the tree.
+    view = _to_file(leaf_path, target if index is None else target[index])
+    if tensor.shape != view.shape:
         raise UserError(
-            f"{path}: tensor {name} has shape {tensor.shape[::-1]}, config.json implies"
-            f" {target.size} numbers; take config.json and weights of one model"
+            f"{path}: tensor {name} has shape {tensor.shape}, config.json implies"
+            f" {view.shape}; take config.json and weights of one model"
         )
-    # Heads are split off here: the file's [out, in] becomes [in, heads, head_dim].
-    target[...] = np.asarray(tensor, np.float32).reshape(target.shape)
+    view[...] = tensor
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -147,15 +161,19 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Raises:
       UserError: if there is none.
     """
+    remedy = "copy the model's tokenizer.json and tokenizer_config.json into it"
+    # Without this check some families are given a tokenizer that knows no words.
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} has no tokenizer.json; {remedy}")
     try:
         return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # A damaged file may raise anything.
         raise UserError(
             f"{folder} has no tokenizer that can be read"
-            f" ({str(error).splitlines()[0]}); copy the model's tokenizer.json and"
-            " tokenizer_config.json into it"
+            f" ({type(error).__name__}: {error}".splitlines()[0]
+            + f"); {remedy}"
         ) from None
 
 
@@ -178,8 +196,8 @@ def write_folder(
     Raises:
       UserError: if `folder` holds anything.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give a new folder")
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -189,16 +207,12 @@ def write_folder(
             for part in leaf_path:
                 leaf = leaf[part]
             tensor = np.asarray(leaf if index is None else leaf[index])
-            if leaf_path[-1] == "output":  # [heads, head_dim, out]: heads go in
-                tensor = tensor.reshape(-1, tensor.shape[-1]).T
-            elif _is_matrix(leaf_path):
-                tensor = tensor.reshape(tensor.shape[0], -1).T
-            elif leaf_path[-1].endswith("_bias"):
-                tensor = tensor.reshape(-1)
-            tensors[name] = np.ascontiguousarray(tensor.astype(dtype))
+            tensor = _to_file(leaf_path, tensor)
+            tensors[name] = np.ascontiguousarray(tensor, dtype)
         save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
         eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        text = json.dumps(model_config.to_hugging_face(config, eos, pad), indent=2)
+        written = model_config.to_hugging_face(config, eos, pad, np.dtype(dtype).name)
+        text = json.dumps(written, indent=2)
         (scratch / "config.json").write_text(text + "\n")
         tokenizer.save_pretrained(scratch)
         if folder.exists():

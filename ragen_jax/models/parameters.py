@@ -1,6 +1,7 @@
 """Parameters as one nested dict, declared once: shape, logical axes, initial scale."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -101,8 +102,5 @@ def shapes(declared: Parameters, dtype=jnp.float32) -> Parameters:
 
 def count(parameters: Parameters) -> int:
     """How many numbers the tree holds; takes arrays, shapes or declared leaves."""
-    sizes = [
-        int(jnp.prod(jnp.array(leaf.shape)))
-        for leaf in jax.tree.leaves(parameters, is_leaf=is_leaf)
-    ]
-    return sum(sizes)
+    leaves = jax.tree.leaves(parameters, is_leaf=is_leaf)
+    return sum(math.prod(leaf.shape) for leaf in leaves)

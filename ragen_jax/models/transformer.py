@@ -147,6 +147,8 @@ def hidden_states(
     *,
     dtype=jnp.float32,
     remat: bool = True,
+    place: Callable[[jax.Array], jax.Array] = lambda x: x,
+    attention: Callable[..., jax.Array] = causal_attention,
 ) -> jax.Array:
     """The full forward pass over rows filled from position 0.
 
@@ -156,6 +158,8 @@ def hidden_states(
       config: the model's shape.
       dtype: of the computation; norms, softmax and rotations are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its inside.
+      place: fixes the sharding of float[R, T, D] activations between layers.
+      attention: `causal_attention`, or that on each device's own rows and heads.
 
     Returns:
       float[R, T, D] after the final norm. Position t has seen tokens 0..t.
@@ -164,13 +168,12 @@ def hidden_states(
 
     def one_layer(x: jax.Array, layer: Parameters) -> tuple[jax.Array, None]:
         layer = jax.tree.map(lambda w: w.astype(dtype), layer)
-        return block(
-            layer, x, positions, config, lambda *qkv: (causal_attention(*qkv), None)
-        )
+        x, _ = block(layer, x, positions, config, lambda *qkv: (attention(*qkv), None))
+        return place(x), None
 
     if remat:
         one_layer = jax.checkpoint(one_layer)
-    x = embed(parameters, tokens, dtype)
+    x = place(embed(parameters, tokens, dtype))
     x, _ = jax.lax.scan(one_layer, x, parameters["layers"])
     return rms_norm(x, parameters["final_norm"].astype(dtype), config.norm_epsilon)
 

@@ -88,7 +88,8 @@ def decode(
       policy: how to run the model.
       cache: of S slots; `lengths` positions of each are filled.
       tokens: int32[S], the token at position `lengths` of each slot.
-      lengths: int32[S], below `bucket`.
+      lengths: int32[S], below `bucket`; a slot of length C writes nothing, and its
+        logits mean nothing.
       bucket: how many positions of the cache are read.
 
     Returns:
@@ -99,8 +100,10 @@ def decode(
 
     def attend(layer, query, key, value):
         # [S, G, head_dim] written at (slot, position); the slice below reads after it.
-        keys = cache.keys[layer].at[slots, :, :, lengths].set(key[:, 0])
-        values = cache.values[layer].at[slots, :, :, lengths].set(value[:, 0])
+        keys = cache.keys[layer].at[slots, :, :, lengths].set(key[:, 0], mode="drop")
+        values = (
+            cache.values[layer].at[slots, :, :, lengths].set(value[:, 0], mode="drop")
+        )
         read = (keys[..., :bucket], values[..., :bucket])
         return _attend_to_cache(query, *read, visible[:, None]), (keys, values)
 

@@ -195,9 +195,14 @@ def decode_chunk(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState
     needed = longest + plan.decode_chunk
     # The last bucket is the whole context, which no row outgrows.
     index = sum((needed > b).astype(jnp.int32) for b in plan.buckets[:-1])
-    if len(plan.buckets) == 1:
-        return passes(plan.buckets[0])(state)
-    return jax.lax.switch(index, [passes(b) for b in plan.buckets], state)
+    for number, bucket in enumerate(plan.buckets):
+        # Loops of one round or none: branches of a conditional would copy the cache.
+        state, _ = jax.lax.while_loop(
+            lambda carry: carry[1],
+            lambda carry, bucket=bucket: (passes(bucket)(carry[0]), False),
+            (state, index == number),
+        )
+    return state
 
 
 def _decode_pass(
@@ -205,8 +210,9 @@ def _decode_pass(
 ) -> RolloutState:
     """Samples one token in every decoding slot."""
     slots, rows = state.slots, state.rows
-    # A slot that does not decode rewrites what stands, or will stand, at its length.
-    place = jnp.minimum(slots.length, bucket - 1)
+    # A slot that does not decode may be longer than the bucket: it writes nothing.
+    active = slots.status == DECODING
+    place = jnp.where(active, slots.length, plan.context)
     logits, cache = kv.decode(
         inputs.weights, policy, state.cache, slots.pending, place, bucket
     )
@@ -215,7 +221,6 @@ def _decode_pass(
         inputs.key, episode, slots.turn, slots.sampled
     )
     drawn = sampling.sample(token_keys, logits, inputs.temperature, greedy=plan.greedy)
-    active = slots.status == DECODING
     row = jnp.where(active, slots.episode, plan.episodes)  # out of range is dropped
     at = slots.length + 1
     rows = Written(

@@ -1,7 +1,9 @@
 """The fixed pieces of a chat template, cut once from the template itself."""
 
 import dataclasses
+from collections.abc import Sequence
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.settings import UserError
@@ -30,6 +32,17 @@ class ChatPieces:
     end_of_turn: str  # text of the control token that closes a reply
     stop_tokens: tuple[int, ...]  # ids whose sampling ends a reply
 
+    def join(self, texts: Sequence[str]) -> str:
+        """The prompt for a reply to system, user, reply, user, ... : the last a user's.
+
+        The texts begin and end without white space, which some templates strip.
+        """
+        system, *others = texts
+        parts = [self.before_system, system, self.before_user, others[0]]
+        for reply, user in zip(others[1::2], others[2::2], strict=True):
+            parts += [self.before_reply, reply, self.after_reply, user]
+        return "".join([*parts, self.before_reply])
+
 
 def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
     """Cuts the template with marked texts.
@@ -39,25 +52,15 @@ def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
       where: the model's name or path, for messages.
 
     Raises:
-      UserError: if there is no template, or it does not keep the given texts in order,
-        or closes a reply with no control token.
+      UserError: if there is no template, or it does not keep the given texts in order
+        with the same text around each turn, or closes a reply with no control token.
     """
     if not tokenizer.chat_template:
         raise UserError(
             f"{where} has no chat template; take the instruction-tuned model, whose"
             " tokenizer_config.json or chat_template.jinja holds one"
         )
-    whole = tokenizer.apply_chat_template(
-        [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": _USER},
-            {"role": "assistant", "content": _REPLY},
-            {"role": "user", "content": _NEXT},
-        ],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    parts, rest = [], whole
+    parts, rest = [], _render(tokenizer, (_SYSTEM, _USER, _REPLY, _NEXT), where)
     for marker in (_SYSTEM, _USER, _REPLY, _NEXT):
         piece, found, rest = rest.partition(marker)
         if not found:
@@ -67,7 +70,8 @@ def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
                 " choose a model whose template keeps them"
             )
         parts.append(piece)
-    specials = set(tokenizer.all_special_ids)
+    added = tokenizer.added_tokens_decoder.items()
+    specials = {index for index, token in added if token.special}
     closing = tokenizer.encode(parts[3], add_special_tokens=False)
     if not closing or closing[0] not in specials:
         raise UserError(
@@ -78,7 +82,7 @@ def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
     stops = {closing[0]}
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
-    return ChatPieces(
+    pieces = ChatPieces(
         before_system=parts[0],
         before_user=parts[1],
         before_reply=rest,
@@ -86,3 +90,32 @@ def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
         end_of_turn=tokenizer.convert_ids_to_tokens(closing[0]),
         stop_tokens=tuple(sorted(stops)),
     )
+    # More turns, so that a template shows if it writes some of them in another way.
+    longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
+    if pieces.join(longer) != _render(tokenizer, longer, where):
+        raise UserError(
+            f"{where}: the chat template writes earlier turns in another way than the"
+            " last, so a conversation cannot be continued in place; choose a model"
+            " whose template writes every turn alike"
+        )
+    return pieces
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], where: str
+) -> str:
+    """What the template makes of system, user, reply, user, ..., for a next reply."""
+    roles = ["system", *("user", "assistant") * len(texts)]
+    messages = [
+        {"role": role, "content": text}
+        for role, text in zip(roles, texts, strict=False)
+    ]
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    except TemplateError as error:
+        raise UserError(
+            f"{where}: the chat template refuses a conversation of system, user,"
+            f" assistant, user ({error}); choose a model whose template takes it"
+        ) from None

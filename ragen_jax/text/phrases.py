@@ -36,7 +36,7 @@ def join_phrases(
     Args:
       table: the tokenized phrases.
       ids: int32[M], phrases in order; a negative id stands for nothing.
-      capacity: length of the result; `longest_join` says what is always enough.
+      capacity: length of the result; what does not fit is left out.
 
     Returns:
       int32[capacity] tokens, 0 behind the end, and int32[] their number.

@@ -1,0 +1,218 @@
+"""Whole runs, small enough for tests: a model folder, settings, runs and processes."""
+
+import atexit
+import dataclasses
+import functools
+import io
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import models
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
+
+from ragen_jax import checkpoints, loop, metrics, progress, training
+from ragen_jax import settings as settings_lib
+from ragen_jax.loop import Run
+from ragen_jax.models import hugging_face
+from ragen_jax.rollout import sample
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "frozenlake.py"
+COMMAND = "python launch/train.py --workdir=here"
+
+# Over `:smoke`: all of a run's parts, each as small as eight devices can share.
+SMALL = {
+    "algorithm": "starpo",
+    "iterations": 4,
+    "env.size": 3,
+    "env.frozen_probability": 0.7,
+    "rollout.prompts": 2,
+    "rollout.group_size": 4,
+    "rollout.turns": 2,
+    "rollout.reply_tokens": 8,
+    "rollout.decode_chunk": 4,
+    "rollout.buckets": 1,
+    "optimizer.actor_lr": 1e-3,
+    "optimizer.minibatch": 8,
+    "optimizer.microbatch": 8,
+    "evaluation.prompts": 8,
+    "evaluation.test_prompts": 8,
+    "evaluation.slots": 8,
+    "evaluation.temperature": 1.0,
+    "every.evaluate": 2,
+    "checkpoint.keep_last": 99,
+}
+
+
+@functools.cache
+def home() -> Path:
+    """A folder of this test session, deleted at its end."""
+    folder = tempfile.mkdtemp(prefix="ragen_jax_tests.")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@functools.cache
+def model() -> Path:
+    """A random model that often names moves, as a Hugging Face folder."""
+    scene, folder = models.make_scene(), home() / "model"
+    weights = jax.device_get(scene.parameters)
+    hugging_face.write_folder(folder, scene.config, weights, scene.tokenizer)
+    return folder
+
+
+def share_compilations() -> None:
+    """Lets this process use the compiled programs of `start`ed ones, and they its."""
+    jax.config.update("jax_compilation_cache_dir", str(home() / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+
+
+# In this process ---------------------------------------------------------------------
+
+
+def settings(**changes) -> settings_lib.Settings:
+    """Small settings; `__` in a key stands for its dot."""
+    import common
+
+    config = common.load_config(f"{CONFIG}:smoke")
+    config.update_from_flattened_dict(_values(changes))
+    return settings_lib.from_dict(config.to_dict())
+
+
+def prepare(**changes) -> Run:
+    """A small run on the first device alone."""
+    run = loop.prepare(settings(**changes))
+    mesh, rollout = models.one_device(), run.settings.rollout
+    plan = sample.make_plan(
+        run.tokens,
+        run.dialogue,
+        prompts=rollout.prompts,
+        group_size=rollout.group_size,
+        slots=rollout.slots,
+        context=rollout.context,
+        decode_chunk=rollout.decode_chunk,
+        buckets=rollout.buckets,
+        shards=1,
+    )
+    setting = dataclasses.replace(run.setting, mesh=mesh)
+    return dataclasses.replace(run, mesh=mesh, setting=setting, plan=plan)
+
+
+def replace_settings(run: Run, **changes) -> Run:
+    """The same run with other settings, none that a compiled program depends on."""
+    return dataclasses.replace(run, settings=settings(**changes))
+
+
+def train(run: Run, workdir: Path) -> str:
+    """What `training.train` tells of a run in `workdir`."""
+    workdir.mkdir(exist_ok=True)
+    told = io.StringIO()
+    try:
+        training.train(run, workdir, progress.Console(told), COMMAND)
+    finally:
+        (workdir / "told.txt").write_text(told.getvalue())
+    return told.getvalue()
+
+
+# In processes ------------------------------------------------------------------------
+
+
+def arguments(workdir: Path, **changes) -> list[str]:
+    """The command line of launch/train.py; `__` in a key stands for its dot."""
+    overrides = [f"--config.{key}={value}" for key, value in _values(changes).items()]
+    return [f"--config={CONFIG}:smoke", f"--workdir={workdir}", *overrides]
+
+
+def start(arguments: list[str], script: Path = ROOT / "launch" / "train.py"):
+    """A launch script in a process of its own with one CPU device; output in pipes."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environment = {
+        **kept,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(home() / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen, seconds: float = 300) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error; ended by force if it hangs."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        raise AssertionError(f"still running:\n{output}\n{errors}") from None
+    return process.returncode, output, errors
+
+
+def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Returns as soon as `is_so()`; fails when the process ends before."""
+    for _ in range(60_000):
+        if is_so():
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"ended too early: {process.communicate()}")
+        time.sleep(0.005)
+    raise AssertionError("waited in vain")
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# What a run leaves behind ------------------------------------------------------------
+
+
+def leaves(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """Every saved leaf of a step by its dotted path."""
+    folder = workdir / checkpoints.FOLDER / str(step) / "state"
+    with ocp.PyTreeCheckpointer() as reader:
+        return {k: np.asarray(v) for k, v in reader.restore(folder).items()}
+
+
+def steps(workdir: Path) -> list[int]:
+    """The complete checkpoints of a run."""
+    return list(checkpoints.scores(workdir / checkpoints.FOLDER))
+
+
+def records(workdir: Path) -> list[dict]:
+    """The metrics of a run without what no two runs share: times and memory."""
+    own = ("time/", "memory/", "rollout/tokens_per_second")
+    return [
+        {name: value for name, value in record.items() if not name.startswith(own)}
+        for record in metrics.read(workdir)
+    ]
+
+
+def assert_same_leaves(one: dict, other: dict) -> None:
+    """Bit for bit: NaN equals NaN, and 0 is not -0."""
+    assert one.keys() == other.keys()
+    assert [n for n in one if one[n].tobytes() != other[n].tobytes()] == []
+
+
+def _values(changes: dict) -> dict:
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    return {**SMALL, "model.path": str(model()), **changes}

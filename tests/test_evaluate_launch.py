@@ -1,0 +1,224 @@
+"""launch/evaluate.py from the command line, on a checkpoint and on a model folder."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import common
+import jax
+import pytest
+import runs
+
+from ragen_jax import checkpoints
+from ragen_jax import settings as settings_lib
+from ragen_jax.models import hugging_face, parameters
+
+SIZES = ["--prompts=3", "--rollouts=2", "--temperature=1", "--seed=5"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model folder, and a run on eight devices whose second step was the best.
+
+    All three hold the same weights.
+    """
+    folder = tmp_path_factory.mktemp("evaluate")
+    model = runs.write_model(folder / "model")
+    config = common.load_config(f"{runs.CONFIG}:smoke")
+    with config.unlocked():
+        for key, value in {**runs.SMALL, "model.path": str(model)}.items():
+            config.update_from_flattened_dict({key: value})
+        config.mesh.data = 8
+    settings = settings_lib.from_dict(config.to_dict())
+    weights = hugging_face.read_parameters(
+        model, runs.MODEL, parameters.declare(runs.MODEL)
+    )
+    state = {"actor": jax.device_put(weights), "updates": jax.numpy.int32(3)}
+    info = {"settings": settings_lib.to_dict(settings)}
+    directory = folder / "run" / checkpoints.FOLDER
+    with checkpoints.Checkpoints(directory, keep_last=3, keep_best=1) as saved:
+        for step, score in ((1, 0.1), (2, 0.5), (3, 0.2)):
+            saved.save(step, state, info, score=score)
+    (folder / "file").write_text("")
+    return folder
+
+
+def evaluate(place, *arguments, devices=1):
+    process = runs.start(
+        list(arguments), place / "cache", devices=devices, script="evaluate"
+    )
+    return runs.finish(process)
+
+
+@pytest.fixture(scope="module")
+def best(place):
+    """The output of an evaluation of the best step, on two devices, as by default."""
+    arguments = [f"--checkpoint={place / 'run'}", "--show=2", *SIZES]
+    code, output, errors = evaluate(place, *arguments, devices=2)
+    assert code == 0, errors
+    return output
+
+
+@pytest.fixture(scope="module")
+def written(place, best):
+    """Lines of trajectories, and the figures, from where the output says they are."""
+    where = dict(line.split() for line in best.splitlines()[-2:])
+    folder = place / "run" / "evaluations"
+    assert {str(path) for path in folder.iterdir()} == set(where.values())
+    with open(where["trajectories"], encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    with open(where["figures"]) as file:
+        return lines, json.load(file)
+
+
+def test_the_table_says_which_checkpoint_and_what_was_played(place, best):
+    for part in (
+        f"played by      {place / 'run' / 'checkpoints' / '2'}, the best on validation",
+        "3 test levels of frozen_lake, 2 episodes each, seed 5",
+        "temperature    1",
+        "success        ",
+        "pass@2         ",
+        "valid replies  ",
+    ):
+        assert part in " ".join(best.split("\n")) or part in best, part
+
+
+def test_episodes_are_shown_to_a_reader_after_the_system_prompt(best):
+    shown, _ = best.split("\nevaluation\n")
+    assert shown.startswith("System prompt\n    You move on a frozen lake of 4 x 4")
+    assert shown.count("Level 0, episode ") == 2
+    assert "Level 1" not in shown
+    assert shown.count("  reward   ") == shown.count("  actions  ") >= 2
+
+
+def test_every_episode_is_a_conversation_with_rewards(written):
+    lines, _ = written
+    assert [(line["level"], line["rollout"]) for line in lines] == [
+        (level, rollout) for level in range(3) for rollout in range(2)
+    ]
+    for line in lines:
+        turns = len(line["rewards"])
+        assert len(line["valid"]) == len(line["actions"]) == turns >= 1
+        roles = [message["role"] for message in line["messages"]]
+        assert roles == ["system", *["user", "assistant"] * turns]
+        assert line["end"] in ("world_done", "out_of_turns", "out_of_actions")
+
+
+def test_episodes_of_a_level_begin_alike_and_levels_do_not(written):
+    lines, _ = written
+    first = [line["messages"][1]["content"] for line in lines]
+    assert first[0::2] == first[1::2]
+    assert len(set(first)) == 3
+
+
+def test_the_figures_are_those_of_the_trajectories(written):
+    lines, figures = written
+    success = [line["success"] for line in lines]
+    assert figures["success"] == pytest.approx(sum(success) / 6)
+    valid = [flag for line in lines for flag in line["valid"]]
+    assert figures["valid_reply_rate"] == pytest.approx(sum(valid) / len(valid))
+    assert figures["turns"] == pytest.approx(len(valid) / 6)
+    assert (figures["seed"], figures["split"], figures["prompts"]) == (5, "test", 3)
+
+
+def test_a_model_folder_with_the_same_weights_plays_the_same(place, written):
+    """On one device instead of two, and into the file that was asked for."""
+    out = place / "new" / "before.jsonl"
+    overrides = [
+        f"--config.{key}={value}"
+        for key, value in runs.SMALL.items()
+        if key.startswith("rollout.")
+    ]
+    code, output, errors = evaluate(
+        place, f"--model={place / 'model'}", f"--out={out}", *SIZES, *overrides
+    )
+    assert code == 0, errors
+    assert f"played by      {place / 'model'}, as it is" in output
+    lines, figures = written
+    assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+    again = json.loads(out.with_suffix(".json").read_text())
+    for name in ("success", "reply_tokens", "valid_reply_rate", "return", "env"):
+        assert again[name] == pytest.approx(figures[name])
+    assert sorted(path.name for path in out.parent.iterdir()) == [
+        "before.json",
+        "before.jsonl",
+    ]
+
+
+def test_the_planner_plays_the_runs_world(place):
+    code, output, errors = evaluate(
+        place,
+        f"--checkpoint={place / 'run'}",
+        "--policy=planner",
+        "--prompts=9",
+        f"--out={place / 'planner.jsonl'}",
+    )
+    assert code == 0, errors
+    assert "played by  planner: value iteration that knows the slip" in output
+    figures = json.loads((place / "planner.json").read_text())
+    assert figures["success"] > 0.5
+    assert not (place / "planner.jsonl").exists()
+
+
+WRONG = {
+    "nobody": ([], "neither --checkpoint nor --model says who plays: pass"),
+    "two": (["--checkpoint=a", "--model=b"], "pass one of them"),
+    "missing": (["--checkpoint={place}/none"], "There is no folder {place}/none; give"),
+    "foreign": (["--checkpoint={place}/model"], "holds no complete ragen_jax check"),
+    "step": (["--checkpoint={place}/run/checkpoints/9"], "There is no folder"),
+    "no model": (["--model={place}/none"], "there is no folder {place}/none; give"),
+    "no levels": (["--model=x", "--prompts=0"], "--prompts=0"),
+    "no episodes": (["--model=x", "--rollouts=0"], "--rollouts=0"),
+    "cold": (["--model=x", "--temperature=-0.5"], "--temperature=-0.5 cannot be used"),
+    "nan": (["--model=x", "--temperature=nan"], "choose 0, for the likeliest token"),
+    "seed": (["--model=x", "--seed=-1"], "choose 0 to 2**32 - 1"),
+    "split": (["--model=x", "--split=dev"], "<train|validation|test>"),
+    "policy": (["--model=x", "--policy=oracle"], "<model|random|planner>"),
+    "suffix": (["--model=x", "--out=a.json"], "--out=a.json must end in .jsonl"),
+    "no folder": (
+        ["--checkpoint={place}/run", "--out={place}/file/a.jsonl"],
+        "{place}/file/a.jsonl cannot be written",
+    ),
+    "folder": (
+        ["--policy=random", "--out={place}/folder.jsonl"],
+        "--out={place}/folder.jsonl is a folder: name a file",
+    ),
+    "show": (["--policy=random", "--show=1"], "leave out --model and --show"),
+    "overrides": (
+        ["--checkpoint={place}/run", "--config.env.size=5"],
+        "name the --config to play by as well",
+    ),
+    "config": (["--model=x", "--config.env.siz=5"], "did you mean env.size"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(place):
+    """What each wrong command line ends in; several are tried at a time."""
+    (place / "folder.jsonl").mkdir()
+
+    def attempt(name):
+        arguments = [argument.format(place=place) for argument in WRONG[name][0]]
+        return evaluate(place, *arguments)
+
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(WRONG, pool.map(attempt, WRONG), strict=True))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_command_line_is_refused_in_one_sentence(place, refusals, name):
+    code, output, errors = refusals[name]
+    assert (code, output) == (2, ""), errors
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert WRONG[name][1].format(place=place) in errors
+
+
+def test_nothing_is_left_behind_by_a_refusal(place, refusals):
+    assert {path.name for path in place.iterdir()} <= {
+        "model",
+        "run",
+        "file",
+        "folder.jsonl",
+        "cache",
+        "new",
+        "planner.json",
+    }
