@@ -138,8 +138,8 @@ def compute_dtype(name: str):
 def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) -> None:
     needed, context = sample.longest_row(tokens, dialogue), settings.rollout.context
     parts = (
-        f"a first prompt of up to {tokens.first_capacity} tokens, {settings.rollout.turns}"
-        f" replies of {settings.rollout.reply_tokens} and later messages of up to"
+        f"a first prompt of up to {tokens.first_capacity} tokens,"
+        f" {settings.rollout.turns} replies of {settings.rollout.reply_tokens} and later messages of up to"
         f" {tokens.next_capacity}"
     )
     if 0 < context < needed:

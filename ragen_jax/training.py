@@ -131,9 +131,7 @@ def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Conso
     best = -1.0 if best is None else writer.read_info(best)["validation"] or -1.0
     for done in range(int(state.iteration) + 1, total + 1):
         started = time.perf_counter()
-        faulthandler.dump_traceback_later(
-            stalled_after(durations), file=sys.__stderr__
-        )
+        faulthandler.dump_traceback_later(stalled_after(durations), file=sys.__stderr__)
         console.status(f"iteration {done}/{total}: sampling and learning ...")
         state, values, rollout = loop.iterate(run, programs, state)
         if done == 1:
@@ -313,8 +311,8 @@ def banner(run: Run, workdir: Path) -> str:
         ),
         (
             "iteration",
-            f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of up"
-            f" to {rollout.turns} turns; rows of {run.plan.context} tokens; updates on"
+            f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
+            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens; updates on"
             f" {s.optimizer.minibatch} rows",
         ),
         ("run", f"{s.iterations} iterations in {workdir}"),

@@ -33,9 +33,7 @@ class Episodes:
     end: jax.Array  # int32[B], why it ended: WORLD_DONE, OUT_OF_TURNS, OUT_OF_ACTIONS
     turns: jax.Array  # int32[B], turns played, 1..K
     reward: jax.Array  # float32[B, K], the world's reward in each turn, no penalty
-    is_valid: (
-        jax.Array
-    )  # bool[B, K], reply well formed, all actions known
+    is_valid: jax.Array  # bool[B, K], reply well formed, all actions known
     actions: jax.Array  # int32[B, K], actions that reached the world in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...

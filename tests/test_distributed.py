@@ -39,7 +39,9 @@ def cluster(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def enter(*variables: dict, **more: str):
-        for name, value in {k: v for part in variables for k, v in part.items()}.items():
+        for name, value in {
+            k: v for part in variables for k, v in part.items()
+        }.items():
             monkeypatch.setenv(name, value)
         for name, value in more.items():
             monkeypatch.setenv(name, value)
@@ -210,9 +212,13 @@ def test_a_host_that_does_not_exist_is_told_like_an_absent_process():
 
 def test_processes_that_count_differently_are_told(address):
     told = call([Place(address, 2, 0), Place(address, 3, 1)], 20)
-    assert told[0] == told[1] == (
-        "process 1 was started with --processes=3, process 0 with --processes=2: give"
-        " all of them the same"
+    assert (
+        told[0]
+        == told[1]
+        == (
+            "process 1 was started with --processes=3, process 0 with --processes=2:"
+            " give all of them the same"
+        )
     )
 
 

@@ -74,9 +74,7 @@ def test_bfloat16_weights_are_rounded_once_and_read_as_float32(tmp_path):
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
     stored = load_file(folder / "model.safetensors")
     assert {str(x.dtype) for x in stored.values()} == {"bfloat16"}
-    rounded = jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), wanted
-    )
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), wanted)
     _assert_identical(_read(folder)[0], rounded)
 
 

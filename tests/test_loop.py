@@ -34,7 +34,7 @@ def compilations():
 
 @pytest.fixture(scope="module")
 def iterations(run, compilations):
-    """Three iterations: (compilations, sizes of arrays on the host, metrics, rollout)."""
+    """Three iterations: (compilations, sizes fetched to the host, metrics, rollout)."""
     programs, state = loop.make_programs(run), loop.new_state(run)
     seen = []
     for _ in range(3):
@@ -56,15 +56,18 @@ def watch_host(patch) -> list[tuple]:
         return original.fget(array)
 
     patch.setattr(kind, "_value", property(look))
-    # On CPU these two read an array's memory without asking it.
-    for name in ("asarray", "array"):
 
-        def convert(value, *args, make=getattr(np, name), **kwargs):
+    # On CPU these two read an array's memory without asking it.
+    def watched(make):
+        def convert(value, *args, **kwargs):
             if isinstance(value, jax.Array):
                 seen.append(value.shape)
             return make(value, *args, **kwargs)
 
-        patch.setattr(np, name, convert)
+        return convert
+
+    for name in ("asarray", "array"):
+        patch.setattr(np, name, watched(getattr(np, name)))
     return seen
 
 

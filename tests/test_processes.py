@@ -142,7 +142,10 @@ def test_each_iteration_is_written_once_by_the_first_process(story):
 def test_two_processes_sample_the_same_tokens_as_one(story, alone):
     folder = story[0]
     for iteration in (1, 2):
-        two, one = tokens(folder / "first", iteration), tokens(alone / "notes", iteration)
+        two, one = (
+            tokens(folder / "first", iteration),
+            tokens(alone / "notes", iteration),
+        )
         assert two.shape == one.shape and len(one) == 8
         np.testing.assert_array_equal(two, one)
     names = sorted(path.name for path in (folder / "first").glob("1.*.npy"))

@@ -19,7 +19,7 @@ PATHS = {
 
 
 def _plain_attention(query, key, value):
-    """softmax(q k / sqrt(d)) v over all T x T pairs, one key head for each query head."""
+    """softmax(q k / sqrt(d)) v over all T x T pairs, a key head for each query head."""
     rows, length, heads, dim = query.shape
     key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
     scores = jnp.einsum("rthd,rshd->rhts", query, key) / np.sqrt(dim)
