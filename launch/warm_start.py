@@ -66,7 +66,8 @@ def main() -> None:
     print(f"{parameters.count(weights):,} parameters", flush=True)
     batches = functools.partial(_batches, limits, pieces, tokenizer)
     boards, whole = config.boards, config.dialogues
-    first = [batches(variants[0], boards.rows, boards.context, short=True)]
+    sure = _variant(config, *_VARIANTS[0], aimless=0.0)
+    first = [batches(sure, boards.rows, boards.context, short=True)]
     weights = _train(weights, first, [1], boards, config, "boards")
     rest = [batches(v, whole.rows, whole.context, short=False) for v in variants]
     weights = _train(
@@ -76,9 +77,12 @@ def main() -> None:
     print(f"wrote {out}; next: python launch/evaluate.py --model={out}")
 
 
-def _variant(config, weight: int, changes: dict, thinking: bool) -> Variant:
+def _variant(
+    config, weight: int, changes: dict, thinking: bool, **player_changes: float
+) -> Variant:
     settings = frozen_lake.FrozenLake(**{**config.env.to_dict(), **changes})
-    player = demonstrations.Demonstrator(**config.demonstrator)
+    told = {**config.demonstrator.to_dict(), **player_changes}
+    player = demonstrations.Demonstrator(**told)
     world = demonstrations.with_demonstrations(
         frozen_lake.world(settings), settings, player, thinking=thinking
     )
@@ -115,8 +119,8 @@ def _corpus(variants: list[Variant], limits: dialogue.TurnLimits) -> list[str]:
 
 def _batches(
     limits, pieces, tokenizer, variant: Variant, rows: int, context: int, *, short: bool
-) -> Callable:
-    """A function from a key to demonstrated rows, for use inside jit."""
+) -> tuple[Callable, jax.Array]:
+    """A function from a key to demonstrated rows; int32[S], how all rows begin."""
     texts = dialogue.make_dialogue(
         variant.world, limits, pieces, thinking=variant.thinking
     )
@@ -136,7 +140,7 @@ def _batches(
             )
         )(jax.random.split(key, rows))
 
-    return batch
+    return batch, jnp.array(dialogue.opening_tokens(tokens))
 
 
 def _train(weights, batches: list, shares: list, stage, config, name: str):
@@ -155,14 +159,14 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
     )
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def update(weights, state, tokens, is_reply):
+    def update(weights, state, tokens, is_reply, prefix):
         loss, gradient = jax.value_and_grad(supervised.imitation_loss)(
-            weights, tokens, is_reply, TINY
+            weights, tokens, is_reply, TINY, prefix
         )
         change, state = optimizer.update(gradient, state, weights)
         return optax.apply_updates(weights, change), state, loss
 
-    draw = [jax.jit(batch) for batch in batches]
+    draw = [jax.jit(batch) for batch, _ in batches]
     state, started = optimizer.init(weights), time.time()
     choice = np.random.default_rng(config.seed)
     share = np.array(shares) / sum(shares)
@@ -171,7 +175,9 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
         which = choice.choice(len(draw), p=share)
         key = jax.random.fold_in(jax.random.key(config.seed + 1), step)
         tokens, is_reply, success = draw[which](key)
-        weights, state, loss = update(weights, state, tokens, is_reply)
+        weights, state, loss = update(
+            weights, state, tokens, is_reply, batches[which][1]
+        )
         losses.append(loss)
         successes.append(success)
         if step % config.log_every == 0 or step == stage.steps:

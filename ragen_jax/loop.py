@@ -37,6 +37,7 @@ from ragen_jax.text.dialogue import (
     DialogueTokens,
     TurnLimits,
     make_dialogue,
+    opening_tokens,
     tokenize_dialogue,
 )
 
@@ -139,8 +140,8 @@ def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) ->
     needed, context = sample.longest_row(tokens, dialogue), settings.rollout.context
     parts = (
         f"a first prompt of up to {tokens.first_capacity} tokens,"
-        f" {settings.rollout.turns} replies of {settings.rollout.reply_tokens} and later messages of up to"
-        f" {tokens.next_capacity}"
+        f" {settings.rollout.turns} replies of {settings.rollout.reply_tokens}"
+        f" and later messages of up to {tokens.next_capacity}"
     )
     if 0 < context < needed:
         raise UserError(
@@ -262,7 +263,12 @@ def make_programs(run: Run) -> Programs:
     lengths = {min(plan.context, step * (i + 1)) for i in range(_UPDATE_LENGTHS)}
     lengths = {n for n in lengths if n > run.tokens.first_capacity} | {plan.context}
     update = UpdatePlan(
-        run.settings, run.config, run.mesh, run.dtype, tuple(sorted(lengths))
+        run.settings,
+        run.config,
+        run.mesh,
+        run.dtype,
+        tuple(sorted(lengths)),
+        prefix=opening_tokens(run.tokens),
     )
     with_reference = run.settings.loss.kl > 0
     penalty = run.settings.reward.format_penalty

@@ -312,8 +312,8 @@ def banner(run: Run, workdir: Path) -> str:
         (
             "iteration",
             f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
-            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens; updates on"
-            f" {s.optimizer.minibatch} rows",
+            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens;"
+            f" updates on {s.optimizer.minibatch} rows",
         ),
         ("run", f"{s.iterations} iterations in {workdir}"),
         ("time", "the first iteration compiles; then the time left is shown"),

@@ -35,14 +35,14 @@ def world_of(player: Demonstrator, thinking: bool) -> base.World:
 @functools.partial(jax.jit, static_argnums=2)
 def demonstrate(heedless, noise, thinking: bool):
     """Phrase ids, int32[COUNT, Md]; compiled once for all players."""
-    world = world_of(Demonstrator(heedless, noise), thinking)
+    world = world_of(Demonstrator(heedless, noise=noise), thinking)
     keys = jax.random.split(jax.random.key(1), COUNT)
     return jax.vmap(world.demonstrate)(keys, lakes())
 
 
 @jax.jit
 def plan(heedless, noise, states):
-    player = Demonstrator(heedless, noise, longest=LONGEST)
+    player = Demonstrator(heedless, noise=noise, longest=LONGEST)
     keys = jax.random.split(jax.random.key(2), states.done.shape[0])
     return jax.vmap(lambda k, s: demonstrations.plan(k, s, player))(keys, states)
 
@@ -56,7 +56,7 @@ def replies(player: Demonstrator, thinking: bool = True) -> list[str]:
 
 def plans(heedless: float, noise: float):
     """(actions, tiles, states): int[COUNT, LONGEST], -1 behind the end."""
-    actions, tiles = map(np.asarray, plan(heedless, noise, lakes()))
+    actions, tiles = map(np.asarray, plan(heedless, noise, lakes())[:2])
     return actions, tiles, jax.tree.map(np.asarray, lakes())
 
 
@@ -99,6 +99,24 @@ def test_the_thought_states_where_player_and_goal_are_and_where_actions_lead(pla
             change = planning.MOVES[ACTION_NAMES.index(name)]
             at = tuple(np.clip(np.add(at, change), 0, LAKE.size - 1))
             assert stated == at
+
+
+def test_an_aimless_player_neither_names_the_goal_nor_walks_to_it():
+    player = Demonstrator(heedless=0.0, aimless=0.5, noise=0.0, longest=LONGEST)
+    keys = jax.random.split(jax.random.key(4), COUNT)
+    show = lambda key, state: (  # noqa: E731
+        world_of(player, True).demonstrate(key, state),
+        demonstrations.plan(key, state, player),
+    )
+    ids, (actions, _, aimless) = jax.jit(jax.vmap(show))(keys, lakes())
+    phrases, aimless = world_of(player, True).reply_phrases, np.asarray(aimless)
+    named = ["goal" in base.text_of(phrases, row) for row in np.asarray(ids)]
+    np.testing.assert_array_equal(named, ~aimless)
+    # Binomial(300, 1/2): standard deviation 8.7.
+    assert abs(aimless.sum() - COUNT / 2) < 4 * 8.7
+    drawn = np.asarray(actions)[aimless][:, 0]  # each of four directions alike
+    expected = aimless.sum() / 4
+    assert (abs(np.bincount(drawn, minlength=4) - expected) < 4 * expected**0.5).all()
 
 
 def test_without_thinking_the_reply_is_the_bare_answer():

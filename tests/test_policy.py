@@ -1,5 +1,6 @@
 """Scores of a record's tokens against a plain log_softmax over whole logits."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import models
@@ -105,3 +106,28 @@ def test_values_are_those_of_the_position_before():
     np.testing.assert_allclose(
         values[:, 1:], (hidden @ critic["value_head"])[:, :-1], atol=1e-5
     )
+
+
+def test_a_shared_prefix_computed_once_changes_no_score_and_no_gradient():
+    prefix, tokens = jnp.asarray(TOKENS[0, :5]), jnp.asarray(TOKENS)
+    tokens = tokens.at[:, :5].set(prefix)
+    is_reply = jnp.asarray(WEIGHT[0] > 0.3).at[:, :6].set(False)
+    critic = {**WEIGHTS, "value_head": jnp.asarray(WEIGHT[0].ravel()[:32])}
+
+    def total(weights, prefix):
+        scores = policy.score_tokens(
+            weights, tokens, CONFIG, 0.7, is_reply=is_reply, prefix=prefix
+        )
+        values = policy.value_tokens(weights, tokens, CONFIG, prefix=prefix)
+        values = jnp.where(is_reply, values, 0)
+        sums = WEIGHT[0] * scores.logprobs + WEIGHT[1] * scores.entropy + values**2
+        return (is_reply * sums).sum(), (scores, values)
+
+    run = jax.jit(jax.value_and_grad(total, has_aux=True))
+    (_, whole), whole_gradient = run(critic, None)
+    (_, once), once_gradient = run(critic, prefix)
+    assert is_reply.sum() > 5 and not is_reply.all(axis=1).any()
+    np.testing.assert_array_equal(whole[0].logprobs != 0, is_reply)
+    chex.assert_trees_all_close(once, whole, atol=1e-5)
+    # Gradients reach 50, and sums are taken in another order.
+    chex.assert_trees_all_close(once_gradient, whole_gradient, atol=5e-4, rtol=1e-4)

@@ -2,7 +2,8 @@
 
 The thought names where the player and the goal are, then walks the plan: each action
 with the tile it should lead to. Plans are sensible but not good: some ignore the holes,
-some actions are random, and the length pays no heed to the slippery ice.
+some actions are random, the length pays no heed to the slippery ice, and a share of
+them never looks for the goal and wanders.
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ class Demonstrator:
     """How far from good the demonstrations are."""
 
     heedless: float = 0.5  # share of plans that walk straight through holes
-    noise: float = 0.1  # share of actions drawn at random
+    aimless: float = 0.0  # share of plans that do not look for the goal: all random
+    noise: float = 0.1  # share of actions drawn at random in the other plans
     longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
 
 
@@ -54,7 +56,7 @@ def _demonstrate(
     thinking: bool,
 ) -> jax.Array:
     """int32[Md], one reply as phrase ids, without the end-of-turn token."""
-    actions, tiles = plan(key, state, player)
+    actions, tiles, aimless = plan(key, state, player)
     size, names = settings.size, 4
     coordinate = len(_FIXED)
     spaced = coordinate + size * size
@@ -66,7 +68,8 @@ def _demonstrate(
     if not thinking:
         return jnp.concatenate([answer, jnp.array([_END])]).astype(jnp.int32)
     player_at = state.player[0] * size + state.player[1]
-    head = [_AT, coordinate + player_at, _GOAL_AT, coordinate + goal, _COLON]
+    seen = [jnp.where(aimless, NO_PHRASE, x) for x in (_GOAL_AT, coordinate + goal)]
+    head = [_AT, coordinate + player_at, *seen, _COLON]
     comma = jnp.where(is_first, NO_PHRASE, _COMMA)
     walk = jnp.stack([comma, spaced + actions, coordinate + tiles], axis=1)
     walk = jnp.where(taken[:, None], walk, NO_PHRASE).reshape(-1)
@@ -77,7 +80,7 @@ def _demonstrate(
 
 def plan(
     key: jax.Array, state: frozen_lake.State, player: Demonstrator
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A plan of at least one action.
 
     Args:
@@ -87,10 +90,13 @@ def plan(
 
     Returns:
       int32[longest] actions and int32[longest] the tiles (row * S + column) that they
-      should lead to on firm ice; -1 behind the end of the plan.
+      should lead to on firm ice; -1 behind the end of the plan. bool[], whether the
+      goal was not looked for.
     """
     size = state.tiles.shape[0]
-    heedless_key, length_key, key = jax.random.split(key, 3)
+    heedless_key, aimless_key, length_key, key = jax.random.split(key, 4)
+    aimless = jax.random.bernoulli(aimless_key, player.aimless)
+    noise = jnp.where(aimless, 1.0, player.noise)
     heedless = jax.random.bernoulli(heedless_key, player.heedless)
     length = jax.random.randint(length_key, (), 1, player.longest + 1)
     flat_goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
@@ -108,7 +114,7 @@ def plan(
         tie = jax.random.uniform(choice_key, (4,))
         best = jnp.argmin(steps + tie)
         random = jax.random.randint(random_key, (), 0, 4)
-        is_random = jax.random.bernoulli(noise_key, player.noise)
+        is_random = jax.random.bernoulli(noise_key, noise)
         action = jnp.where(is_random, random, best)
         tile = ahead[action]
         now_over = over | (step >= length)
@@ -118,4 +124,4 @@ def plan(
 
     start = (state.player, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
     _, written = jax.lax.scan(one, start, jax.random.split(key, player.longest))
-    return written[:, 0], written[:, 1]
+    return written[:, 0], written[:, 1], aimless

@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from ragen_jax.envs.base import TRAIN, World
-from ragen_jax.models import transformer
+from ragen_jax.learning import policy, reduce
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import keys, turns
@@ -108,6 +107,7 @@ def imitation_loss(
     tokens: jax.Array,
     is_reply: jax.Array,
     config: ModelConfig,
+    prefix: jax.Array | None = None,
     dtype=jnp.float32,
 ) -> jax.Array:
     """float32[], mean negative log-likelihood per reply token, nats.
@@ -117,12 +117,17 @@ def imitation_loss(
       tokens: int32[R, T], demonstrated rows.
       is_reply: bool[R, T], the tokens to imitate.
       config: the model's shape.
+      prefix: int32[S], what all rows begin with, if they do. See `score_tokens`.
       dtype: of the computation.
     """
-    hidden = transformer.hidden_states(
-        parameters, tokens, config, dtype=dtype, remat=False
-    )
-    logits = transformer.vocabulary_logits(parameters, hidden[:, :-1])
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    mask = is_reply[:, 1:]
-    return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
+    logprobs = policy.score_tokens(
+        parameters,
+        tokens,
+        config,
+        temperature=1.0,
+        is_reply=is_reply,
+        prefix=prefix,
+        dtype=dtype,
+        with_entropy=False,
+    ).logprobs
+    return -reduce.token_mean(logprobs, is_reply).value()

@@ -43,6 +43,7 @@ class UpdatePlan:
     mesh: Mesh
     dtype: Any  # of the transformers' computation
     lengths: tuple[int, ...]  # row lengths compiled for, rising; the last is T
+    prefix: tuple[int, ...] = ()  # tokens that every row begins with; shorter than all
     # Trainable and frozen tree -> parameters; full training: the trainable one.
     assemble: Callable[[Any, Any], Parameters] = lambda trainable, frozen: trainable
 
@@ -162,6 +163,7 @@ class _Learner:
         self.plan, self.settings, self.shardings = plan, plan.settings, shardings
         self.frozen, self.reference = frozen, reference
         self.attention = _attention_on_shards(plan)
+        self.prefix = jnp.array(plan.prefix, jnp.int32) if plan.prefix else None
         self.has_critic = plan.settings.estimator == "ppo"
         self.optimizers = (
             state.actor_optimizer(plan.settings),
@@ -245,21 +247,24 @@ class _Learner:
 
     def _values(self, critic):
         parameters = self._parameters(critic)
-        return lambda tokens: policy.value_tokens(
+        return lambda tokens, _: policy.value_tokens(
             parameters,
             tokens,
             self.plan.config,
+            prefix=self.prefix,
             dtype=self.plan.dtype,
             place=self._share_rows,
             attention=self.attention,
         )
 
-    def _reference(self, tokens):
+    def _reference(self, tokens, is_reply):
         return policy.score_tokens(
             self._gather_vocabulary(self.reference),
             tokens,
             self.plan.config,
             self.settings.rollout.temperature,
+            is_reply=is_reply,
+            prefix=self.prefix,
             dtype=self.plan.dtype,
             place=self._share_rows,
             attention=self.attention,
@@ -272,12 +277,13 @@ class _Learner:
         count = -(-(weight > 0).sum() // micro)  # real rows stand in front
         pieces = self._microbatches((rows.tokens, rows.is_reply))
 
-        def scored(length: int, tokens: jax.Array) -> jax.Array:
-            return jnp.pad(score(tokens[:, :length]), ((0, 0), (0, width - length)))
+        def scored(length: int, piece) -> jax.Array:
+            scores = score(*jax.tree.map(lambda x: x[:, :length], piece))
+            return jnp.pad(scores, ((0, 0), (0, width - length)))
 
         def one(index, out):
-            tokens, is_reply = jax.tree.map(lambda x: x[index], pieces)
-            return out.at[index].set(self._by_length(scored, is_reply, tokens))
+            piece = jax.tree.map(lambda x: x[index], pieces)
+            return out.at[index].set(self._by_length(scored, piece[1], piece))
 
         blank = self._microbatches(jnp.zeros(rows.tokens.shape, jnp.float32))
         scores = jax.lax.fori_loop(0, count, one, blank)
@@ -356,7 +362,7 @@ class _Learner:
             lambda x: jnp.zeros(x.shape, x.dtype),
             jax.eval_shape(
                 lambda: self._gradients(
-                    old, _cut(jax.tree.map(lambda x: x[0], pieces), 2), is_first
+                    old, jax.tree.map(lambda x: x[0], pieces), is_first
                 )
             ),
         )
@@ -387,6 +393,8 @@ class _Learner:
             piece.tokens,
             self.plan.config,
             settings.rollout.temperature,
+            is_reply=piece.is_reply,
+            prefix=self.prefix,
             dtype=self.plan.dtype,
             place=self._share_rows,
             attention=self.attention,
@@ -426,6 +434,7 @@ class _Learner:
             self._parameters(critic),
             piece.tokens,
             self.plan.config,
+            prefix=self.prefix,
             dtype=self.plan.dtype,
             place=self._share_rows,
             attention=self.attention,
@@ -477,14 +486,19 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     """
     config, mesh = plan.config, plan.mesh
     shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
-    spec = PartitionSpec(*meshes.ROWS, None, meshes.TENSOR if shared else None, None)
-    return jax.shard_map(
-        transformer.causal_attention,
-        mesh=mesh,
-        in_specs=(spec, spec, spec),
-        out_specs=spec,
-        check_vma=False,
-    )
+    heads = (None, meshes.TENSOR if shared else None, None)
+    own, common = PartitionSpec(*meshes.ROWS, *heads), PartitionSpec(None, *heads)
+
+    def attention(query, key, value, *prefix):
+        return jax.shard_map(
+            transformer.causal_attention,
+            mesh=mesh,
+            in_specs=(own, own, own) + (common,) * len(prefix),
+            out_specs=own,
+            check_vma=False,
+        )(query, key, value, *prefix)
+
+    return attention
 
 
 def _step(optimizer, gradient, old_state, parameters, should_apply):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.models import config as model_config
 from ragen_jax.models.config import ModelConfig
@@ -158,6 +158,10 @@ def _place(out: Parameters, where: tuple, tensor, path: Path, name: str) -> None
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Reads the folder's tokenizer, without network and without remote code.
 
+    The tokens are those of tokenizer.json, whatever class the other files name:
+    AutoTokenizer of transformers 5 gives every `qwen2` model Qwen's own way of cutting
+    text into pieces, silently, and a model trained with another reads rubbish.
+
     Raises:
       UserError: if there is none.
     """
@@ -166,7 +170,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json; {remedy}")
     try:
-        return AutoTokenizer.from_pretrained(
+        return PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # A damaged file may raise anything.

@@ -208,6 +208,13 @@ def tokenize_dialogue(
     )
 
 
+def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:
+    """The tokens that every episode begins with: the system prompt's."""
+    phrases = tokens.phrases
+    opening = np.asarray(phrases.tokens)[_OPEN][: int(phrases.lengths[_OPEN])]
+    return tuple(opening.tolist())
+
+
 def _capacities(dialogue: Dialogue, world: World, lengths) -> tuple[int, int]:
     """Most tokens that a first and a later message can have."""
     ours = lengths[: dialogue.world_offset]
