@@ -25,7 +25,7 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
     config = ConfigDict()
     config.seed = 0
-    config.iterations = 100
+    config.iterations = 60
     config.algorithm = "starpo_s"  # or "starpo", the plain method
     config.estimator = "ppo"  # with a critic; or "grpo", without
     config.deterministic = False  # The same numbers on every run on GPU too; slower.
@@ -110,8 +110,8 @@ def _learning(config: ConfigDict) -> None:
         logprob_gap_limit=0.05,  # nats, mean |sampler - update|
     )
     config.optimizer = dict(
-        actor_lr=1e-4,
-        critic_lr=3e-4,
+        actor_lr=3e-4,
+        critic_lr=1e-3,
         beta1=0.9,
         beta2=0.999,
         weight_decay=0.0,
@@ -119,7 +119,7 @@ def _learning(config: ConfigDict) -> None:
         schedule="constant",  # or "linear", "cosine"
         clip_norm=1.0,
         minibatch=32,  # E, rows of one update.
-        microbatch=16,  # Rows of one gradient accumulation step.
+        microbatch=8,  # Rows of one gradient accumulation step.
         epochs=1,
         critic_warmup=0,  # Iterations in which only the critic learns.
     )

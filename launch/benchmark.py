@@ -31,6 +31,7 @@ def main() -> None:
 
     with common.user_mistakes():
         run = loop.prepare(settings)
+        loop.check_weights(run)
     figures = _ceilings()
     figures["world steps/s"] = worldspeed.steps_per_second(
         run.world, batch=1024, steps=1000

@@ -173,8 +173,9 @@ def load_config(path_and_variant: str) -> ConfigDict:
       path_and_variant: "FILE" or "FILE:VARIANT".
 
     Raises:
-      UserError: if there is no such file, function or variant. A mistake within the
-        file itself keeps its traceback.
+      UserError: if there is no such file, function or variant, if the file is not
+        Python or its function returns no ConfigDict. Another mistake within the file
+        keeps its traceback.
     """
     path, *variant = path_and_variant.split(":", 1)
     if not Path(path).is_file():
@@ -186,7 +187,13 @@ def load_config(path_and_variant: str) -> ConfigDict:
     if spec is None:
         raise UserError(f"--config={path_and_variant}: choose a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(
+            f"--config={path_and_variant}: {error.filename} is not Python from line"
+            f" {error.lineno} on ({error.msg}): mend that line"
+        ) from None
     get_config = getattr(module, "get_config", None)
     if get_config is None:
         raise UserError(
@@ -198,9 +205,15 @@ def load_config(path_and_variant: str) -> ConfigDict:
             f"--config={path_and_variant}: {path} has no variants: pass --config={path}"
         )
     try:
-        return get_config(*variant).lock()
+        config = get_config(*variant)
     except ValueError as error:
         raise UserError(f"--config={path_and_variant}: {_one_line(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"--config={path_and_variant}: get_config of {path} returns"
+            f" {type(config).__name__}: let it return a ConfigDict, as {_EXAMPLE} does"
+        )
+    return config.lock()
 
 
 @contextlib.contextmanager

@@ -249,7 +249,6 @@ def _play_model(subject: Subject, console, is_first: bool):
         run = loop.prepare(subject.settings)
         where = str(run.model_folder)
         reader = transcripts.make_reader(run.tokenizer, run.world, run.dialogue, where)
-        out = _prepare_out(subject)
         if subject.step is None:
             actor = loop.load_parameters(run, value_head=False)
         else:
@@ -257,6 +256,7 @@ def _play_model(subject: Subject, console, is_first: bool):
             actor = checkpoints.restore(
                 subject.directory, subject.step, wanted, partial=True
             )["actor"]
+        out = _prepare_out(subject)  # Last, so that a mistake leaves no folder behind.
     evaluator = loop.make_evaluator(
         run,
         rollouts=_ROLLOUTS.value,

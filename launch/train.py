@@ -31,17 +31,20 @@ def main() -> None:
     from ragen_jax.progress import Console
 
     with common.user_mistakes():
-        workdir = common.make_workdir(_WORKDIR.value or _default_workdir())
-        training.check_workdir(workdir, settings)
+        path = _WORKDIR.value or _default_workdir()
+        training.check_workdir(Path(path).expanduser(), settings)
         run = loop.prepare(settings)
+        loop.check_weights(run)
+        # Made last, so that a mistake leaves no folder behind.
+        workdir = common.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else common.silence())
     training.train(run, workdir, console, shlex.join(["python", *sys.argv]))
 
 
-def _default_workdir() -> Path:
+def _default_workdir() -> str:
     """runs/frozenlake for configs/frozenlake.py, runs/frozenlake-smoke for :smoke."""
     path, _, variant = common.config_path().partition(":")
-    return Path("runs") / "-".join(filter(None, [Path(path).stem, variant]))
+    return str(Path("runs") / "-".join(filter(None, [Path(path).stem, variant])))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from ragen_jax.rollout import sample
 from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
 from ragen_jax.settings import Settings, UserError, check_devices, world_settings
-from ragen_jax.text import chat
+from ragen_jax.text import chat, replies
 from ragen_jax.text.dialogue import (
     Dialogue,
     DialogueTokens,
@@ -41,7 +41,7 @@ from ragen_jax.text.dialogue import (
     tokenize_dialogue,
 )
 
-_UPDATE_LENGTHS = 3  # row lengths that the update is compiled for
+_UPDATE_LENGTHS = 4  # row lengths that the update is compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,7 @@ def prepare(settings: Settings) -> Run:
     dialogue = make_dialogue(world, limits, pieces, thinking=settings.env.thinking)
     tokens = tokenize_dialogue(dialogue, world, pieces, tokenizer, config.vocabulary)
     _check_context(settings, config, tokens, dialogue)
+    _check_reply(settings, tokens)
     dtype = compute_dtype(settings.model.compute_dtype)
     plan = sample.make_plan(
         tokens,
@@ -155,6 +156,26 @@ def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) ->
             " positions that model.path was made for; lower rollout.turns or"
             " rollout.reply_tokens"
         )
+    if context > config.longest_context:
+        raise UserError(
+            f"rollout.context = {context} is more than the {config.longest_context}"
+            " positions that model.path was made for; set it to 0 or to fewer"
+        )
+
+
+def _check_reply(settings: Settings, tokens: DialogueTokens) -> None:
+    room, fewest = settings.rollout.reply_tokens, replies.fewest_tokens(tokens.replies)
+    if room < fewest:
+        raise UserError(
+            f"rollout.reply_tokens = {room} leaves no room for a valid reply, which"
+            f" takes {fewest} tokens of model.path at least; set it to {fewest} or more"
+        )
+
+
+def check_weights(run: Run) -> None:
+    """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
+    declared = parameters.declare(run.config)
+    hugging_face.check_parameters(run.model_folder, run.config, declared)
 
 
 # State -------------------------------------------------------------------------------
@@ -259,9 +280,10 @@ class Programs:
 def make_programs(run: Run) -> Programs:
     """Compiles nothing yet."""
     plan = run.plan
-    step = -(-plan.context // _UPDATE_LENGTHS)
-    lengths = {min(plan.context, step * (i + 1)) for i in range(_UPDATE_LENGTHS)}
-    lengths = {n for n in lengths if n > run.tokens.first_capacity} | {plan.context}
+    first = run.tokens.first_capacity
+    step = -(-(plan.context - first) // _UPDATE_LENGTHS)
+    lengths = {min(plan.context, first + step * i) for i in range(1, _UPDATE_LENGTHS)}
+    lengths |= {plan.context}
     update = UpdatePlan(
         run.settings,
         run.config,

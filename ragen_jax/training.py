@@ -50,6 +50,8 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     if path.exists():
         try:
             saved = json.loads(path.read_text())
+            if not isinstance(saved, dict):
+                raise ValueError("not an object")
         except ValueError:
             raise UserError(
                 f"{path} is not readable as JSON; give another --workdir, or delete"

@@ -40,7 +40,8 @@ def demonstrate_episode(
 
     Returns:
       int32[T] tokens, bool[T] is_reply, and bool[] whether the episode succeeded.
-      Every reply is closed by `end_of_turn`. What does not fit T is cut off.
+      Every reply is closed by `end_of_turn`; one that is longer than the limit is cut
+      before it. What does not fit T is cut off.
     """
     start = world.reset(keys.level_key(key, jnp.zeros((), jnp.int32)), TRAIN)
     ids = first_message(dialogue, world.observe(start))
@@ -56,7 +57,8 @@ def demonstrate_episode(
         demo_key = keys.token_key(key, turn, turn, turn)
         reply_ids = world.demonstrate(demo_key, game.state)
         reply, size = join_phrases(reply_table, reply_ids, capacity)
-        reply, size = reply.at[size].set(end_of_turn, mode="drop"), size + 1
+        size = jnp.minimum(size, capacity - 1)  # A longer reply is cut.
+        reply, size = reply.at[size].set(end_of_turn), size + 1
 
         def read(state, index_and_token):
             index, token = index_and_token

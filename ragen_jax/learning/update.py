@@ -7,59 +7,18 @@ microbatches run as far as there are rows, so that dropped groups cost nothing.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ragen_jax import mesh as meshes
-from ragen_jax.learning import (
-    advantages,
-    filters,
-    losses,
-    policy,
-    reduce,
-    rewards,
-    state,
-)
+from ragen_jax.learning import losses, reduce, state
+from ragen_jax.learning.batch import Batch, choose_groups, explained_variance, prepare
+from ragen_jax.learning.forward import Forward, UpdatePlan, cut, reply_lengths
 from ragen_jax.learning.reduce import Mean
 from ragen_jax.learning.state import TrainState
-from ragen_jax.models import transformer
-from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.parameters import Parameters
-from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdatePlan:
-    """What the update is compiled for. Static."""
-
-    settings: Settings
-    config: ModelConfig
-    mesh: Mesh
-    dtype: Any  # of the transformers' computation
-    lengths: tuple[int, ...]  # row lengths compiled for, rising; the last is T
-    prefix: tuple[int, ...] = ()  # tokens that every row begins with; shorter than all
-    # Trainable and frozen tree -> parameters; full training: the trainable one.
-    assemble: Callable[[Any, Any], Parameters] = lambda trainable, frozen: trainable
-
-
-@struct.dataclass
-class Batch:
-    """Kept rows with everything that the losses read. Rows of weight 0 are padding."""
-
-    tokens: jax.Array  # int32[C, T]
-    is_reply: jax.Array  # bool[C, T]
-    old_logprobs: jax.Array  # float32[C, T], nats, under the sampling policy
-    ref_logprobs: jax.Array  # float32[C, T], nats, 0 without a reference
-    old_values: jax.Array  # float32[C, T], units of reward
-    advantages: jax.Array  # float32[C, T]
-    returns: jax.Array  # float32[C, T], units of reward
-    weight: jax.Array  # float32[C]
 
 
 @struct.dataclass
@@ -101,9 +60,10 @@ def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
     def update(
         old: TrainState, frozen, reference, rows: Rows, episodes: Episodes
     ) -> tuple[TrainState, Learned]:
-        learner = _Learner(plan, shardings, frozen, reference)
-        keep, reward_std = _choose_groups(plan.settings, episodes)
-        batch = learner.prepare(old, rows, episodes, keep)
+        forward = Forward(plan, frozen)
+        learner = _Learner(plan, shardings, forward)
+        keep, reward_std = choose_groups(plan.settings, episodes)
+        batch = prepare(forward, old.critic, reference, rows, episodes, keep)
         new, sums, norms, made = learner.train(old, batch)
         attempted = made.attempted
         is_bad, is_empty = made.bad > 0, attempted == 0
@@ -122,31 +82,11 @@ def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
             critic_grad_norm=norms[1] / divisor,
             reward_std=reward_std.mean(),
             kept_fraction=keep.mean(dtype=jnp.float32),
-            explained_variance=_explained_variance(batch),
+            explained_variance=explained_variance(batch),
             made=made.real,
         )
 
     return jax.jit(update, donate_argnums=(0,), out_shardings=(shardings, None))
-
-
-def _choose_groups(settings: Settings, episodes: Episodes):
-    """bool[P] groups to train on, and float32[P] in-group std of the task return."""
-    chosen, penalty = settings.filter, settings.reward.format_penalty
-    groups = settings.rollout.prompts
-    plain = rewards.returns(episodes)
-    std = filters.group_statistics(plain, episodes.group, groups).std
-    score = std
-    if chosen.with_penalty:
-        score = filters.group_statistics(
-            rewards.returns(episodes, penalty), episodes.group, groups
-        ).std
-    keep = filters.keep_groups(
-        score,
-        strategy=chosen.strategy,
-        fraction=chosen.fraction,
-        keep_zero=chosen.keep_zero,
-    )
-    return keep, std
 
 
 @struct.dataclass
@@ -157,164 +97,15 @@ class _Made:
 
 
 class _Learner:
-    """The steps of one update, with the plan and the fixed trees bound in."""
+    """The training steps of one update, with the plan and the fixed trees bound in."""
 
-    def __init__(self, plan: UpdatePlan, shardings: TrainState, frozen, reference):
-        self.plan, self.settings, self.shardings = plan, plan.settings, shardings
-        self.frozen, self.reference = frozen, reference
-        self.attention = _attention_on_shards(plan)
-        self.prefix = jnp.array(plan.prefix, jnp.int32) if plan.prefix else None
+    def __init__(self, plan: UpdatePlan, shardings: TrainState, forward: Forward):
+        self.settings, self.shardings, self.forward = plan.settings, shardings, forward
         self.has_critic = plan.settings.estimator == "ppo"
         self.optimizers = (
             state.actor_optimizer(plan.settings),
             state.critic_optimizer(plan.settings),
         )
-
-    # Preparation ---------------------------------------------------------------------
-
-    def prepare(self, old: TrainState, rows: Rows, episodes: Episodes, keep) -> Batch:
-        """Gathers the kept rows and computes what their losses need."""
-        settings = self.settings
-        most = filters.most_kept(
-            settings.rollout.prompts,
-            strategy=settings.filter.strategy,
-            fraction=settings.filter.fraction,
-        )
-        minibatch = settings.optimizer.minibatch
-        capacity = -(-most * settings.rollout.group_size // minibatch) * minibatch
-        is_kept = filters.kept_rows(rows, episodes, keep)
-        rows, weight = filters.gather_rows(rows, is_kept, capacity)
-        # Longest first, padding rows last: microbatches of like length.
-        order = jnp.argsort(-_reply_lengths(rows.is_reply), stable=True)
-        rows, weight = jax.tree.map(lambda x: x[order], (rows, weight))
-        rows = self._share_rows(rows)
-        is_reply = rows.is_reply
-        zeros = jnp.zeros(rows.tokens.shape, jnp.float32)
-        old_values = ref_logprobs = zeros
-        if self.has_critic:
-            old_values = self._map_rows(self._values(old.critic), rows, weight)
-        if settings.loss.kl > 0:
-            ref_logprobs = self._map_rows(self._reference, rows, weight)
-        earned = rewards.token_rewards(rows, episodes, settings.reward.format_penalty)
-        if settings.loss.kl > 0 and settings.loss.kl_in == "reward":
-            earned = rewards.penalize_kl(
-                earned,
-                rows.logprobs,
-                ref_logprobs,
-                is_reply,
-                settings.loss.kl,
-                settings.loss.kl_kind,
-            )
-        gains, returns = self._advantages(earned, old_values, rows, episodes)
-        if settings.advantage.whiten:
-            gains = advantages.whiten(gains, is_reply, weight)
-        return Batch(
-            tokens=rows.tokens,
-            is_reply=is_reply,
-            old_logprobs=rows.logprobs,
-            ref_logprobs=ref_logprobs,
-            old_values=old_values,
-            advantages=gains,
-            returns=returns,
-            weight=weight,
-        )
-
-    def _advantages(self, earned, old_values, rows: Rows, episodes: Episodes):
-        chosen = self.settings.advantage
-        if self.has_critic:
-            result = advantages.gae(
-                earned, old_values, rows.is_reply, gamma=chosen.gamma, lam=chosen.lam
-            )
-            return result.advantages, result.returns
-        totals = rewards.returns(episodes, self.settings.reward.format_penalty)
-        gain = advantages.group_advantages(
-            totals,
-            episodes.group,
-            self.settings.rollout.prompts,
-            divide_by_std=chosen.divide_by_std,
-        )
-        tokens = advantages.broadcast_to_tokens(gain, rows)
-        return tokens, jnp.zeros_like(tokens)
-
-    def _parameters(self, trainable) -> Parameters:
-        return self._gather_vocabulary(self.plan.assemble(trainable, self.frozen))
-
-    def _gather_vocabulary(self, parameters: Parameters) -> Parameters:
-        """The embedding whole on every device, for looking tokens up in it."""
-        whole = NamedSharding(self.plan.mesh, PartitionSpec())
-        embedding = jax.lax.with_sharding_constraint(parameters["embedding"], whole)
-        return {**parameters, "embedding": embedding}
-
-    def _values(self, critic):
-        parameters = self._parameters(critic)
-        return lambda tokens, _: policy.value_tokens(
-            parameters,
-            tokens,
-            self.plan.config,
-            prefix=self.prefix,
-            dtype=self.plan.dtype,
-            place=self._share_rows,
-            attention=self.attention,
-        )
-
-    def _reference(self, tokens, is_reply):
-        return policy.score_tokens(
-            self._gather_vocabulary(self.reference),
-            tokens,
-            self.plan.config,
-            self.settings.rollout.temperature,
-            is_reply=is_reply,
-            prefix=self.prefix,
-            dtype=self.plan.dtype,
-            place=self._share_rows,
-            attention=self.attention,
-            with_entropy=False,
-        ).logprobs
-
-    def _map_rows(self, score: Callable, rows: Rows, weight: jax.Array) -> jax.Array:
-        """float32[C, T], `score` of every row of weight 1, a microbatch at a time."""
-        micro, width = self.settings.optimizer.microbatch, rows.tokens.shape[1]
-        count = -(-(weight > 0).sum() // micro)  # real rows stand in front
-        pieces = self._microbatches((rows.tokens, rows.is_reply))
-
-        def scored(length: int, piece) -> jax.Array:
-            scores = score(*jax.tree.map(lambda x: x[:, :length], piece))
-            return jnp.pad(scores, ((0, 0), (0, width - length)))
-
-        def one(index, out):
-            piece = jax.tree.map(lambda x: x[index], pieces)
-            return out.at[index].set(self._by_length(scored, piece[1], piece))
-
-        blank = self._microbatches(jnp.zeros(rows.tokens.shape, jnp.float32))
-        scores = jax.lax.fori_loop(0, count, one, blank)
-        return self._share_rows(scores.reshape(rows.tokens.shape))
-
-    def _by_length(self, compute: Callable, is_reply: jax.Array, piece):
-        """`compute(length, piece)` at the shortest compiled length that fits."""
-        lengths = self.plan.lengths
-        longest = _reply_lengths(is_reply).max()
-        which = sum((longest > n).astype(jnp.int32) for n in lengths[:-1])
-        branches = [lambda piece, n=n: compute(n, piece) for n in lengths]
-        return jax.lax.switch(which, branches, piece)
-
-    def _share_rows(self, tree):
-        """Every array's leading axis shared over data and fsdp."""
-        return jax.lax.with_sharding_constraint(
-            tree, NamedSharding(self.plan.mesh, meshes.ROWS)
-        )
-
-    def _microbatches(self, tree):
-        """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
-        micro = self.settings.optimizer.microbatch
-        placed = NamedSharding(self.plan.mesh, PartitionSpec(None, *meshes.ROWS))
-        return jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(
-                x.reshape(-1, micro, *x.shape[1:]), placed
-            ),
-            tree,
-        )
-
-    # Training ------------------------------------------------------------------------
 
     def train(self, old: TrainState, batch: Batch):
         """All epochs over the batch, one real update a minibatch."""
@@ -344,18 +135,20 @@ class _Learner:
         """Accumulates the gradients of one minibatch and applies them."""
         micro = self.settings.optimizer.microbatch
         # Longest first: microbatches of like length, padding rows last.
-        lengths = _reply_lengths(batch.is_reply)[rows]
+        lengths = reply_lengths(batch.is_reply)[rows]
         rows = rows[jnp.argsort(-lengths, stable=True)]
         picked = jax.tree.map(lambda x: x[rows], batch)
-        pieces = self._microbatches(picked)
+        pieces = self.forward.microbatches(picked)
         is_first = made.attempted == 0
 
         def gradients_of(length: int, piece: Batch):
-            return self._gradients(old, _cut(piece, length), is_first)
+            return self._gradients(old, cut(piece, length), is_first)
 
         def accumulate(index, carry):
             piece = jax.tree.map(lambda x: x[index], pieces)
-            return _add(carry, self._by_length(gradients_of, piece.is_reply, piece))
+            return _add(
+                carry, self.forward.by_length(gradients_of, piece.is_reply, piece)
+            )
 
         micro_count = -(-(picked.weight > 0).sum() // micro)
         blank = jax.tree.map(
@@ -388,17 +181,8 @@ class _Learner:
     def _actor_loss(self, actor, piece: Batch, is_first):
         """Sum over the piece; dividing by the minibatch's count comes later."""
         settings, chosen = self.settings, self.settings.loss
-        scores = policy.score_tokens(
-            self._parameters(actor),
-            piece.tokens,
-            self.plan.config,
-            settings.rollout.temperature,
-            is_reply=piece.is_reply,
-            prefix=self.prefix,
-            dtype=self.plan.dtype,
-            place=self._share_rows,
-            attention=self.attention,
-            remat=settings.model.remat,
+        scores = self.forward.scores(
+            actor, piece.tokens, piece.is_reply, remat=settings.model.remat
         )
         clips = dict(clip_low=chosen.clip_low, clip_high=chosen.clip_high)
         ratio_inputs = (scores.logprobs, piece.old_logprobs, piece.advantages)
@@ -430,16 +214,8 @@ class _Learner:
         return objective.sum, (objective.count, sums)
 
     def _critic_loss(self, critic, piece: Batch):
-        values = policy.value_tokens(
-            self._parameters(critic),
-            piece.tokens,
-            self.plan.config,
-            prefix=self.prefix,
-            dtype=self.plan.dtype,
-            place=self._share_rows,
-            attention=self.attention,
-            remat=self.settings.model.remat,
-        )
+        remat = self.settings.model.remat
+        values = self.forward.values(critic, piece.tokens, remat=remat)
         clip = self.settings.loss.value_clip
         loss = losses.clipped_value_loss(values, piece.old_values, piece.returns, clip)
         mean = reduce.token_mean(loss, piece.is_reply, piece.weight)
@@ -479,28 +255,6 @@ class _Learner:
         return new, _merge(sums, added), norms, made
 
 
-def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
-    """Attention of each device's own rows and heads, with no word to the others.
-
-    Left to the compiler, the loop over rows would visit them one by one on all devices.
-    """
-    config, mesh = plan.config, plan.mesh
-    shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
-    heads = (None, meshes.TENSOR if shared else None, None)
-    own, common = PartitionSpec(*meshes.ROWS, *heads), PartitionSpec(None, *heads)
-
-    def attention(query, key, value, *prefix):
-        return jax.shard_map(
-            transformer.causal_attention,
-            mesh=mesh,
-            in_specs=(own, own, own) + (common,) * len(prefix),
-            out_specs=own,
-            check_vma=False,
-        )(query, key, value, *prefix)
-
-    return attention
-
-
 def _step(optimizer, gradient, old_state, parameters, should_apply):
     changes, new_state = optimizer.update(gradient, old_state, parameters)
     new = optax.apply_updates(parameters, changes)
@@ -515,17 +269,6 @@ def _shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
     """int32[C], the rows of weight 1 in random order, then the others."""
     chance = jax.random.uniform(key, weight.shape)
     return jnp.argsort(jnp.where(weight > 0, chance, 2.0), stable=True)
-
-
-def _reply_lengths(is_reply: jax.Array) -> jax.Array:
-    """int32[rows], up to the last reply token; what stands behind has no loss."""
-    index = jnp.arange(1, is_reply.shape[1] + 1)[None]
-    return jnp.where(is_reply, index, 0).max(axis=1)
-
-
-def _cut(piece: Batch, length: int) -> Batch:
-    """The first `length` tokens of every row."""
-    return jax.tree.map(lambda x: x[:, :length] if x.ndim == 2 else x, piece)
 
 
 def _no_sums() -> Sums:
@@ -543,16 +286,3 @@ def _merge(one: Sums, other: Sums) -> Sums:
 def _add(carry, new):
     gradients, counts, sums = jax.tree.map(jnp.add, carry, new)
     return gradients, counts, _merge(carry[2], new[2])
-
-
-def _explained_variance(batch: Batch) -> jax.Array:
-    """1 - Var(returns - old values) / Var(returns), over the kept reply tokens."""
-    mask = batch.is_reply & (batch.weight > 0)[:, None]
-
-    def variance(x: jax.Array) -> jax.Array:
-        mean = reduce.token_mean(x, mask).value()
-        return reduce.token_mean((x - mean) ** 2, mask).value()
-
-    total = variance(batch.returns)
-    rest = variance(batch.returns - batch.old_values)
-    return jnp.where(total > 1e-12, 1 - rest / jnp.maximum(total, 1e-12), 0.0)

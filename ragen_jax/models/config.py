@@ -6,6 +6,7 @@ from typing import Any
 from ragen_jax.settings import UserError
 
 _ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2"}
+_REMEDY = "take the config.json that came with the model's weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +44,17 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
       UserError: if the architecture or one of its features is not supported, or a
         key that the forward pass needs is missing.
     """
-    names = config.get("architectures") or ["(none named)"]
-    if names[0] not in _ARCHITECTURES:
+    config = {key: value for key, value in config.items() if value is not None}
+    names = config.get("architectures") or "(none named)"
+    name = names[0] if isinstance(names, list) else names
+    if str(name) not in _ARCHITECTURES:
         raise UserError(
-            f"{where}: architecture {names[0]} is not supported; choose a model of"
+            f"{where}: architecture {name} is not supported; choose a model of"
             f" {', '.join(sorted(_ARCHITECTURES))}"
         )
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise _unusable("rope_parameters", parameters, where)
     scaling = parameters.get("rope_type") or parameters.get("type") or "default"
     if scaling != "default":
         raise UserError(
@@ -66,28 +71,54 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
             f"{where}: use_sliding_window is on, which is not supported; choose a"
             " model whose layers all attend to the whole context"
         )
-    try:
-        heads = config["num_attention_heads"]
-        return ModelConfig(
-            family=_ARCHITECTURES[names[0]],
-            vocabulary=config["vocab_size"],
-            width=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads", heads),
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            mlp_width=config["intermediate_size"],
-            rope_base=float(config.get("rope_theta") or parameters["rope_theta"]),
-            norm_epsilon=float(config["rms_norm_eps"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=True,
-            longest_context=config["max_position_embeddings"],
-        )
-    except KeyError as missing:
-        raise UserError(
-            f"{where} lacks the key {missing}; take the config.json that came with the"
-            " model's weights"
-        ) from None
+    heads = _size(config, "num_attention_heads", where)
+    width = _size(config, "hidden_size", where)
+    usual = {"num_key_value_heads": heads, "head_dim": width // heads}
+    kv_heads = _size(usual | config, "num_key_value_heads", where)
+    head_dim = _size(usual | config, "head_dim", where)
+    if heads % kv_heads:
+        raise _unusable("num_key_value_heads", kv_heads, where)
+    if head_dim % 2:  # Rotary positions turn pairs.
+        raise _unusable("head_dim", head_dim, where)
+    return ModelConfig(
+        family=_ARCHITECTURES[name],
+        vocabulary=_size(config, "vocab_size", where),
+        width=width,
+        layers=_size(config, "num_hidden_layers", where),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp_width=_size(config, "intermediate_size", where),
+        rope_base=_positive(parameters | config, "rope_theta", where),
+        norm_epsilon=_positive(config, "rms_norm_eps", where),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=True,
+        longest_context=_size(config, "max_position_embeddings", where),
+    )
+
+
+def _size(config: dict[str, Any], key: str, where: str) -> int:
+    value = _read(config, key, where)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _unusable(key, value, where)
+    return value
+
+
+def _positive(config: dict[str, Any], key: str, where: str) -> float:
+    value = _read(config, key, where)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise _unusable(key, value, where)
+    return float(value)
+
+
+def _read(config: dict[str, Any], key: str, where: str) -> Any:
+    if key not in config:
+        raise UserError(f"{where} lacks the key {key!r}; {_REMEDY}")
+    return config[key]
+
+
+def _unusable(key: str, value: Any, where: str) -> UserError:
+    return UserError(f"{where}: {key} = {value!r} cannot be used; {_REMEDY}")
 
 
 def to_hugging_face(

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -90,14 +92,40 @@ def read_config(folder: Path) -> ModelConfig:
     return model_config.from_hugging_face(parsed, str(path))
 
 
+def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) -> None:
+    """Checks that the files hold the declared tensors; reads their headers alone.
+
+    Raises:
+      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
+        of another shape than config.json says.
+    """
+    _visit(folder, config, declared, lambda view, file, name: None)
+
+
 def read_parameters(
     folder: Path, config: ModelConfig, declared: Parameters
 ) -> Parameters:
     """Reads the weights as float32 NumPy arrays, laid out as `declared`.
 
     Raises:
-      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
-        of another shape than config.json says.
+      UserError: as `check_parameters`.
+    """
+
+    def read(view: np.ndarray, file, name: str) -> None:
+        view[...] = file.get_tensor(name)
+
+    return _visit(folder, config, declared, read)
+
+
+def _visit(
+    folder: Path,
+    config: ModelConfig,
+    declared: Parameters,
+    visit: Callable[[np.ndarray, Any, str], None],
+) -> Parameters:
+    """Calls `visit` for each tensor with its place in the tree, which is returned.
+
+    The place is a view in the file's layout: writing to it fills the tree.
     """
     wanted = tensor_names(declared, config)
     files = sorted(folder.glob("*.safetensors"))
@@ -114,7 +142,9 @@ def read_parameters(
                 for name in file.keys():
                     if name in wanted:
                         seen.add(name)
-                        _place(out, wanted[name], file.get_tensor(name), path, name)
+                        view = _view(out, wanted[name])
+                        _check_shape(file, name, view.shape, path)
+                        visit(view, file, name)
                     elif not (config.tied and name == "lm_head.weight"):
                         unknown.append(name)
         except (SafetensorError, OSError) as error:
@@ -140,19 +170,22 @@ def _empty_tree(declared: Parameters) -> Parameters:
     }
 
 
-def _place(out: Parameters, where: tuple, tensor, path: Path, name: str) -> None:
+def _view(tree: Parameters, where: tuple) -> np.ndarray:
+    """Where one tensor of the files belongs, as the file lays it out."""
     leaf_path, index = where
-    target = out
+    leaf = tree
     for part in leaf_path:
-        target = target[part]
-    # A view in the file's layout: writing to it fills the tree.
-    view = _to_file(leaf_path, target if index is None else target[index])
-    if tensor.shape != view.shape:
+        leaf = leaf[part]
+    return _to_file(leaf_path, leaf if index is None else leaf[index])
+
+
+def _check_shape(file, name: str, implied: tuple[int, ...], path: Path) -> None:
+    shape = tuple(file.get_slice(name).get_shape())
+    if shape != implied:
         raise UserError(
-            f"{path}: tensor {name} has shape {tensor.shape}, config.json implies"
-            f" {view.shape}; take config.json and weights of one model"
+            f"{path}: tensor {name} has shape {shape}, config.json implies"
+            f" {implied}; take config.json and weights of one model"
         )
-    view[...] = tensor
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -138,6 +138,36 @@ def final_actions(tables: ReplyTables, reply: ReplyState) -> jax.Array:
     return jnp.where(is_closed(tables, reply), reply.actions, NO_ACTION)
 
 
+def fewest_tokens(tables: ReplyTables) -> int:
+    """How many tokens a valid reply takes at least, on the host.
+
+    Raises:
+      ValueError: if these tokens cannot write a valid reply at all.
+    """
+    next_state, emission = np.asarray(tables.next_state), np.asarray(tables.emission)
+    has_action = np.asarray(tables.emitted_count) > 0
+    is_known = ~np.asarray(tables.emits_unknown)
+    # bool[S, 2]: states that some beginning without unknown actions leads to, by
+    # whether it names an action.
+    reached = np.zeros((len(next_state), 2), bool)
+    reached[int(tables.start), 0] = True
+    last, length = reached, 0
+    while last.any():
+        further = reached.copy()
+        for state, named in np.argwhere(last):
+            follows = is_known[emission[state]]
+            names = named | has_action[emission[state][follows]]
+            further[next_state[state][follows], names.astype(int)] = True
+        length += 1
+        if further[int(tables.closed), 1]:
+            return length
+        last, reached = further & ~reached, further
+    raise ValueError(
+        "no sequence of the tokenizer's tokens is a valid reply: choose a model whose"
+        " tokenizer knows the characters of the reply format and of the actions"
+    )
+
+
 def _look_up(table: jax.Array, *index: jax.Array) -> jax.Array:
     """table[index] without the checks of bounds that indexing otherwise costs."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
