@@ -30,6 +30,8 @@ from ragen_jax.text.phrases import tokenize_phrases
 _CONFIG = common.define_config("configs/warm_start.py")
 _OUT = flags.DEFINE_string("out", "runs/tiny", "Folder to write; must not exist.")
 
+STAGES = ("boards", "dialogues", "surer", "last")
+
 # Settings of the lake and of the reply, and how often a step draws them, in eighths.
 _VARIANTS = (
     (4, {}, True),
@@ -56,7 +58,8 @@ def main() -> None:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out={out} is not empty; give a new folder")
     limits = dialogue.TurnLimits(**config.limits)
-    variants = [_variant(config, *variant) for variant in _VARIANTS]
+    aimless = config[STAGES[-1]].aimless
+    variants = [_variant(config, *v, aimless=aimless) for v in _VARIANTS]
     tokenizer = tiny_tokenizer.train_tokenizer(_corpus(variants, limits))
     pieces = chat.cut_pieces(tokenizer, "tiny")
     print(f"tokenizer: {len(tokenizer)} tokens; model: ", end="")
@@ -64,17 +67,31 @@ def main() -> None:
         jax.random.key(config.seed), parameters.declare(TINY)
     )
     print(f"{parameters.count(weights):,} parameters", flush=True)
-    batches = functools.partial(_batches, limits, pieces, tokenizer)
-    boards, whole = config.boards, config.dialogues
-    sure = _variant(config, *_VARIANTS[0], aimless=0.0)
-    first = [batches(sure, boards.rows, boards.context, short=True)]
-    weights = _train(weights, first, [1], boards, config, "boards")
-    rest = [batches(v, whole.rows, whole.context, short=False) for v in variants]
-    weights = _train(
-        weights, rest, [v.weight for v in variants], whole, config, "dialogues"
-    )
+    for name in STAGES:
+        weights = train_stage(weights, name, config, limits, pieces, tokenizer)
     hugging_face.write_folder(out, TINY, jax.device_get(weights), tokenizer)
     print(f"wrote {out}; next: python launch/evaluate.py --model={out}")
+
+
+def train_stage(weights, name: str, config, limits, pieces, tokenizer):
+    """One of STAGES: an optimizer of its own, on demonstrations as the stage says."""
+    stage = config[name]
+    kinds = [_variant(config, *v, aimless=stage.aimless) for v in _VARIANTS]
+    if stage.short:
+        kinds = kinds[:1]
+    batches = [
+        _batches(
+            limits,
+            pieces,
+            tokenizer,
+            kind,
+            stage.rows,
+            stage.context,
+            short=stage.short,
+        )
+        for kind in kinds
+    ]
+    return _train(weights, batches, [v.weight for v in kinds], stage, config, name)
 
 
 def _variant(
@@ -173,7 +190,7 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
     losses, successes = [], []
     for step in range(1, stage.steps + 1):
         which = choice.choice(len(draw), p=share)
-        key = jax.random.fold_in(jax.random.key(config.seed + 1), step)
+        key = jax.random.fold_in(jax.random.key(config.seed + stage.draws), step)
         tokens, is_reply, success = draw[which](key)
         weights, state, loss = update(
             weights, state, tokens, is_reply, batches[which][1]

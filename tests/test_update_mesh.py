@@ -17,7 +17,7 @@ SPLITS = {
     "all three": (
         (2, 2, 2),
         dict(optimizer__microbatch=4),
-        dict(lengths=(17, updates.LENGTH)),
+        dict(lengths=(14, updates.LENGTH)),
     ),
 }
 
