@@ -14,6 +14,7 @@ named tuples need no rules of their own, and a part of a state can be read alone
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -284,6 +285,7 @@ def restore(
         )
         restored = reader.restore(folder, args=ocp.args.Composite(state=arguments))
     except (OSError, ValueError, KeyError) as error:
+        _silence_abandoned_reads()
         raise UserError(
             f"Checkpoint {folder} cannot be read ({_brief(error)});"
             " delete that folder and use another step."
@@ -292,6 +294,21 @@ def restore(
         reader.close()
     structure = jax.tree.structure(abstract_state)
     return jax.tree.unflatten(structure, [restored["state"][path] for path in wanted])
+
+
+def _silence_abandoned_reads() -> None:
+    """Keeps the reads that a failed one left behind from printing tracebacks.
+
+    Orbax starts all reads at once and closes its event loop at the first error;
+    each later one finds the loop closed and tells so on standard error.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":
+            previous(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:

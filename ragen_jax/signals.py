@@ -1,8 +1,12 @@
-"""A signal asks the run to save and end; the loop looks for it between iterations."""
+"""What comes to a run from outside its loop: a signal to end, and a clock that sees it
+stall."""
 
 import contextlib
+import faulthandler
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -46,8 +50,42 @@ class Signals:
     def _handle(self, number: int, _frame: object) -> None:
         if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self._received:
+            # It may come in the midst of other output.
+            with contextlib.suppress(RuntimeError):
+                self._tell("stopping after this iteration, with a saved state ...")
         self._received = True
-        with contextlib.suppress(RuntimeError):  # It came in the midst of other output.
-            self._tell("stopping after this iteration, with a saved state ...")
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class StallWatch:
+    """Prints what every thread is doing when an iteration does not end in time.
+
+    The run goes on: it may only be slow. The stacks are taken in a thread of Python
+    and not by `faulthandler.dump_traceback_later`, which reads them while they change
+    and can bring a running program down.
+    """
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(0, _print_stacks)  # Not started.
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+
+    def expect_within(self, seconds: float) -> None:
+        """Starts the clock anew."""
+        self._timer.cancel()
+        self._timer = threading.Timer(seconds, _print_stacks, [seconds])
+        self._timer.daemon = True
+        self._timer.start()
+
+
+def _print_stacks(seconds: float) -> None:
+    print(
+        f"an iteration has not ended in {seconds:.4g} s; what each thread is doing:",
+        file=sys.__stderr__,
+        flush=True,
+    )
+    faulthandler.dump_traceback(file=sys.__stderr__)

@@ -1,13 +1,11 @@
 """A whole run: resume or start, iterate, evaluate, save, and report."""
 
-import contextlib
-import faulthandler
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from ragen_jax.models import parameters
 from ragen_jax.progress import Console
 from ragen_jax.rollout.sample import Rollout
 from ragen_jax.settings import Settings, UserError
-from ragen_jax.signals import Signals
+from ragen_jax.signals import Signals, StallWatch
 
 _SETTINGS_FILE = "settings.json"
 # An iteration is stalled, and the stacks are printed, after so many seconds:
@@ -102,8 +100,10 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         sinks = Sinks(
             workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
         )
-        with sinks, Signals(console.line) as signals, _stall_watch():
-            state, stopped = _iterate(run, state, writer, sinks, signals, console)
+        with sinks, Signals(console.line) as signals, StallWatch() as watch:
+            state, stopped = _iterate(
+                run, state, writer, sinks, signals, watch, console
+            )
             if stopped:
                 done = int(state.iteration)
                 console.line(
@@ -122,7 +122,9 @@ def _start(run: Run, writer: Checkpoints, console: Console) -> TrainState:
     return writer.restore(step, loop.abstract_state(run))
 
 
-def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Console):
+def _iterate(
+    run: Run, state: TrainState, writer, sinks, signals, watch, console: Console
+):
     """Iterations until the last; returns the state and whether a signal stopped it."""
     settings, programs = run.settings, loop.make_programs(run)
     chosen, durations = settings.evaluation, []
@@ -133,7 +135,7 @@ def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Conso
     best = -1.0 if best is None else writer.read_info(best)["validation"] or -1.0
     for done in range(int(state.iteration) + 1, total + 1):
         started = time.perf_counter()
-        faulthandler.dump_traceback_later(stalled_after(durations), file=sys.__stderr__)
+        watch.expect_within(stalled_after(durations))
         console.status(f"iteration {done}/{total}: sampling and learning ...")
         state, values, rollout = loop.iterate(run, programs, state)
         if done == 1:
@@ -167,15 +169,6 @@ def _iterate(run: Run, state: TrainState, writer, sinks, signals, console: Conso
             return state, True
     writer.wait()
     return state, False
-
-
-@contextlib.contextmanager
-def _stall_watch() -> Iterator[None]:
-    """Disarms at its end what iterations armed."""
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def stalled_after(durations: Sequence[float]) -> float:

@@ -8,5 +8,14 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 
 import jax  # noqa: E402  (the flags above must be set before JAX starts)
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Frees a module's compiled programs: each holds memory maps of the kernel, of
+    which a process may have only so many (Linux: 65,530) before it crashes."""
+    yield
+    jax.clear_caches()

@@ -140,6 +140,7 @@ def start(arguments: list[str], script: Path = ROOT / "launch" / "train.py"):
     environment = {
         **kept,
         "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
         "JAX_COMPILATION_CACHE_DIR": str(home() / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(ROOT),
@@ -190,7 +191,10 @@ def leaves(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """Every saved leaf of a step by its dotted path."""
     folder = workdir / checkpoints.FOLDER / str(step) / "state"
     with ocp.PyTreeCheckpointer() as reader:
-        return {k: np.asarray(v) for k, v in reader.restore(folder).items()}
+        # As host arrays: this process may lack the devices that they were on.
+        host = ocp.RestoreArgs(restore_type=np.ndarray)
+        kinds = dict.fromkeys(reader.metadata(folder).item_metadata.tree, host)
+        return dict(reader.restore(folder, restore_args=kinds))
 
 
 def steps(workdir: Path) -> list[int]:

@@ -297,13 +297,15 @@ def test_info_that_json_cannot_hold_is_refused_before_writing(directory):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number):
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with Signals() as signals:
+    told = []
+    with Signals(told.append) as signals:
         assert not signals.should_stop(1)
         os.kill(os.getpid(), number)
         assert signals.should_stop(2) and signals.should_stop(3)
         os.kill(os.getpid(), signal.SIGTERM)  # a second SIGTERM changes nothing
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+    assert told == ["stopping after this iteration, with a saved state ..."]
     assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
 

@@ -134,7 +134,7 @@ def test_a_model_folder_with_the_same_weights_plays_the_same(place, written):
     overrides = [
         f"--config.{key}={value}"
         for key, value in runs.SMALL.items()
-        if key.startswith(("rollout.", "env."))
+        if key.startswith(("rollout.", "env.", "optimizer."))
     ]
     model = runs.model()
     code, output, errors = evaluate(

@@ -114,7 +114,8 @@ def test_all_processes_end_well_and_only_the_first_speaks(story):
     for ended in told:
         for index, (code, output, _) in enumerate(ended):
             assert code == 0, ended
-            assert (output == "") == (index > 0)
+            # The transport's own note on its connections comes from each process.
+            assert (re.sub(r"\[Gloo\].*\n", "", output) == "") == (index > 0)
     assert "mesh         data 2 x fsdp 1 x tensor 1 (cpu)" in told[0][0][1]
     assert "mesh         data 1 x fsdp 1 x tensor 1 (cpu)" in told[2][0][1]
 

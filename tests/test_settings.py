@@ -180,7 +180,7 @@ WRONG = [
         ["critic_warmup = 3", "'grpo'", "set it to 0"],
     ),
     (
-        dict(optimizer__critic_warmup=100),
+        dict(iterations=100, optimizer__critic_warmup=100),
         ["critic_warmup = 100", "iterations = 100", "at most 99"],
     ),
     (
@@ -196,8 +196,8 @@ WRONG = [
         ["evaluation.slots = 128", "64 * 1 = 64", "evaluation.prompts"],
     ),
     (
-        dict(rollout__context=64),
-        ["rollout.context = 64", "reply_tokens = 64", "rollout.context to 0"],
+        dict(rollout__context=40),
+        ["rollout.context = 40", "reply_tokens = 48", "rollout.context to 0"],
     ),
     (
         dict(optimizer__microbatch=12),
@@ -229,7 +229,7 @@ def test_a_missing_key_is_named():
 
 def test_remedies_of_combinations_are_accepted():
     read(rollout__group_size=1, filter__strategy="none", **EIGHT_ROWS)
-    read(optimizer__critic_warmup=99)
+    read(iterations=100, optimizer__critic_warmup=99)
     read(rollout__actions_per_turn=10)
     read(optimizer__microbatch=8)
     read(optimizer__minibatch=128)
@@ -367,7 +367,7 @@ def test_a_run_may_be_resumed_with_another_mesh_length_and_cadence():
 
 
 def test_a_run_is_not_resumed_with_other_numbers():
-    saved = settings.to_dict(read())
+    saved = settings.to_dict(read(optimizer__actor_lr=1e-4))
     now = settings.to_dict(read(optimizer__actor_lr=5e-5, env__size=5, seed=1))
     assert settings.differences(saved, now) == [
         "env.size was 4 and is 5",
