@@ -110,13 +110,13 @@ def _learning(config: ConfigDict) -> None:
         logprob_gap_limit=0.05,  # nats, mean |sampler - update|
     )
     config.optimizer = dict(
-        actor_lr=3e-4,
+        actor_lr=1e-4,
         critic_lr=1e-3,
         beta1=0.9,
         beta2=0.999,
         weight_decay=0.0,
-        warmup=0,  # In real updates.
-        schedule="constant",  # or "linear", "cosine"
+        warmup=5,  # In real updates.
+        schedule="cosine",  # or "linear", both over all `iterations`; or "constant"
         clip_norm=1.0,
         minibatch=32,  # E, rows of one update.
         microbatch=8,  # Rows of one gradient accumulation step.
@@ -133,7 +133,7 @@ def _smoke(config: ConfigDict) -> None:
     """Every part of the main job once or twice, and no more."""
     config.iterations = 2
     config.rollout.update(prompts=4, group_size=4)
-    config.optimizer.update(minibatch=8, microbatch=8)
+    config.optimizer.update(minibatch=8, microbatch=8, warmup=0)
     config.evaluation.update(prompts=16, test_prompts=16, slots=16)
     config.every.update(evaluate=1, checkpoint=1)
 
@@ -144,7 +144,9 @@ def _paper(config: ConfigDict) -> None:
     config.env.success_probability = 1 / 3
     config.model.update(path="Qwen/Qwen2.5-0.5B-Instruct", remat=True)
     config.rollout.reply_tokens = 400
-    config.optimizer.update(actor_lr=1e-6, critic_lr=1e-5, microbatch=8)
+    config.optimizer.update(
+        actor_lr=1e-6, critic_lr=1e-5, warmup=0, schedule="constant"
+    )
     config.evaluation.update(prompts=256, slots=256)
 
 

@@ -43,6 +43,8 @@ SMALL = {
     "rollout.decode_chunk": 4,
     "rollout.buckets": 1,
     "optimizer.actor_lr": 1e-3,
+    "optimizer.warmup": 0,
+    "optimizer.schedule": "constant",
     "optimizer.minibatch": 8,
     "optimizer.microbatch": 8,
     "evaluation.prompts": 8,

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax.models import config as model_config
-from ragen_jax.models import hugging_face, parameters, transformer
+from ragen_jax.models import hugging_face, parameters, presets, transformer
 from ragen_jax.settings import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,6 +55,20 @@ def test_logits_equal_those_of_transformers_run_here(tmp_path, config):
     back, again = _read(tmp_path / "theirs")
     assert again == config
     _assert_identical(back, ours)
+
+
+def test_a_folders_text_is_cut_as_its_tokenizer_file_says():
+    """By `tokenizers` alone; AutoTokenizer cuts any `qwen2` text as Qwen does."""
+    folder = presets.TINY_FOLDER
+    tokenizer = hugging_face.read_tokenizer(folder)
+    alone = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (
+        " At (2, 3), goal (0, 1): Left (2, 2)",
+        "Actions: Left\n P _",
+        "a  b1",
+    ):
+        ids = alone.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
 
 
 @pytest.mark.parametrize("config", [CONFIG, TIED], ids=["untied", "tied"])

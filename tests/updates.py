@@ -48,6 +48,8 @@ def settings(**overrides) -> Settings:
         loss__entropy=0.02,
         optimizer__actor_lr=1e-3,
         optimizer__critic_lr=2e-3,
+        optimizer__warmup=0,
+        optimizer__schedule="constant",
         optimizer__clip_norm=0.5,
         optimizer__minibatch=8,
         optimizer__microbatch=8,

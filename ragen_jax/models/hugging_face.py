@@ -214,6 +214,14 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         ) from None
 
 
+def _forget_origin(path: Path) -> None:
+    """Drops what transformers notes on how the tokenizer was read."""
+    written = json.loads(path.read_text())
+    for key in ("is_local", "local_files_only"):
+        written.pop(key, None)
+    path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+
+
 def write_folder(
     folder: Path,
     config: ModelConfig,
@@ -252,6 +260,8 @@ def write_folder(
         text = json.dumps(written, indent=2)
         (scratch / "config.json").write_text(text + "\n")
         tokenizer.save_pretrained(scratch)
+        _forget_origin(scratch / "tokenizer_config.json")
+        os.chmod(scratch / "model.safetensors", 0o644)  # Others may read the rest, too.
         if folder.exists():
             folder.rmdir()
         os.chmod(scratch, 0o755)
