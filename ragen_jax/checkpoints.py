@@ -12,6 +12,7 @@ named tuples need no rules of their own, and a part of a state can be read alone
 """
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -269,6 +270,7 @@ def restore(
         )
         for path, leaf in _flat(abstract_state).items()
     }
+    _ignore_abandoned_reads()
     reader = ocp.Checkpointer(_handler())
     try:
         saved = reader.metadata(folder).item_metadata["state"].tree
@@ -285,7 +287,6 @@ def restore(
         )
         restored = reader.restore(folder, args=ocp.args.Composite(state=arguments))
     except (OSError, ValueError, KeyError) as error:
-        _silence_abandoned_reads()
         raise UserError(
             f"Checkpoint {folder} cannot be read ({_brief(error)});"
             " delete that folder and use another step."
@@ -296,19 +297,28 @@ def restore(
     return jax.tree.unflatten(structure, [restored["state"][path] for path in wanted])
 
 
-def _silence_abandoned_reads() -> None:
-    """Keeps the reads that a failed one left behind from printing tracebacks.
+def _ignore_abandoned_reads() -> None:
+    """Keeps the reads that a failed one leaves behind from printing tracebacks.
 
-    Orbax starts all reads at once and closes its event loop at the first error;
-    each later one finds the loop closed and tells so on standard error.
+    Orbax starts all reads at once and closes its event loop at the first error. Each
+    later one finds the loop closed, or fails with nobody to tell, and says so on
+    standard error at any time after.
     """
-    previous = sys.excepthook
+    previous = sys.unraisablehook
+    if getattr(previous, "ignores_abandoned_reads", False):
+        return
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if str(error) != "Event loop is closed":
-            previous(kind, error, trace)
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
 
-    sys.excepthook = hook
+    def has_a_reader(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return "tensorstore_spec" not in str(error)
+
+    hook.ignores_abandoned_reads = True
+    sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(has_a_reader)
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:
