@@ -120,6 +120,25 @@ def silence() -> TextIO:
     return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
+def find_checkpoint(path: str):
+    """(checkpoints.Found, the Settings it was saved with) of what --checkpoint names.
+
+    Raises:
+      UserError: if there is none, or none that this version can read.
+    """
+    from ragen_jax import checkpoints  # Brings JAX, which wrong flags do not wait for.
+
+    found = checkpoints.find(path)
+    info = checkpoints.read_info(found.directory, found.step)
+    try:
+        return found, settings_lib.from_dict(info["settings"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{found.directory / str(found.step)} was saved with settings that this"
+            f" version cannot read ({error}): use it with the version that trained it"
+        ) from None
+
+
 def config_path() -> str:
     """FILE[:VARIANT] as the user gave it."""
     return _GIVEN[-1]

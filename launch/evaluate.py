@@ -168,16 +168,8 @@ def _from_config() -> Subject:
 def _from_checkpoint() -> Subject:
     from ragen_jax import checkpoints
 
-    found = checkpoints.find(_CHECKPOINT.value)
-    info = checkpoints.read_info(found.directory, found.step)
+    found, settings = common.find_checkpoint(_CHECKPOINT.value)
     folder = found.directory / str(found.step)
-    try:
-        settings = settings_lib.from_dict(info["settings"])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{folder} was saved with settings that this version cannot read ({error}):"
-            " evaluate it with the version that trained it"
-        ) from None
     why = {
         "best": "the best on validation levels",
         "last": "the last, for none was validated",

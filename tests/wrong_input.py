@@ -338,7 +338,7 @@ def make_place(folder: Path) -> None:
     settings = settings_lib.to_dict(runs.settings(model__path=str(folder / "model")))
     other = {**settings, "seed": 9}
     (folder / "other" / "settings.json").write_text(json.dumps(other))
-    _save_checkpoint(folder / "damaged", folder / "model", settings)
+    save_checkpoint(folder / "damaged", folder / "model", settings)
     data = folder / "damaged" / checkpoints.FOLDER / "1" / "state"
     for path in (path for path in data.rglob("*") if "manifest" in path.name):
         path.write_bytes(b"")
@@ -346,10 +346,10 @@ def make_place(folder: Path) -> None:
     shutil.copytree(folder / "model", folder / "wider")
     edit_config(intermediate_size=50)(folder / "wider")
     wider = {**settings, "model": {**settings["model"], "path": str(folder / "wider")}}
-    _save_checkpoint(folder / "mixed", folder / "model", wider)
+    save_checkpoint(folder / "mixed", folder / "model", wider)
 
 
-def _save_checkpoint(workdir: Path, model_folder: Path, settings: dict) -> None:
+def save_checkpoint(workdir: Path, model_folder: Path, settings: dict) -> None:
     config = hugging_face.read_config(model_folder)
     declared = parameters.declare(config)
     weights = hugging_face.read_parameters(model_folder, config, declared)
