@@ -41,7 +41,8 @@ from ragen_jax.text.dialogue import (
     tokenize_dialogue,
 )
 
-_UPDATE_LENGTHS = 4  # row lengths that the update is compiled for
+# Row lengths that the update is compiled for: so many, or fewer that lie so far apart.
+_UPDATE_LENGTHS, _UPDATE_STEP = 4, 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,9 +282,8 @@ def make_programs(run: Run) -> Programs:
     """Compiles nothing yet."""
     plan = run.plan
     first = run.tokens.first_capacity
-    step = -(-(plan.context - first) // _UPDATE_LENGTHS)
-    lengths = {min(plan.context, first + step * i) for i in range(1, _UPDATE_LENGTHS)}
-    lengths |= {plan.context}
+    step = max(_UPDATE_STEP, -(-(plan.context - first) // _UPDATE_LENGTHS))
+    lengths = {*range(first + step, plan.context, step), plan.context}
     update = UpdatePlan(
         run.settings,
         run.config,
