@@ -33,6 +33,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.env = _environment()
     # A folder, a Hugging Face hub id or a GGUF file would do as well.
     config.model = dict(path="tiny", compute_dtype="auto", remat=False)
+    # rank above 0: adapters alone are trained, added times alpha / rank to "all",
+    # "attention", "mlp" or named weights such as "query,value".
+    config.lora = dict(rank=0, alpha=64.0, targets="all")
     config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all that the others leave.
     config.rollout = _rollout()
     config.reward = dict(format_penalty=-0.1)  # On each turn with an invalid reply.

@@ -27,11 +27,11 @@ def main() -> None:
     common.start_jax(settings.deterministic)
     import jax
 
-    from ragen_jax import loop, training, worldspeed
+    from ragen_jax import loop, training, weights, worldspeed
 
     with common.user_mistakes():
         run = loop.prepare(settings)
-        loop.check_weights(run)
+        weights.check_weights(run)
     figures = _ceilings()
     figures["world steps/s"] = worldspeed.steps_per_second(
         run.world, batch=1024, steps=1000
@@ -39,7 +39,7 @@ def main() -> None:
     figures["world resets/s"] = worldspeed.resets_per_second(run.world, batch=1024)
     if (peer := _gymnasium_steps()) is not None:
         figures["Gymnasium steps/s"] = peer
-    programs, state = loop.make_programs(run), loop.new_state(run)
+    programs, state = loop.make_programs(run), weights.new_state(run)
     started = time.perf_counter()
     state, _, _ = loop.iterate(run, programs, state)
     figures["first iteration, s"] = time.perf_counter() - started

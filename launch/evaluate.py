@@ -234,7 +234,7 @@ def _default_name(subject: Subject) -> str:
 
 def _play_model(subject: Subject, console, is_first: bool):
     """Plays with the language model; gives its score, who it is, and the file."""
-    from ragen_jax import checkpoints, evaluation, loop, transcripts
+    from ragen_jax import evaluation, loop, transcripts, weights
     from ragen_jax.envs.base import SPLITS
 
     with common.user_mistakes():
@@ -242,12 +242,9 @@ def _play_model(subject: Subject, console, is_first: bool):
         where = str(run.model_folder)
         reader = transcripts.make_reader(run.tokenizer, run.world, run.dialogue, where)
         if subject.step is None:
-            actor = loop.load_parameters(run, value_head=False)
+            actor = weights.load_parameters(run, value_head=False)
         else:
-            wanted = {"actor": loop.abstract_state(run).actor}
-            actor = checkpoints.restore(
-                subject.directory, subject.step, wanted, partial=True
-            )["actor"]
+            actor = weights.restore_actor(run, subject.directory, subject.step)
         out = _prepare_out(subject)  # Last, so that a mistake leaves no folder behind.
     evaluator = loop.make_evaluator(
         run,

@@ -7,6 +7,9 @@ training began with; ragen_jax plays it with
 
   python launch/evaluate.py --model=my_agent --config=configs/frozenlake.py
 
+Of a run with adapters (lora.rank), --adapter writes the adapters alone, as a folder for
+the peft library; otherwise they are merged into their base model.
+
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
 one step's folder. The folder appears whole or not at all.
 """
@@ -24,6 +27,7 @@ _OUT = flags.DEFINE_string("out", None, "The new folder.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16"], "Of the stored weights."
 )
+_ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
 
 
 def main() -> None:
@@ -33,29 +37,39 @@ def main() -> None:
     import jax
     import jax.numpy as jnp
 
-    from ragen_jax import checkpoints, evaluation, loop
-    from ragen_jax.models import hugging_face, parameters
+    from ragen_jax import evaluation, loop, weights
+    from ragen_jax.models import hugging_face, parameters, peft
     from ragen_jax.progress import Console
 
     console = Console(sys.stdout)
     with common.user_mistakes():
         settings = evaluation.fit_to_devices(settings, jax.device_count())
         run = loop.prepare(settings)
-        wanted = {"actor": loop.abstract_state(run).actor}
+        if _ADAPTER.value and run.adapters is None:
+            raise UserError(
+                f"--adapter: {_CHECKPOINT.value} was trained without adapters"
+                " (lora.rank = 0): leave --adapter out, which writes the whole model"
+            )
     console.status(f"reading step {found.step} ...")
-    actor = checkpoints.restore(found.directory, found.step, wanted, partial=True)
-    actor = jax.device_get(actor["actor"])
+    restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
+    actor = jax.device_get(restore(run, found.directory, found.step))
     console.status(f"writing {out} ...")
     with common.user_mistakes():
-        hugging_face.write_folder(
-            out, run.config, actor, run.tokenizer, jnp.dtype(_DTYPE.value)
-        )
+        if _ADAPTER.value:
+            base = settings.model.path
+            peft.write_folder(out, run.config, actor, run.adapters, base)
+        else:
+            hugging_face.write_folder(
+                out, run.config, actor, run.tokenizer, jnp.dtype(_DTYPE.value)
+            )
+    dtype = "float32" if _ADAPTER.value else _DTYPE.value
     console.line(
         f"exported     step {found.step} of {found.directory}, the {found.which} one\n"
-        f"parameters   {parameters.count(actor) / 1e6:.2f} M in {_DTYPE.value}\n"
-        f"folder       {out}\n\n"
-        f"next: python launch/evaluate.py --model={out} --config=CONFIG"
+        f"parameters   {parameters.count(actor) / 1e6:.2f} M in {dtype}\n"
+        f"folder       {out}"
     )
+    if not _ADAPTER.value:
+        console.line(f"\nnext: python launch/evaluate.py --model={out} --config=CONFIG")
 
 
 def _check_flags() -> Path:

@@ -27,14 +27,14 @@ def main() -> None:
     # Imported here so that a wrong setting is told without waiting for JAX.
     import jax
 
-    from ragen_jax import loop, training
+    from ragen_jax import loop, training, weights
     from ragen_jax.progress import Console
 
     with common.user_mistakes():
         path = _WORKDIR.value or _default_workdir()
         training.check_workdir(Path(path).expanduser(), settings)
         run = loop.prepare(settings)
-        loop.check_weights(run)
+        weights.check_weights(run)
         # Made last, so that a mistake leaves no folder behind.
         workdir = common.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else common.silence())

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax import evaluation
+from ragen_jax import evaluation, weights
 from ragen_jax import mesh as meshes
 from ragen_jax.envs import SETTINGS, WORLDS
 from ragen_jax.envs.base import TRAIN, World, check_world
@@ -24,7 +23,7 @@ from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
 from ragen_jax.learning.summary import summarize
 from ragen_jax.learning.update import Learned, UpdatePlan, make_update
-from ragen_jax.models import hugging_face, parameters, presets
+from ragen_jax.models import hugging_face, lora, presets
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import sample
@@ -60,6 +59,7 @@ class Run:
     plan: Plan
     dtype: Any  # of the transformers' computation
     model_folder: Any  # pathlib.Path
+    adapters: lora.Adapters | None  # None: all weights are trained
 
 
 def prepare(settings: Settings) -> Run:
@@ -114,6 +114,7 @@ def prepare(settings: Settings) -> Run:
         plan=plan,
         dtype=dtype,
         model_folder=folder,
+        adapters=weights.read_adapters(settings),
     )
 
 
@@ -173,98 +174,6 @@ def _check_reply(settings: Settings, tokens: DialogueTokens) -> None:
         )
 
 
-def check_weights(run: Run) -> None:
-    """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
-    declared = parameters.declare(run.config)
-    hugging_face.check_parameters(run.model_folder, run.config, declared)
-
-
-# State -------------------------------------------------------------------------------
-
-
-def state_shardings(run: Run) -> TrainState:
-    """NamedShardings of the whole TrainState."""
-    whole = NamedSharding(run.mesh, PartitionSpec())
-
-    def of(value_head: bool, optimizer):
-        declared = parameters.declare(run.config, value_head=value_head)
-        specs = meshes.shardings(meshes.training_specs(declared, run.mesh), run.mesh)
-        shapes = parameters.shapes(declared)
-        opt_state = optax.tree_map_params(
-            optimizer,
-            lambda _, spec: spec,
-            jax.eval_shape(optimizer.init, shapes),
-            specs,
-            transform_non_params=lambda _: whole,
-        )
-        return specs, opt_state
-
-    actor, actor_state = of(False, states.actor_optimizer(run.settings))
-    if run.settings.estimator == "ppo":
-        critic, critic_state = of(True, states.critic_optimizer(run.settings))
-    else:
-        critic = {}
-        optimizer = states.critic_optimizer(run.settings)
-        critic_state = jax.tree.map(lambda _: whole, jax.eval_shape(optimizer.init, {}))
-    counts = {
-        field.name: whole
-        for field in dataclasses.fields(TrainState)
-        if field.type is jax.Array
-    }
-    return TrainState(
-        actor=actor,
-        critic=critic,
-        actor_optimizer=actor_state,
-        critic_optimizer=critic_state,
-        **counts,
-    )
-
-
-def load_parameters(run: Run, *, value_head: bool) -> Parameters:
-    """The model's parameters on the mesh, as training shares them."""
-    declared = parameters.declare(run.config)
-    host = hugging_face.read_parameters(run.model_folder, run.config, declared)
-    if value_head:
-        host = {**host, "value_head": np.zeros(run.config.width, np.float32)}
-        host.pop("head", None)
-        declared = parameters.declare(run.config, value_head=True)
-    placed = meshes.shardings(meshes.training_specs(declared, run.mesh), run.mesh)
-
-    def place(array, sharding):
-        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
-
-    return jax.tree.map(place, host, placed)
-
-
-def new_state(run: Run) -> TrainState:
-    """The state before the first iteration."""
-    actor = load_parameters(run, value_head=False)
-    has_critic = run.settings.estimator == "ppo"
-    critic = load_parameters(run, value_head=True) if has_critic else {}
-    return jax.jit(
-        lambda actor, critic: states.new_state(actor, critic, run.settings),
-        out_shardings=state_shardings(run),
-    )(actor, critic)
-
-
-def abstract_state(run: Run) -> TrainState:
-    """Shapes and shardings of the state, for restoring onto this run's mesh."""
-    shapes = jax.eval_shape(
-        lambda actor, critic: states.new_state(actor, critic, run.settings),
-        parameters.shapes(parameters.declare(run.config)),
-        parameters.shapes(parameters.declare(run.config, value_head=True))
-        if run.settings.estimator == "ppo"
-        else {},
-    )
-    return jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=sharding
-        ),
-        shapes,
-        state_shardings(run),
-    )
-
-
 # The iteration -----------------------------------------------------------------------
 
 
@@ -275,6 +184,8 @@ class Programs:
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, Learned]]
     summarize: Callable[..., dict[str, jax.Array]]
+    merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
+    frozen: Parameters  # the base model under adapters; {} where all is trained
     reference: Parameters  # {} without a KL term
 
 
@@ -291,14 +202,20 @@ def make_programs(run: Run) -> Programs:
         run.dtype,
         tuple(sorted(lengths)),
         prefix=opening_tokens(run.tokens),
+        assemble=weights.assembler(run),
     )
-    with_reference = run.settings.loss.kl > 0
+    frozen = weights.load_frozen(run)
+    reference: Parameters = {}
+    if run.settings.loss.kl > 0:
+        reference = frozen or weights.load_parameters(run, value_head=False)
     penalty = run.settings.reward.format_penalty
     return Programs(
         rollout=sample.make_rollout(run.setting, plan),
-        update=make_update(update, state_shardings(run)),
+        update=make_update(update, weights.state_shardings(run)),
         summarize=jax.jit(lambda rows, episodes: summarize(rows, episodes, penalty)),
-        reference=load_parameters(run, value_head=False) if with_reference else {},
+        merge=weights.make_merge(run),
+        frozen=frozen,
+        reference=reference,
     )
 
 
@@ -324,13 +241,14 @@ def iterate(
         temperature=np.float32(run.settings.rollout.temperature),
         policy_version=state.updates,
     )
-    rollout = programs.rollout(state.actor, run.tokens, call)
+    actor = programs.merge(state.actor, programs.frozen)
+    rollout = programs.rollout(actor, run.tokens, call)
     seen = programs.summarize(rollout.rows, rollout.episodes)
     jax.block_until_ready(seen)
     sampled = time.perf_counter()
 
     state, learned = programs.update(
-        state, {}, programs.reference, rollout.rows, rollout.episodes
+        state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
     )
     jax.block_until_ready(state.updates)
     ended = time.perf_counter()

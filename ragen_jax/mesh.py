@@ -52,9 +52,13 @@ def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
 def _specs(declared, mesh: Mesh, rules: dict[str, str]):
     from ragen_jax.models.parameters import is_leaf
 
-    layers = declared["layers"]
-    heads, kv_heads = layers["query"].shape[-2], layers["key"].shape[-2]
-    whole_heads = not shares_heads(heads, kv_heads, mesh)
+    heads = {
+        size
+        for leaf in jax.tree.leaves(declared["layers"], is_leaf=is_leaf)
+        for size, name in zip(leaf.shape, leaf.axes, strict=True)
+        if name == "heads"
+    }
+    whole_heads = any(size % mesh.shape[TENSOR] for size in heads)
 
     def spec(leaf) -> PartitionSpec:
         parts = []

@@ -105,6 +105,15 @@ class ModelSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters instead of training every weight."""
+
+    rank: int = _at_least(0)  # 0: no adapters
+    alpha: float = _above(0)  # adapters are added times alpha / rank
+    targets: str = _name()  # "all", "attention", "mlp" or names such as "query,value"
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshSettings:
     """Devices along each axis; at most one is -1: every device the others leave."""
 
@@ -243,6 +252,7 @@ class Settings:
     deterministic: bool  # the same numbers on every run on GPU too; slower
     env: EnvironmentSettings
     model: ModelSettings
+    lora: LoraSettings
     mesh: MeshSettings
     rollout: RolloutSettings
     reward: RewardSettings

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax import checkpoints, evaluation, loop, metrics, progress
+from ragen_jax import checkpoints, evaluation, loop, metrics, progress, weights
 from ragen_jax import mesh as meshes
 from ragen_jax import settings as settings_lib
 from ragen_jax.checkpoints import Checkpoints
@@ -117,9 +117,9 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
 def _start(run: Run, writer: Checkpoints, console: Console) -> TrainState:
     step = writer.latest_step()
     if step is None:
-        return loop.new_state(run)
+        return weights.new_state(run)
     console.line(f"resuming after iteration {step}")
-    return writer.restore(step, loop.abstract_state(run))
+    return writer.restore(step, weights.abstract_state(run))
 
 
 def _iterate(
@@ -143,9 +143,8 @@ def _iterate(
         validation = None
         if _is_due(done, settings.every.evaluate, total):
             console.status(f"iteration {done}/{total}: validation ...")
-            validation = _evaluate(
-                run, validator, state.actor, VALIDATION, chosen.prompts
-            )
+            actor = programs.merge(state.actor, programs.frozen)
+            validation = _evaluate(run, validator, actor, VALIDATION, chosen.prompts)
             values |= _named("validation", validation)
         durations.append(time.perf_counter() - started)
         values["time/iteration_seconds"] = durations[-1]
@@ -250,9 +249,10 @@ def _report(run: Run, state: TrainState, workdir: Path, sinks: Sinks, console) -
         prompts=chosen.test_prompts,
         greedy=_greedy(run.settings),
     )
-    first = loop.load_parameters(run, value_head=False)
+    first = weights.load_parameters(run, value_head=False)
     before = _evaluate(run, evaluator, first, TEST, chosen.test_prompts)
-    after = _evaluate(run, evaluator, state.actor, TEST, chosen.test_prompts)
+    last = weights.make_merge(run)(state.actor, first)
+    after = _evaluate(run, evaluator, last, TEST, chosen.test_prompts)
     done = int(state.iteration)
     if not any("test/success" in last for last in metrics.read(workdir)[-1:]):
         sinks.write(done, _named("test", after))  # Once, however often it is shown.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 
-from ragen_jax import loop
+from ragen_jax import loop, weights
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -35,7 +35,7 @@ def compilations():
 @pytest.fixture(scope="module")
 def iterations(run, compilations):
     """Three iterations: (compilations, sizes fetched to the host, metrics, rollout)."""
-    programs, state = loop.make_programs(run), loop.new_state(run)
+    programs, state = loop.make_programs(run), weights.new_state(run)
     seen = []
     for _ in range(3):
         before = len(compilations)
@@ -126,7 +126,7 @@ def test_each_iteration_plays_other_levels_with_the_policy_of_its_time(iteration
 
 
 def test_the_abstract_state_is_the_real_ones_shape(run):
-    state, abstract = loop.new_state(run), loop.abstract_state(run)
+    state, abstract = weights.new_state(run), weights.abstract_state(run)
     assert jax.tree.structure(state) == jax.tree.structure(abstract)
     for real, said in zip(
         jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True
@@ -137,6 +137,6 @@ def test_the_abstract_state_is_the_real_ones_shape(run):
 
 def test_a_run_without_a_critic_has_none_and_reports_none():
     run = runs.prepare(estimator="grpo", model__compute_dtype="bfloat16")
-    abstract = loop.abstract_state(run)
+    abstract = weights.abstract_state(run)
     assert abstract.critic == {} and jax.tree.leaves(abstract.actor)
     assert run.dtype == jax.numpy.bfloat16

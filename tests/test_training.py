@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 import runs
 
-from ragen_jax import loop, metrics, training
+from ragen_jax import metrics, training, weights
 from ragen_jax.checkpoints import Checkpoints
 from ragen_jax.settings import UserError
 
@@ -95,7 +95,7 @@ def test_the_settings_of_a_run_lie_beside_it(run, whole):
 def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
     run, tmp_path
 ):
-    state = loop.new_state(run)
+    state = weights.new_state(run)
     broken = state.actor["final_norm"].at[0].set(jnp.nan)
     state = state.replace(actor={**state.actor, "final_norm": broken})
     with Checkpoints(tmp_path / "checkpoints", keep_last=9, keep_best=0) as writer:
@@ -151,7 +151,7 @@ def test_an_iteration_counts_as_stalled_after_ten_times_the_longest():
 
 
 def test_runs_in_which_nothing_is_kept_end_only_if_that_is_asked_for(run):
-    state = loop.new_state(run).replace(empty_in_row=jnp.int32(3))
+    state = weights.new_state(run).replace(empty_in_row=jnp.int32(3))
     values = {"update/logprob_gap": 0.0}
     assert training.problem(run.settings, state, values) == ""
     limited = runs.settings(safety__max_empty_updates=3)

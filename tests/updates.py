@@ -14,9 +14,9 @@ import models
 import numpy as np
 from jax.sharding import Mesh
 
-from ragen_jax import loop
 from ragen_jax import mesh as meshes
 from ragen_jax import settings as run_settings
+from ragen_jax import weights
 from ragen_jax.learning import state as states
 from ragen_jax.learning import update
 from ragen_jax.learning.state import TrainState
@@ -158,8 +158,10 @@ def log_policy(weights: Parameters, tokens, temperature: float) -> jax.Array:
 
 def shardings(chosen: Settings, mesh: Mesh) -> TrainState:
     """Where a run keeps its state on `mesh`."""
-    parts = types.SimpleNamespace(settings=chosen, mesh=mesh, config=CONFIG)
-    return loop.state_shardings(parts)
+    parts = types.SimpleNamespace(
+        settings=chosen, mesh=mesh, config=CONFIG, adapters=None
+    )
+    return weights.state_shardings(parts)
 
 
 @functools.cache

@@ -97,6 +97,7 @@ LENGTHS = {
     ),
 }
 NAMES = {
+    "targets": train("lora.targets = 'querry'", "choose", lora__targets="querry"),
     "key": train("rollout.promts", "did you mean rollout.pro", rollout__promts=3),
     "top_p": train("rollout.top_p in", "=0.9", "rollout.", rollout__top_p=0.9),
     "top_k": train("rollout.top_k in", "=50", "rollout.", rollout__top_k=50),
@@ -157,6 +158,7 @@ NUMBERS = {
         "lower optimizer.minibatch",
         optimizer__minibatch=16,
     ),
+    "rank": train("lora.rank = -1", "0 or more", lora__rank=-1),
     "warmup": train("critic_warmup = 4", "to at most 3", optimizer__critic_warmup=4),
 }
 MODELS = {

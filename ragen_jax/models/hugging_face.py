@@ -19,7 +19,7 @@ from ragen_jax.models.parameters import Parameters
 from ragen_jax.settings import UserError
 
 # Our layer leaves -> (name in the file, is it a matrix stored as [out, in]).
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "attention_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
     "key": "self_attn.k_proj.weight",
@@ -45,7 +45,7 @@ def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
         names["lm_head.weight"] = (("head",), None)
     for leaf in declared["layers"]:
         for index in range(config.layers):
-            name = f"model.layers.{index}.{_LAYER_NAMES[leaf]}"
+            name = f"model.layers.{index}.{LAYER_NAMES[leaf]}"
             names[name] = (("layers", leaf), index)
     return names
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ragen_jax.models import lora
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 
@@ -174,7 +175,7 @@ def hidden_states(
     """The full forward pass over rows filled from position 0.
 
     Args:
-      parameters: as `parameters.declare` lays them out.
+      parameters: as `parameters.declare` or `lora.assemble` lays them out.
       tokens: int32[R, T].
       config: the model's shape.
       prefix: int32[S], S >= 1, tokens that stand before those of every row; they are
@@ -194,7 +195,9 @@ def hidden_states(
 
     def one_layer(carry, layer: Parameters):
         before, x = carry
-        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
+        layer = jax.tree.map(
+            lambda w: lora.weight(w, dtype), layer, is_leaf=lora.is_adapted
+        )
         prefix_pair = ()
         if before is not None:
             before, prefix_pair = block(

@@ -1,0 +1,161 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): W' = W + alpha / rank * A B.
+
+Actor and critic have adapters of their own on one frozen base. The forward pass adds
+them to a layer's weights when it comes to that layer, in the weights' own precision,
+so that the update computes with exactly the weights that the sampler was given.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Leaf, Parameters, declare
+from ragen_jax.settings import UserError
+
+# How many axes of a weight (without the layers') go in; the others come out.
+TARGETS = {
+    "query": 1,
+    "key": 1,
+    "value": 1,
+    "output": 2,
+    "gate": 1,
+    "up": 1,
+    "down": 1,
+}
+_GROUPS = {
+    "all": tuple(TARGETS),
+    "attention": ("query", "key", "value", "output"),
+    "mlp": ("gate", "up", "down"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+    """Which weights are adapted, and how strongly. Static."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]  # names of TARGETS
+
+    @property
+    def scale(self) -> float:
+        """What A B is multiplied by."""
+        return self.alpha / self.rank
+
+
+@struct.dataclass
+class Adapted:
+    """A weight of the base beside its adapter; stands where the weight would."""
+
+    base: jax.Array  # [L, in..., out...] or, in one layer, [in..., out...]
+    a: jax.Array  # float32[L, in..., rank]
+    b: jax.Array  # float32[L, rank, out...]
+    scale: float = struct.field(pytree_node=False)
+
+
+def read_targets(text: str) -> tuple[str, ...]:
+    """The weights that "all", "attention", "mlp" or a list such as "query,value" names.
+
+    Raises:
+      UserError: for a name that matches nothing.
+    """
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part not in _GROUPS and part not in TARGETS:
+            raise UserError(
+                f"lora.targets = {text!r}: {part!r} matches no weight; choose some of"
+                f" {', '.join((*_GROUPS, *TARGETS))}, separated by commas"
+            )
+        names += _GROUPS.get(part, (part,))
+    return tuple(name for name in TARGETS if name in names)
+
+
+def declare_adapters(
+    config: ModelConfig, adapters: Adapters, *, value_head: bool = False
+) -> Parameters:
+    """The tree of trainable `Leaf`s: {"layers": {target: {"a", "b"}}}.
+
+    B begins as zeros, so that training begins with the base model. A critic's value
+    head is trained whole.
+    """
+    whole = declare(config, value_head=value_head)
+    layers = {}
+    for name in adapters.targets:
+        leaf: Leaf = whole["layers"][name]
+        split = 1 + TARGETS[name]
+        going_in, out = leaf.shape[1:split], leaf.shape[split:]
+        layers[name] = {
+            "a": Leaf(
+                (config.layers, *going_in, adapters.rank),
+                (*leaf.axes[:split], None),
+                (3 * math.prod(going_in)) ** -0.5,  # As PEFT's uniform values spread.
+            ),
+            "b": Leaf(
+                (config.layers, adapters.rank, *out),
+                (leaf.axes[0], None, *leaf.axes[split:]),
+                0,
+            ),
+        }
+    tree: Parameters = {"layers": layers}
+    if value_head:
+        tree["value_head"] = whole["value_head"]
+    return tree
+
+
+def assemble(trainable: Parameters, base: Parameters, adapters: Adapters) -> Parameters:
+    """Parameters whose adapted weights are `Adapted`; costs nothing.
+
+    Args:
+      trainable: as `declare_adapters` lays it out; of a critic if it has a value head.
+      base: the model's own parameters, as `parameters.declare` lays them out.
+      adapters: of the trainable tree.
+    """
+    layers = dict(base["layers"])
+    for name, pair in trainable["layers"].items():
+        weight = jax.lax.stop_gradient(layers[name])
+        layers[name] = Adapted(weight, pair["a"], pair["b"], adapters.scale)
+    tree = {**base, "layers": layers}
+    if "value_head" in trainable:
+        tree.pop("head", None)
+        tree["value_head"] = trainable["value_head"]
+    return tree
+
+
+def weight(leaf: Any, dtype, *, stacked: bool = False) -> jax.Array:
+    """A weight in `dtype`, its adapter added if it has one.
+
+    Args:
+      leaf: an array or an `Adapted`.
+      dtype: of the result.
+      stacked: whether a leading axis of layers is still there.
+    """
+    if not isinstance(leaf, Adapted):
+        return leaf.astype(dtype)
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.tensordot(a, b, axes=1)
+
+    if stacked:
+        product = jax.vmap(product)
+    return (leaf.base + leaf.scale * product(leaf.a, leaf.b)).astype(dtype)
+
+
+def is_adapted(leaf: Any) -> bool:
+    """For `jax.tree.map(..., is_leaf=is_adapted)` over assembled parameters."""
+    return isinstance(leaf, Adapted)
+
+
+def merge(parameters: Parameters) -> Parameters:
+    """Assembled parameters as plain arrays, in the base's dtype; for the sampler."""
+    return jax.tree.map(
+        lambda leaf: (
+            weight(leaf, leaf.base.dtype, stacked=True) if is_adapted(leaf) else leaf
+        ),
+        parameters,
+        is_leaf=is_adapted,
+    )

@@ -1,0 +1,200 @@
+"""What a run trains, what it only reads, and where on the mesh both lie.
+
+Without adapters all weights of actor and critic are trained. With adapters
+(`lora.rank`) the state, and so a checkpoint, holds those alone; the base model is read
+from `model.path`, once, and serves actor, critic and reference.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ragen_jax import checkpoints
+from ragen_jax import mesh as meshes
+from ragen_jax.learning import state as states
+from ragen_jax.learning.state import TrainState
+from ragen_jax.models import hugging_face, lora, parameters
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.settings import Settings
+
+if TYPE_CHECKING:
+    from ragen_jax.loop import Run
+
+
+def read_adapters(settings: Settings) -> lora.Adapters | None:
+    """What `lora` asks for; None without adapters.
+
+    Raises:
+      UserError: if lora.targets matches no weight.
+    """
+    chosen = settings.lora
+    targets = lora.read_targets(chosen.targets)
+    if not chosen.rank:
+        return None
+    return lora.Adapters(chosen.rank, chosen.alpha, targets)
+
+
+def check_weights(run: "Run") -> None:
+    """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
+    declared = parameters.declare(run.config)
+    hugging_face.check_parameters(run.model_folder, run.config, declared)
+
+
+def trainable(run: "Run", *, value_head: bool) -> Parameters:
+    """The declared tree of what is trained of the actor or, with a head, the critic."""
+    if run.adapters is None:
+        return parameters.declare(run.config, value_head=value_head)
+    return lora.declare_adapters(run.config, run.adapters, value_head=value_head)
+
+
+def assembler(run: "Run") -> Callable[[Any, Any], Parameters]:
+    """(trainable, frozen) -> the parameters that the forward pass takes."""
+    if run.adapters is None:
+        return lambda trained, frozen: trained
+    return lambda trained, frozen: lora.assemble(trained, frozen, run.adapters)
+
+
+def load_frozen(run: "Run") -> Parameters:
+    """The base model under adapters; {} where all weights are trained."""
+    return {} if run.adapters is None else load_parameters(run, value_head=False)
+
+
+def make_merge(run: "Run") -> Callable[[Any, Any], Parameters]:
+    """(actor's trainable tree, frozen) -> plain parameters, for the sampler."""
+    if run.adapters is None:
+        return lambda trained, frozen: trained
+    assemble = assembler(run)
+    return jax.jit(
+        lambda trained, frozen: lora.merge(assemble(trained, frozen)),
+        out_shardings=_placed(run, parameters.declare(run.config)),
+    )
+
+
+def _placed(run: "Run", declared: Parameters):
+    """NamedShardings of a declared tree, as training shares it."""
+    return meshes.shardings(meshes.training_specs(declared, run.mesh), run.mesh)
+
+
+def state_shardings(run: "Run") -> TrainState:
+    """NamedShardings of the whole TrainState."""
+    whole = NamedSharding(run.mesh, PartitionSpec())
+
+    def of(value_head: bool, optimizer):
+        declared = trainable(run, value_head=value_head)
+        specs = _placed(run, declared)
+        shapes = parameters.shapes(declared)
+        opt_state = optax.tree_map_params(
+            optimizer,
+            lambda _, spec: spec,
+            jax.eval_shape(optimizer.init, shapes),
+            specs,
+            transform_non_params=lambda _: whole,
+        )
+        return specs, opt_state
+
+    actor, actor_state = of(False, states.actor_optimizer(run.settings))
+    if run.settings.estimator == "ppo":
+        critic, critic_state = of(True, states.critic_optimizer(run.settings))
+    else:
+        critic = {}
+        optimizer = states.critic_optimizer(run.settings)
+        critic_state = jax.tree.map(lambda _: whole, jax.eval_shape(optimizer.init, {}))
+    counts = {
+        field.name: whole
+        for field in dataclasses.fields(TrainState)
+        if field.type is jax.Array
+    }
+    return TrainState(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=actor_state,
+        critic_optimizer=critic_state,
+        **counts,
+    )
+
+
+def load_parameters(run: "Run", *, value_head: bool) -> Parameters:
+    """The model's parameters on the mesh, as training shares them."""
+    declared = parameters.declare(run.config)
+    host = hugging_face.read_parameters(run.model_folder, run.config, declared)
+    if value_head:
+        host = {**host, "value_head": np.zeros(run.config.width, np.float32)}
+        host.pop("head", None)
+        declared = parameters.declare(run.config, value_head=True)
+    placed = _placed(run, declared)
+
+    def place(array, sharding):
+        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+
+    return jax.tree.map(place, host, placed)
+
+
+def new_state(run: "Run") -> TrainState:
+    """The state before the first iteration."""
+    has_critic = run.settings.estimator == "ppo"
+    shardings = state_shardings(run)
+    if run.adapters is None:
+        actor = load_parameters(run, value_head=False)
+        critic = load_parameters(run, value_head=True) if has_critic else {}
+    else:
+        actor, critic = jax.jit(
+            lambda: _new_adapters(run, has_critic),
+            out_shardings=(shardings.actor, shardings.critic),
+        )()
+    return jax.jit(
+        lambda actor, critic: states.new_state(actor, critic, run.settings),
+        out_shardings=shardings,
+    )(actor, critic)
+
+
+def restore_actor(run: "Run", directory: Path, step: int) -> Parameters:
+    """The actor of a checkpoint as plain parameters, adapters merged into their base.
+
+    Args:
+      run: prepared with the settings that the checkpoint was saved with.
+      directory: a folder of steps.
+      step: which of them.
+
+    Raises:
+      UserError: if the checkpoint or the base model cannot be read.
+    """
+    saved = restore_trained(run, directory, step)
+    return make_merge(run)(saved, load_frozen(run))
+
+
+def restore_trained(run: "Run", directory: Path, step: int) -> Parameters:
+    """What was trained of a checkpoint's actor: all of it, or its adapters."""
+    wanted = {"actor": abstract_state(run).actor}
+    return checkpoints.restore(directory, step, wanted, partial=True)["actor"]
+
+
+def _new_adapters(run: "Run", has_critic: bool) -> tuple[Parameters, Parameters]:
+    keys = jax.random.split(jax.random.key(run.settings.seed))
+    actor = parameters.initialize(keys[0], trainable(run, value_head=False))
+    if not has_critic:
+        return actor, {}
+    return actor, parameters.initialize(keys[1], trainable(run, value_head=True))
+
+
+def abstract_state(run: "Run") -> TrainState:
+    """Shapes and shardings of the state, for restoring onto this run's mesh."""
+    shapes = jax.eval_shape(
+        lambda actor, critic: states.new_state(actor, critic, run.settings),
+        parameters.shapes(trainable(run, value_head=False)),
+        parameters.shapes(trainable(run, value_head=True))
+        if run.settings.estimator == "ppo"
+        else {},
+    )
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=sharding
+        ),
+        shapes,
+        state_shardings(run),
+    )
