@@ -18,6 +18,9 @@ _CONFIG = common.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; default runs/NAME-OF-THE-CONFIG."
 )
+_PLAN = flags.DEFINE_boolean(
+    "plan", False, "Only tell the memory that the run would need, and train nothing."
+)
 
 
 def main() -> None:
@@ -32,13 +35,26 @@ def main() -> None:
 
     with common.user_mistakes():
         path = _WORKDIR.value or _default_workdir()
-        training.check_workdir(Path(path).expanduser(), settings)
+        if not _PLAN.value:
+            training.check_workdir(Path(path).expanduser(), settings)
         run = loop.prepare(settings)
         weights.check_weights(run)
+        if _PLAN.value:
+            _tell_plan(run)
+            return
         # Made last, so that a mistake leaves no folder behind.
         workdir = common.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else common.silence())
     training.train(run, workdir, console, shlex.join(["python", *sys.argv]))
+
+
+def _tell_plan(run) -> None:
+    from ragen_jax import memory
+    from ragen_jax.progress import Console
+
+    console = Console(sys.stdout)
+    console.status("compiling, without running ...")
+    console.line(memory.report(run, memory.plan(run)))
 
 
 def _default_workdir() -> str:

@@ -189,8 +189,13 @@ class Programs:
     reference: Parameters  # {} without a KL term
 
 
-def make_programs(run: Run) -> Programs:
-    """Compiles nothing yet."""
+def make_programs(run: Run, *, loads: bool = True) -> Programs:
+    """Compiles nothing yet.
+
+    Args:
+      run: what is static.
+      loads: whether to read the frozen weights that the programs are given.
+    """
     plan = run.plan
     first = run.tokens.first_capacity
     step = max(_UPDATE_STEP, -(-(plan.context - first) // _UPDATE_LENGTHS))
@@ -204,9 +209,9 @@ def make_programs(run: Run) -> Programs:
         prefix=opening_tokens(run.tokens),
         assemble=weights.assembler(run),
     )
-    frozen = weights.load_frozen(run)
+    frozen = weights.load_frozen(run) if loads else {}
     reference: Parameters = {}
-    if run.settings.loss.kl > 0:
+    if loads and run.settings.loss.kl > 0:
         reference = frozen or weights.load_parameters(run, value_head=False)
     penalty = run.settings.reward.format_penalty
     return Programs(

@@ -135,6 +135,18 @@ def load_parameters(run: "Run", *, value_head: bool) -> Parameters:
     return jax.tree.map(place, host, placed)
 
 
+def abstract_parameters(run: "Run") -> Parameters:
+    """Shapes and shardings of `load_parameters`' result."""
+    declared = parameters.declare(run.config)
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=sharding
+        ),
+        parameters.shapes(declared),
+        _placed(run, declared),
+    )
+
+
 def new_state(run: "Run") -> TrainState:
     """The state before the first iteration."""
     has_critic = run.settings.estimator == "ppo"
