@@ -33,6 +33,7 @@ def main() -> None:
         run = loop.prepare(settings)
         weights.check_weights(run)
     figures = _ceilings()
+    matmul, copy = figures.values()
     figures["world steps/s"] = worldspeed.steps_per_second(
         run.world, batch=1024, steps=1000
     )
@@ -46,8 +47,8 @@ def main() -> None:
     rows = []
     for index in range(_ITERATIONS.value):
         print(f"\riteration {index + 1}/{_ITERATIONS.value}", end="", flush=True)
-        state, values, _ = loop.iterate(run, programs, state)
-        rows.append(values)
+        state, values, rollout = loop.iterate(run, programs, state)
+        rows.append(values | _work(run, rollout, values))
     print("\r", end="")
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
@@ -61,6 +62,10 @@ def main() -> None:
         "mean episode, tokens": middle["rollout/episode_tokens"],
         "mean episode, turns": middle["rollout/turns"],
         "mean reply, tokens": middle["rollout/reply_tokens"],
+        "update, row tokens/s": middle["update tokens/s"],
+        "update, share of matmul": middle["update flop/s"] / matmul / 1e12,
+        "decoding, GB/s": middle["decode bytes/s"] / 1e9,
+        "decoding, share of copy": middle["decode bytes/s"] / copy / 1e9,
         "peak memory, GiB": training.peak_memory(),
     }
     device = jax.devices()[0].device_kind
@@ -70,6 +75,42 @@ def main() -> None:
     if _OUT.value:
         record = {"device": device, "jax": jax.__version__, **figures}
         Path(_OUT.value).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
+    """Useful work a second of one iteration, counted from its record.
+
+    Update: 6 operations a weight and token for gradients, 2 for the old values; the
+    vocabulary's weights for reply tokens alone; attention's own products, recomputed
+    activations and padding are not counted. Decoding: the weights once a pass of each
+    shard, and every cache entry that a sampled token looks at.
+    """
+    import jax.numpy as jnp
+
+    from ragen_jax.models import parameters
+
+    config = run.config
+    declared = parameters.declare(config)
+    layers = parameters.count(declared["layers"])
+    vocabulary = config.vocabulary * config.width
+    is_reply = rollout.rows.is_reply
+    ends = jnp.where(is_reply, jnp.arange(1, is_reply.shape[1] + 1)[None], 0).max(1)
+    kept = values["filter/kept_fraction"]
+    tokens = float(ends.sum()) * kept
+    replies = float(is_reply.sum())
+    has_critic = run.settings.estimator == "ppo"
+    actor = 6 * (layers * tokens + vocabulary * replies * kept)
+    critic = (6 + 2) * layers * tokens if has_critic else 0.0
+    size = jnp.dtype(run.dtype).itemsize
+    positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
+    entry = 2 * config.layers * config.kv_heads * config.head_dim
+    weights_read = float(rollout.passes.decode.sum()) * (layers + vocabulary)
+    read = size * (weights_read + float(positions) * entry)
+    return {
+        "update tokens/s": tokens / values["time/update_seconds"],
+        "update flop/s": (actor + critic) / values["time/update_seconds"],
+        "decode bytes/s": read / values["time/rollout_seconds"],
+    }
 
 
 def _ceilings() -> dict[str, float]:
