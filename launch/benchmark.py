@@ -99,8 +99,9 @@ def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
     tokens = float(ends.sum()) * kept
     replies = float(is_reply.sum())
     has_critic = run.settings.estimator == "ppo"
-    actor = 6 * (layers * tokens + vocabulary * replies * kept)
-    critic = (6 + 2) * layers * tokens if has_critic else 0.0
+    epochs = run.settings.optimizer.epochs
+    actor = 6 * epochs * (layers * tokens + vocabulary * replies * kept)
+    critic = (6 * epochs + 2) * layers * tokens if has_critic else 0.0
     size = jnp.dtype(run.dtype).itemsize
     positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
     entry = 2 * config.layers * config.kv_heads * config.head_dim
