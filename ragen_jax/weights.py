@@ -19,7 +19,7 @@ from ragen_jax import checkpoints
 from ragen_jax import mesh as meshes
 from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
-from ragen_jax.models import hugging_face, lora, parameters
+from ragen_jax.models import lora, parameters
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.settings import Settings
 
@@ -43,7 +43,7 @@ def read_adapters(settings: Settings) -> lora.Adapters | None:
 def check_weights(run: "Run") -> None:
     """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
     declared = parameters.declare(run.config)
-    hugging_face.check_parameters(run.model_folder, run.config, declared)
+    run.source.check_parameters(run.config, declared)
 
 
 def trainable(run: "Run", *, value_head: bool) -> Parameters:
@@ -122,7 +122,7 @@ def state_shardings(run: "Run") -> TrainState:
 def load_parameters(run: "Run", *, value_head: bool) -> Parameters:
     """The model's parameters on the mesh, as training shares them."""
     declared = parameters.declare(run.config)
-    host = hugging_face.read_parameters(run.model_folder, run.config, declared)
+    host = run.source.read_parameters(run.config, declared)
     if value_head:
         host = {**host, "value_head": np.zeros(run.config.width, np.float32)}
         host.pop("head", None)

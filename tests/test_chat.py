@@ -1,7 +1,9 @@
 """Chat pieces, joined, are what the template itself makes of a conversation."""
 
 import copy
+import datetime
 import random
+from pathlib import Path
 
 import pytest
 from models import make_tokenizer
@@ -21,6 +23,44 @@ LLAMA = """\
 {{- '<|header|>assistant<|/header|>\n\n' -}}
 {%- endif -%}
 """
+# In the manner of Llama 3.1 and 3.2: the day's date, unless told another.
+DATED = """\
+{{- bos_token -}}
+{%- if date_string is not defined -%}
+{%- if strftime_now is defined -%}{%- set date_string = strftime_now('%d %b %Y') -%}
+{%- else -%}{%- set date_string = '26 Jul 2024' -%}{%- endif -%}
+{%- endif -%}
+{%- if messages[0]['role'] == 'system' -%}
+{%- set told, rest = messages[0]['content'] | trim, messages[1:] -%}
+{%- else -%}{%- set told, rest = '', messages -%}{%- endif -%}
+{{- '<|header|>system<|/header|>\n\nToday is ' + date_string + '.\n\n' -}}
+{{- told + '<|eot|>' -}}
+{%- for message in rest -%}
+{{- '<|header|>' + message['role'] + '<|/header|>\n\n' -}}
+{{- message['content'] | trim + '<|eot|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|header|>assistant<|/header|>\n\n' -}}
+{%- endif -%}
+"""
+# In the manner of Qwen2.5: another system prompt where none is given, and tools.
+QWEN2 = """\
+{%- if messages[0]['role'] == 'system' -%}
+{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' -}}
+{%- else -%}{{- '<|im_start|>system\nYou are helpful.<|im_end|>\n' -}}{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first)
+    or (message.role == 'assistant' and not message.tool_calls) -%}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+# As they came with SmolLM2 and Qwen3, both under the Apache License 2.0.
+GOLDEN = Path(__file__).parent / "golden"
+SMOLLM2 = (GOLDEN / "smollm2.jinja").read_text()
+QWEN3 = (GOLDEN / "qwen3.jinja").read_text()
+CHAT_ML = {"smollm2": SMOLLM2, "qwen2": QWEN2, "qwen3": QWEN3}
 # In the manner of Zephyr: plain role names, an end of sentence after each message.
 ZEPHYR = """\
 {%- for message in messages -%}
@@ -83,12 +123,14 @@ def tokenizer_with(template: str | None, end: str = "<|im_end|>"):
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=["tiny", "llama", "zephyr"])
+@pytest.fixture(scope="module", params=["tiny", "llama", "zephyr", *CHAT_ML])
 def tokenizer(request):
     if request.param == "tiny":
         return make_tokenizer()
     if request.param == "llama":
         return tokenizer_with(LLAMA, end="<|eot|>")
+    if request.param in CHAT_ML:
+        return tokenizer_with(CHAT_ML[request.param])
     return tokenizer_with(ZEPHYR)
 
 
@@ -117,13 +159,38 @@ def test_the_end_of_turn_opens_what_follows_a_reply_and_stops_sampling(tokenizer
     assert tokenizer.convert_tokens_to_ids(pieces.end_of_turn) in pieces.stop_tokens
 
 
-def test_the_tiny_templates_pieces_are_chat_ml():
-    pieces = chat.cut_pieces(make_tokenizer(), "tiny")
+@pytest.mark.parametrize("name", ["tiny", *CHAT_ML])
+def test_these_templates_pieces_are_chat_ml(name):
+    tokenizer = make_tokenizer() if name == "tiny" else tokenizer_with(CHAT_ML[name])
+    pieces = chat.cut_pieces(tokenizer, name)
     assert pieces.before_system == "<|im_start|>system\n"
     assert pieces.before_user == "<|im_end|>\n<|im_start|>user\n"
     assert pieces.before_reply == "<|im_end|>\n<|im_start|>assistant\n"
     assert pieces.after_reply == "<|im_end|>\n<|im_start|>user\n"
     assert pieces.end_of_turn == "<|im_end|>"
+
+
+@pytest.mark.parametrize("format", ["%d %b %Y", "%d %B %Y", "%Y-%m-%d", "%m/%d/%y"])
+def test_a_date_that_the_template_asks_for_is_pinned(format):
+    date = datetime.date(2024, 7, 26).strftime(format)
+    assert datetime.date.today().strftime(format) != date
+    template = DATED.replace("%d %b %Y", format)
+    tokenizer = tokenizer_with(template, end="<|eot|>")
+    tokenizer.bos_token = "<|begin|>"
+    pieces = chat.cut_pieces(tokenizer, "m")
+    assert pieces.before_system == (
+        f"<|begin|><|header|>system<|/header|>\n\nToday is {date}.\n\n"
+    )
+    roles = ["system", *("user", "assistant") * 2, "user"]
+    texts = ["be brief", "a", "b", "c", "d", "e"]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=True)
+    ]
+    whole = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, date_string=date
+    )
+    assert pieces.join(texts) == whole
+    assert tokenizer.chat_template == template  # What an export writes.
 
 
 def test_an_end_of_text_token_stops_a_reply_too():

@@ -101,7 +101,7 @@ def test_the_paper_variant_holds_the_papers_numbers():
 
 
 def test_an_unknown_variant_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'smok'.*'smoke', 'paper'"):
+    with pytest.raises(ValueError, match=r"'smok'.*'smoke', 'smollm2', 'paper'"):
         get_config("smok")
 
 
@@ -109,6 +109,12 @@ def test_an_unknown_variant_names_the_known_ones():
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_every_variant_runs_on_any_usual_number_of_devices(variant, devices):
     sizes = settings.check_devices(read(variant), devices)
+    assert sizes == {"data": devices, "fsdp": 1, "tensor": 1}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_small_steps_of_smollm2_suit_one_device_or_two(devices):
+    sizes = settings.check_devices(read("smollm2"), devices)
     assert sizes == {"data": devices, "fsdp": 1, "tensor": 1}
 
 
@@ -347,7 +353,7 @@ def test_a_group_may_be_split_into_equal_parts_only():
     assert "rollout.prompts to 4" in refusal(settings.check_devices, uneven, 4)
 
 
-@pytest.mark.parametrize("variant", ["", "smoke", "paper"])
+@pytest.mark.parametrize("variant", ["", "smoke", "smollm2", "paper"])
 def test_settings_survive_a_json_file(variant):
     made = read(variant, env__symbols=("a", "b", "c", "d", "e", "f"))
     assert settings.from_dict(json.loads(json.dumps(settings.to_dict(made)))) == made

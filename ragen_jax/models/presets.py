@@ -1,4 +1,4 @@
-"""The embedded `tiny` model, and where a `model.path` leads."""
+"""The embedded `tiny` model."""
 
 from pathlib import Path
 
@@ -22,8 +22,3 @@ TINY = ModelConfig(
     qkv_bias=True,
     longest_context=4096,
 )
-
-
-def folder_of(path: str) -> Path:
-    """The folder that `model.path` means: "tiny" is the embedded model's."""
-    return TINY_FOLDER if path == "tiny" else Path(path).expanduser()

@@ -14,6 +14,13 @@ _SYSTEM, _USER, _REPLY, _NEXT = (
     "\x11re\x12",
     "\x11n\x12",
 )
+# Put before templates that ask for the date: it is always the one on which Llama 3.1's
+# falls back, so that a run and its continuation on another day read the same prompt.
+_PINNED_DATE = """\
+{%- macro strftime_now(format) -%}
+{{- format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')
+    | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') -}}
+{%- endmacro %}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +117,15 @@ def _render(
         {"role": role, "content": text}
         for role, text in zip(roles, texts, strict=False)
     ]
+    template = tokenizer.get_chat_template()
+    if "strftime_now" in template:
+        template = _PINNED_DATE + template
     try:
         return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
         )
     except TemplateError as error:
         raise UserError(

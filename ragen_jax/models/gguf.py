@@ -1,0 +1,262 @@
+"""Models in GGUF files: shape and weights, as `hugging_face` reads them of folders."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.models import gguf_file, gguf_tokenizer
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.gguf_file import GgufFile
+from ragen_jax.models.parameters import Leaf, Parameters
+from ragen_jax.settings import UserError
+
+_FAMILIES = ("llama", "qwen2", "qwen3")
+# Our layer leaves -> name in the file behind "blk.0.".
+_LAYER_NAMES = {
+    "attention_norm": "attn_norm.weight",
+    "query": "attn_q.weight",
+    "key": "attn_k.weight",
+    "value": "attn_v.weight",
+    "query_bias": "attn_q.bias",
+    "key_bias": "attn_k.bias",
+    "value_bias": "attn_v.bias",
+    "query_norm": "attn_q_norm.weight",
+    "key_norm": "attn_k_norm.weight",
+    "output": "attn_output.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+_MATRICES = ("head", "query", "key", "value", "output", "gate", "up", "down")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
+_COMPARED = 32  # rows that tell whether the head is the embedding
+# Of the embedding's norm. Independent matrices are sqrt(2) apart, and two roundings of
+# one matrix, even to 2 bits, below 0.4.
+_SAME = 0.7
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Reads the model's shape.
+
+    Raises:
+      UserError: if the file cannot be read, or its architecture or one of its features
+        is not supported.
+    """
+    file = gguf_file.open_file(path)
+    family = file.metadata.get("general.architecture", "(none named)")
+    if family not in _FAMILIES:
+        raise UserError(
+            f"{path}: architecture {family} is not supported; choose a model of"
+            f" {', '.join(_FAMILIES)}"
+        )
+    _check_features(file, family)
+    heads = _number(file, f"{family}.attention.head_count")
+    kv_heads = _number(file, f"{family}.attention.head_count_kv", heads)
+    width = _number(file, f"{family}.embedding_length")
+    head_dim = _number(file, f"{family}.attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if _number(file, f"{family}.{key}", head_dim) != head_dim:
+            raise _unusable(file, f"{family}.{key}")
+    if heads % kv_heads:
+        raise _unusable(file, f"{family}.attention.head_count_kv")
+    layers = _number(file, f"{family}.block_count")
+    if layers > len(file.tensors):  # Before names of so many are made.
+        raise _unusable(file, f"{family}.block_count")
+    if _EMBEDDING not in file.tensors:
+        raise UserError(f"{path} lacks the tensor {_EMBEDDING!r}; {_REMEDY}")
+    return ModelConfig(
+        family=family,
+        vocabulary=file.tensors[_EMBEDDING].shape[0],
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp_width=_number(file, f"{family}.feed_forward_length"),
+        rope_base=float(_number(file, f"{family}.rope.freq_base", 10_000.0)),
+        # Stored as float32; 9.999999747378752e-06 was 1e-5.
+        norm_epsilon=float(
+            str(np.float32(_number(file, f"{family}.attention.layer_norm_rms_epsilon")))
+        ),
+        tied=_is_tied(file),
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        longest_context=_number(file, f"{family}.context_length"),
+        **({"qk_norm": True} if family == "qwen3" else {}),
+    )
+
+
+def check_parameters(path: Path, config: ModelConfig, declared: Parameters) -> None:
+    """Checks that the file holds the declared tensors; reads its header alone.
+
+    Raises:
+      UserError: if the file is damaged, or a tensor is missing, superfluous, of another
+        shape than the metadata say or of a kind that cannot be read.
+    """
+    _check(gguf_file.open_file(path), config, declared)
+
+
+def read_parameters(
+    path: Path, config: ModelConfig, declared: Parameters
+) -> Parameters:
+    """Reads the weights as float32 NumPy arrays, laid out as `declared`.
+
+    Raises:
+      UserError: as `check_parameters`.
+    """
+    file = gguf_file.open_file(path)
+    _check(file, config, declared)
+    out = {
+        name: np.empty(leaf.shape, np.float32)
+        for name, leaf in declared.items()
+        if name != "layers"
+    }
+    out["layers"] = {
+        name: np.empty(leaf.shape, np.float32)
+        for name, leaf in declared["layers"].items()
+    }
+    for name, (leaf, index) in _places(file, config, declared).items():
+        tensor = gguf_file.read_rows(file, name)
+        if config.family == "llama" and leaf.split("_")[0] in ("query", "key"):
+            heads = config.heads if leaf.startswith("query") else config.kv_heads
+            tensor = _halves(tensor, heads)
+        place = out[leaf] if index is None else out["layers"][leaf][index]
+        tensor = tensor.T if leaf in _MATRICES else tensor
+        place[...] = tensor.reshape(place.shape)
+    return out
+
+
+def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Builds the tokenizer that the file describes. See `gguf_tokenizer.build`."""
+    return gguf_tokenizer.build(gguf_file.open_file(path))
+
+
+def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of Q or K of the llama architecture, float32[heads * d, ...], in our order.
+
+    llama.cpp turns neighbouring features of such a head, and its converter orders the
+    rows for that; we turn feature i with feature i + d / 2, as Hugging Face does.
+    """
+    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _is_tied(file: GgufFile) -> bool:
+    """Whether logits come from the embedding: no head, or the same one twice.
+
+    Some files hold a tied embedding a second time, as the head, rounded otherwise.
+    """
+    if _HEAD not in file.tensors:
+        return True
+    shape = file.tensors[_HEAD].shape
+    if shape != file.tensors[_EMBEDDING].shape:
+        return False
+    rows = min(_COMPARED, shape[0])
+    _check_kinds(file, (_HEAD, _EMBEDDING))
+    head = gguf_file.read_rows(file, _HEAD, 0, rows)
+    embedding = gguf_file.read_rows(file, _EMBEDDING, 0, rows)
+    return bool(np.linalg.norm(head - embedding) <= _SAME * np.linalg.norm(embedding))
+
+
+def _places(
+    file: GgufFile, config: ModelConfig, declared: Parameters
+) -> dict[str, tuple[str, int | None]]:
+    """Name in the file -> (our leaf, its layer or None)."""
+    embedding = _EMBEDDING
+    if config.tied and _HEAD in file.tensors:  # The copy with more bits.
+        copies = (_EMBEDDING, _HEAD)
+        embedding = max(copies, key=lambda name: file.tensors[name].row_bytes)
+    names = {embedding: ("embedding", None), "output_norm.weight": ("final_norm", None)}
+    if "head" in declared:
+        names[_HEAD] = ("head", None)
+    for leaf in declared["layers"]:
+        for index in range(config.layers):
+            names[f"blk.{index}.{_LAYER_NAMES[leaf]}"] = (leaf, index)
+    return names
+
+
+def _check(file: GgufFile, config: ModelConfig, declared: Parameters) -> None:
+    places = _places(file, config, declared)
+    copies = {_EMBEDDING, _HEAD} if config.tied else set()
+    missing = sorted(set(places) - set(file.tensors))
+    unknown = sorted(set(file.tensors) - set(places) - copies)
+    if missing or unknown:
+        raise UserError(
+            f"{file.path}: the tensors do not match the metadata: missing"
+            f" {missing[:5]} ({len(missing)} in all), not used {unknown[:5]}"
+            f" ({len(unknown)} in all); {_REMEDY}"
+        )
+    _check_kinds(file, places)
+    for name, (leaf, index) in places.items():
+        of = declared[leaf] if index is None else declared["layers"][leaf]
+        implied = _shape_in_file(leaf, of, index)
+        if (shape := file.tensors[name].shape) != implied:
+            raise UserError(
+                f"{file.path}: tensor {name} has shape {shape}, the metadata imply"
+                f" {implied}; {_REMEDY}"
+            )
+
+
+def _shape_in_file(name: str, leaf: Leaf, layer: int | None) -> tuple[int, ...]:
+    """Matrices are [out, in] there, and heads not split off from the other axis."""
+    shape = leaf.shape if layer is None else leaf.shape[1:]
+    if name == "output":  # [heads, head_dim, out]
+        return shape[-1], math.prod(shape[:-1])
+    if name in _MATRICES:
+        return math.prod(shape[1:]), shape[0]
+    return (math.prod(shape),) if name.endswith("_bias") else shape
+
+
+def _check_kinds(file: GgufFile, names) -> None:
+    for name in names:
+        if (kind := file.tensors[name].kind) not in gguf_file.KINDS:
+            raise UserError(
+                f"{file.path}: tensor {name} is stored as {kind}, which is not"
+                f" supported; take a file of {', '.join(gguf_file.KINDS)}"
+            )
+
+
+def _check_features(file: GgufFile, family: str) -> None:
+    """Refuses by name what would silently make another model of it."""
+    metadata = file.metadata
+    if "rope_freqs.weight" in file.tensors:
+        raise UserError(
+            f"{file.path}: rotary positions are scaled by the tensor"
+            " rope_freqs.weight, which is not supported; take the model's Hugging Face"
+            " folder, or a model without it"
+        )
+    usual = {
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+        "rope.scale_linear": 1.0,
+        "attention.sliding_window": 0,
+        "expert_count": 0,
+    }
+    if metadata.get(f"{family}.rope.scaling.type") == "none":
+        del usual["rope.scaling.factor"]  # Without a meaning then.
+    for key, value in usual.items():
+        found = metadata.get(f"{family}.{key}", value)
+        if found != value:
+            raise UserError(
+                f"{file.path}: {family}.{key} = {found!r} is not supported; choose a"
+                f" model where it is {value!r} or absent"
+            )
+
+
+def _number(file: GgufFile, key: str, usual: Any = None) -> Any:
+    """A positive number of the metadata."""
+    value = file.metadata.get(key, usual)
+    if value is None:
+        raise UserError(f"{file.path} lacks the key {key!r}; {_REMEDY}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise _unusable(file, key)
+    return value
+
+
+def _unusable(file: GgufFile, key: str) -> UserError:
+    value = str(file.metadata.get(key))[:40].splitlines()[0]
+    return UserError(f"{file.path}: {key} = {value} cannot be used; {_REMEDY}")
