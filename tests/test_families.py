@@ -36,11 +36,6 @@ SHAPES = {
         tied=True,
     ),
 }
-CLASSES = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-}
 FAMILY = models.small_config(40, **models.LLAMA3)  # for what all families share
 
 
@@ -63,7 +58,7 @@ def test_a_written_folder_is_the_same_model_to_transformers_and_back(tmp_path, c
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager"
     )
-    assert type(theirs).__name__ == CLASSES[config.family]
+    assert type(theirs).__name__.lower() == f"{config.family}forcausallm"
     with torch.no_grad():
         wanted = theirs(torch.tensor(tokens)).logits.numpy()
     assert wanted.std() > 1
@@ -215,9 +210,10 @@ def test_what_transformers_would_guess_must_be_written(key):
     ],
 )
 def test_a_sliding_window_that_hides_nothing_is_no_obstacle(changes):
-    plain = model_config.from_hugging_face(CONFIGS["qwen2"], "")
     config = _edited("qwen2", use_sliding_window=True, **changes)
-    assert model_config.from_hugging_face(config, "") == plain
+    plain = CONFIGS["qwen2"]
+    read = model_config.from_hugging_face
+    assert read(config, "") == read(plain, "")
 
 
 def _index(folder: Path) -> dict:
@@ -248,8 +244,8 @@ def test_shards_keep_to_their_limit_and_the_index_names_each_tensors(tmp_path, d
 
 def test_a_tensor_larger_than_a_shard_has_a_file_to_itself(tmp_path):
     folder, _, wanted = _write(tmp_path, max_shard_bytes=1)
-    files = list(folder.glob("*.safetensors"))
-    assert len(files) == len(_index(folder)["weight_map"])
+    files = set(_index(folder)["weight_map"].values())
+    assert len(files) == len(_index(folder)["weight_map"]) > 20
     _assert_identical(_read(folder)[0], wanted)
 
 
@@ -309,8 +305,9 @@ def test_tensors_that_no_weights_can_be_are_named(tmp_path):
         load_file(last) | {"model.embed_tokens.weight": np.ones((40, 32), np.float32)},
         last,
     )
-    text = _refusal(_read, folder)
-    assert "model.embed_tokens.weight is both in model-00001-of-0000" in text
+    assert "embed_tokens.weight is both in model-00001-of-0000" in _refusal(
+        _read, folder
+    )
 
 
 HEADERS = {
