@@ -17,7 +17,7 @@ from ragen_jax import mesh as meshes
 from ragen_jax.envs import frozen_lake
 from ragen_jax.envs.base import TRAIN, World
 from ragen_jax.models import parameters as model_parameters
-from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.engine import Plan
@@ -25,6 +25,16 @@ from ragen_jax.rollout.sample import Call, Rollout, Setting
 from ragen_jax.text import chat, dialogue, tiny_tokenizer
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import Dialogue, DialogueTokens, TurnLimits
+
+# What `small_config` changes for the other families. Scaled, the four pairs of a head
+# turn 10, 1.02, 0.1 and 0.01 times in 64 positions: one fast, one between, two slow.
+QWEN3 = dict(family="qwen3", qkv_bias=False, qk_norm=True, head_dim=12)
+LLAMA3 = dict(
+    family="llama",
+    qkv_bias=False,
+    rope_base=1e4,
+    rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64),
+)
 
 # Pieces of replies, one token each, so that a random policy often says something.
 FRAGMENTS = (

@@ -23,6 +23,8 @@ CASES = {
         dict(kv_heads=4, tied=True, qkv_bias=False),
         CONTEXT,
     ],
+    "normalized queries and keys, wide heads": [models.QWEN3, CONTEXT],
+    "scaled rotations": [models.LLAMA3, CONTEXT],
 }
 
 

@@ -163,7 +163,7 @@ MODELS = {
     "no folder": model("nowhere", "there is no folder", "give 'tiny' or"),
     "no config": model("no_config", "/config.json cannot be read", "needs the"),
     "broken config": model("broken_config", "/config.json cannot be read", "needs"),
-    "foreign": model("foreign", "LlamaForCausalLM is not supported", "choose"),
+    "foreign": model("foreign", "MistralForCausalLM is not supported", "choose"),
     "text for a size": model("text", "num_attention_heads = '4'", "take the config"),
     "no width": model("no_width", "hidden_size = 0 cannot be used", "take the"),
     "odd groups": model("odd_groups", "num_key_value_heads = 3", "take the config"),
@@ -289,7 +289,7 @@ def drop_template(folder: Path) -> None:
 DAMAGE = {
     "no_config": drop("config.json"),
     "broken_config": write("config.json", '{"hidden_size": 32,'),
-    "foreign": edit_config(architectures=["LlamaForCausalLM"], model_type="llama"),
+    "foreign": edit_config(architectures=["MistralForCausalLM"], model_type="mistral"),
     "text": edit_config(num_attention_heads="4"),
     "no_width": edit_config(hidden_size=0),
     "odd_groups": edit_config(num_key_value_heads=3),

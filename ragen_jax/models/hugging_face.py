@@ -2,20 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.models import config as model_config
+from ragen_jax.models import safetensors_files
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.safetensors_files import Stored
 from ragen_jax.settings import UserError
 
 # Our layer leaves -> (name in the file, is it a matrix stored as [out, in]).
@@ -27,12 +28,16 @@ _LAYER_NAMES = {
     "query_bias": "self_attn.q_proj.bias",
     "key_bias": "self_attn.k_proj.bias",
     "value_bias": "self_attn.v_proj.bias",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
     "output": "self_attn.o_proj.weight",
     "mlp_norm": "post_attention_layernorm.weight",
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
+# Old files keep the rotary frequencies, which config.json says too.
+_BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
@@ -99,7 +104,7 @@ def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) ->
       UserError: if a file is missing or damaged, a tensor is missing, superfluous or
         of another shape than config.json says.
     """
-    _visit(folder, config, declared, lambda view, file, name: None)
+    _visit(folder, config, declared, lambda view, file, stored: None)
 
 
 def read_parameters(
@@ -107,12 +112,14 @@ def read_parameters(
 ) -> Parameters:
     """Reads the weights as float32 NumPy arrays, laid out as `declared`.
 
+    Besides the result, one tensor of the files is in memory at a time.
+
     Raises:
       UserError: as `check_parameters`.
     """
 
-    def read(view: np.ndarray, file, name: str) -> None:
-        view[...] = file.get_tensor(name)
+    def read(view: np.ndarray, file: BinaryIO, stored: Stored) -> None:
+        view[...] = stored.read(file)
 
     return _visit(folder, config, declared, read)
 
@@ -121,37 +128,36 @@ def _visit(
     folder: Path,
     config: ModelConfig,
     declared: Parameters,
-    visit: Callable[[np.ndarray, Any, str], None],
+    visit: Callable[[np.ndarray, BinaryIO, Stored], None],
 ) -> Parameters:
     """Calls `visit` for each tensor with its place in the tree, which is returned.
 
     The place is a view in the file's layout: writing to it fills the tree.
     """
     wanted = tensor_names(declared, config)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(
-            f"{folder} holds no .safetensors file; pickled .bin weights are never"
-            " opened: convert them with transformers' save_pretrained first"
-        )
     out = _empty_tree(declared)
-    unknown, seen = [], set()
-    for path in files:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                for name in file.keys():
-                    if name in wanted:
-                        seen.add(name)
-                        view = _view(out, wanted[name])
-                        _check_shape(file, name, view.shape, path)
-                        visit(view, file, name)
-                    elif not (config.tied and name == "lm_head.weight"):
-                        unknown.append(name)
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{path} is damaged or unreadable ({error}); copy or download it again"
-            ) from None
-    missing = sorted(set(wanted) - seen)
+    unknown, seen = [], {}
+    for path in safetensors_files.weight_files(folder):
+        header = safetensors_files.read_header(path)
+        with path.open("rb") as file:
+            for name, stored in header.items():
+                if name in wanted:
+                    if name in seen:
+                        raise UserError(
+                            f"{folder}: tensor {name} is both in {seen[name].name} and"
+                            f" in {path.name}; take the files of one model"
+                        )
+                    seen[name] = path
+                    view = _view(out, wanted[name])
+                    _check_tensor(name, stored, view.shape, path)
+                    visit(view, file, stored)
+                elif config.tied and name == "lm_head.weight":
+                    # A second copy, which transformers does not read either.
+                    implied = (config.vocabulary, config.width)
+                    _check_tensor(name, stored, implied, path)
+                elif not _BUFFER.fullmatch(name):
+                    unknown.append(name)
+    missing = sorted(set(wanted) - set(seen))
     if missing or unknown:
         raise UserError(
             f"{folder}: the files do not match config.json: missing"
@@ -176,15 +182,22 @@ def _view(tree: Parameters, where: tuple) -> np.ndarray:
     leaf = tree
     for part in leaf_path:
         leaf = leaf[part]
+    leaf = np.asarray(leaf)
     return _to_file(leaf_path, leaf if index is None else leaf[index])
 
 
-def _check_shape(file, name: str, implied: tuple[int, ...], path: Path) -> None:
-    shape = tuple(file.get_slice(name).get_shape())
-    if shape != implied:
+def _check_tensor(
+    name: str, stored: Stored, implied: tuple[int, ...], path: Path
+) -> None:
+    if stored.shape != implied:
         raise UserError(
-            f"{path}: tensor {name} has shape {shape}, config.json implies"
+            f"{path}: tensor {name} has shape {stored.shape}, config.json implies"
             f" {implied}; take config.json and weights of one model"
+        )
+    if stored.dtype not in safetensors_files.DTYPES:
+        raise UserError(
+            f"{path}: tensor {name} is stored as {stored.dtype}, which is not"
+            f" supported; choose weights of {', '.join(safetensors_files.DTYPES)}"
         )
 
 
@@ -219,7 +232,27 @@ def _forget_origin(path: Path) -> None:
     written = json.loads(path.read_text())
     for key in ("is_local", "local_files_only"):
         written.pop(key, None)
+    _write_json(path, written)
+
+
+def _write_json(path: Path, written: dict) -> None:
     path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_weights(
+    folder: Path,
+    config: ModelConfig,
+    parameters: Parameters,
+    dtype: np.dtype,
+    most_bytes: int,
+) -> None:
+    places = tensor_names(parameters, config)
+
+    def make(name: str) -> np.ndarray:
+        return _view(parameters, places[name])
+
+    shapes = {name: make(name).shape for name in places}
+    safetensors_files.write_files(folder, shapes, make, dtype, most_bytes)
 
 
 def write_folder(
@@ -228,6 +261,7 @@ def write_folder(
     parameters: Parameters,
     tokenizer: PreTrainedTokenizerFast,
     dtype=np.float32,
+    max_shard_bytes: int = 5 * 2**30,
 ) -> None:
     """Writes a folder that transformers loads; it appears whole or not at all.
 
@@ -236,7 +270,8 @@ def write_folder(
       config: the model's shape.
       parameters: arrays laid out as `parameters.declare` says, on the host.
       tokenizer: saved beside the weights, with its chat template.
-      dtype: of the stored weights.
+      dtype: of the stored weights, float32, bfloat16 or float16.
+      max_shard_bytes: of weights a file; more are written as several with an index.
 
     Raises:
       UserError: if `folder` holds anything.
@@ -246,25 +281,22 @@ def write_folder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        tensors = {}
-        for name, (leaf_path, index) in tensor_names(parameters, config).items():
-            leaf = parameters
-            for part in leaf_path:
-                leaf = leaf[part]
-            tensor = np.asarray(leaf if index is None else leaf[index])
-            tensor = _to_file(leaf_path, tensor)
-            tensors[name] = np.ascontiguousarray(tensor, dtype)
-        save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
-        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        written = model_config.to_hugging_face(config, eos, pad, np.dtype(dtype).name)
-        text = json.dumps(written, indent=2)
-        (scratch / "config.json").write_text(text + "\n")
+        _write_weights(scratch, config, parameters, np.dtype(dtype), max_shard_bytes)
+        ids = {
+            kind: getattr(tokenizer, f"{kind}_token_id")
+            for kind in ("bos", "eos", "pad")
+        }
+        written = model_config.to_hugging_face(
+            config, dtype=np.dtype(dtype).name, **ids
+        )
+        _write_json(scratch / "config.json", written)
+        known = {f"{k}_token_id": x for k, x in ids.items() if x is not None}
+        _write_json(scratch / "generation_config.json", known)
         tokenizer.save_pretrained(scratch)
         _forget_origin(scratch / "tokenizer_config.json")
-        os.chmod(scratch / "model.safetensors", 0o644)  # Others may read the rest, too.
         if folder.exists():
             folder.rmdir()
-        os.chmod(scratch, 0o755)
+        os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
         scratch.rename(folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)

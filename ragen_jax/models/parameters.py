@@ -53,6 +53,8 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
         for name, heads in (("query", c.heads), ("key", c.kv_heads)):
             layer[f"{name}_bias"] = Leaf((heads, c.head_dim), ("heads", None), 0)
         layer["value_bias"] = Leaf((c.kv_heads, c.head_dim), ("heads", None), 0)
+    if c.qk_norm:  # One scale for all heads, so that every device holds it whole.
+        layer["query_norm"] = layer["key_norm"] = Leaf((c.head_dim,), (None,), -1)
     tree: Parameters = {
         "embedding": Leaf((c.vocabulary, c.width), ("vocabulary", "embed"), 0.02),
         "layers": {

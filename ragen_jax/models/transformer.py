@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
 
 _QUERY_BLOCK = 64  # queries scored at a time
@@ -26,16 +26,46 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
-def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
+def rotary_frequencies(
+    half: int, base: float, scaling: RopeScaling | None = None
+) -> jax.Array:
+    """float32[half], radians a position by which each pair of features turns.
+
+    Pair i turns by base^(-i / half) (arXiv:2104.09864, section 3.2). Scaled, a pair
+    that turns less than `low_frequency_factor` times in the original context turns
+    `factor` times slower, one that turns more than `high_frequency_factor` times as
+    before, and between the two the share that keeps its speed grows linearly: Llama
+    3.1's released code, and `_compute_llama3_parameters` of transformers.
+
+    Args:
+      half: of the features of a head.
+      base: theta.
+      scaling: None for rotations as they are.
+    """
+    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is None:
+        return frequency
+    turns = scaling.original_context * frequency / (2 * jnp.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
+
+
+def rotate(
+    x: jax.Array,
+    positions: jax.Array,
+    base: float,
+    scaling: RopeScaling | None = None,
+) -> jax.Array:
     """Rotary position embedding (arXiv:2104.09864), halves as Hugging Face pairs them.
 
     Args:
       x: float[R, T, heads, head_dim].
       positions: int32[R, T], 0-based.
       base: theta.
+      scaling: of the frequencies, if there is one.
     """
-    half = x.shape[-1] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = rotary_frequencies(x.shape[-1] // 2, base, scaling)
     # float32 throughout: bfloat16 cannot tell position 256 from 257.
     angle = (
         positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None]
@@ -145,8 +175,13 @@ def block(
             query += layer["query_bias"][None, None]
             key += layer["key_bias"][None, None]
             value += layer["value_bias"][None, None]
-        query = rotate(query, positions, config.rope_base)
-        key = rotate(key, positions, config.rope_base)
+        if config.qk_norm:  # Each head by itself.
+            query = rms_norm(query, layer["query_norm"], config.norm_epsilon)
+            key = rms_norm(key, layer["key_norm"], config.norm_epsilon)
+        query, key = (
+            rotate(heads, positions, config.rope_base, config.rope_scaling)
+            for heads in (query, key)
+        )
         mixed, carry = attend(query, key, value)
         x += combine_heads(jnp.einsum("rthk,hkd->rtd", mixed, layer["output"]))
     with jax.named_scope("mlp"):
