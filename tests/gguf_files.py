@@ -20,6 +20,8 @@ NAMES = {
     "model.layers.": "blk.",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -45,6 +47,7 @@ def write(path: Path, config, tensors: dict, *, kind="F32", kinds=(), **told) ->
         f"{family}.feed_forward_length": config.mlp_width,
         f"{family}.attention.head_count": config.heads,
         f"{family}.attention.head_count_kv": config.kv_heads,
+        f"{family}.attention.key_length": config.head_dim,
         f"{family}.rope.freq_base": config.rope_base,
         f"{family}.attention.layer_norm_rms_epsilon": config.norm_epsilon,
     }

@@ -12,13 +12,23 @@ import pytest
 from gguf_files import converted, package, refusal, write
 
 from ragen_jax.models import gguf, gguf_file, parameters
+from ragen_jax.models.config import RopeScaling
 from ragen_jax.settings import UserError
 
 QWEN2 = models.small_config(40)
 LLAMA = models.small_config(40, family="llama", qkv_bias=False)
 BIASED = models.small_config(40, family="llama")
+QWEN3 = models.small_config(
+    40, family="qwen3", qkv_bias=False, qk_norm=True, head_dim=12
+)
 TIED = dataclasses.replace(LLAMA, tied=True)
-CONFIGS = {"qwen2": QWEN2, "llama": LLAMA, "biased llama": BIASED, "tied": TIED}
+CONFIGS = {
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "llama": LLAMA,
+    "biased llama": BIASED,
+    "tied": TIED,
+}
 QUANTIZED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
@@ -138,9 +148,36 @@ def test_metadata_that_cannot_be_used_are_refused_by_name(tmp_path, key):
     assert message in refusal(gguf.read_config, path)
 
 
-def test_scaled_positions_of_llama_3_are_refused(tmp_path):
-    path = write(tmp_path / "m.gguf", LLAMA, {"rope_freqs.weight": np.ones(4, "f4")})
-    assert "the tensor rope_freqs.weight, which is" in refusal(gguf.read_config, path)
+def _llama_factors(config, factor: float) -> np.ndarray:
+    """LlamaModel.generate_extra_tensors in convert_hf_to_gguf.py, at 1, 4 and 8192."""
+    factors = []
+    for pair in range(config.head_dim // 2):
+        wave = 2 * np.pi * config.rope_base ** (2 * pair / config.head_dim)
+        share = (8192 / wave - 1) / 3
+        between = 1 / ((1 - share) / factor + share)
+        factors.append(1 if wave < 8192 / 4 else factor if wave > 8192 else between)
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_scaled_positions_of_llama_3_are_recognized(tmp_path, factor):
+    scaling = RopeScaling(factor, 1.0, 4.0, 8192)
+    config = dataclasses.replace(LLAMA, rope_base=5e5, rope_scaling=scaling)
+    factors = _llama_factors(config, factor)
+    assert factors[0] == 1 and 1 < factors[2] < factor and factors[3] == factor
+    weights = jax.device_get(models.random_parameters(config))
+    tensors = converted(tmp_path / "hf", config, weights)
+    tensors["rope_freqs.weight"] = factors
+    found, again = read(write(tmp_path / "m.gguf", config, tensors))
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, found, weights)
+
+
+def test_positions_scaled_in_another_way_are_refused(tmp_path):
+    tensors = {"rope_freqs.weight": np.full(4, 2, np.float32)}
+    tensors["token_embd.weight"] = np.ones((40, 32), np.float32)
+    path = write(tmp_path / "m.gguf", LLAMA, tensors, **{"llama.block_count": 1})
+    assert "the tensor rope_freqs.weight in another" in refusal(gguf.read_config, path)
 
 
 KEY = "blk.1.attn_k.weight"

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.models import gguf_file, gguf_tokenizer
-from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.gguf_file import GgufFile
 from ragen_jax.models.parameters import Leaf, Parameters
 from ragen_jax.settings import UserError
@@ -33,6 +33,9 @@ _LAYER_NAMES = {
 }
 _MATRICES = ("head", "query", "key", "value", "output", "gate", "up", "down")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_FACTORS = "rope_freqs.weight"  # what each pair's rotation is slower by
+# Llama 3.1 and 3.3, and Llama 3.2. Files hold the factors that follow, not these.
+_SCALINGS = tuple(RopeScaling(factor, 1.0, 4.0, 8192) for factor in (8.0, 32.0))
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
 _COMPARED = 32  # rows that tell whether the head is the embedding
 # Of the embedding's norm. Independent matrices are sqrt(2) apart, and two roundings of
@@ -69,6 +72,7 @@ def read_config(path: Path) -> ModelConfig:
         raise _unusable(file, f"{family}.block_count")
     if _EMBEDDING not in file.tensors:
         raise UserError(f"{path} lacks the tensor {_EMBEDDING!r}; {_REMEDY}")
+    rope_base = float(_number(file, f"{family}.rope.freq_base", 10_000.0))
     return ModelConfig(
         family=family,
         vocabulary=file.tensors[_EMBEDDING].shape[0],
@@ -78,7 +82,7 @@ def read_config(path: Path) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_width=_number(file, f"{family}.feed_forward_length"),
-        rope_base=float(_number(file, f"{family}.rope.freq_base", 10_000.0)),
+        rope_base=rope_base,
         # Stored as float32; 9.999999747378752e-06 was 1e-5.
         norm_epsilon=float(
             str(np.float32(_number(file, f"{family}.attention.layer_norm_rms_epsilon")))
@@ -86,7 +90,8 @@ def read_config(path: Path) -> ModelConfig:
         tied=_is_tied(file),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         longest_context=_number(file, f"{family}.context_length"),
-        **({"qk_norm": True} if family == "qwen3" else {}),
+        qk_norm=family == "qwen3",
+        rope_scaling=_rope_scaling(file, head_dim // 2, rope_base),
     )
 
 
@@ -145,6 +150,26 @@ def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def _rope_scaling(file: GgufFile, half: int, base: float) -> RopeScaling | None:
+    """The scaling whose factors the file holds. See transformer.rotary_frequencies."""
+    if _FACTORS not in file.tensors:
+        return None
+    _check_kinds(file, (_FACTORS,))
+    found = gguf_file.read_rows(file, _FACTORS)
+    frequency = base ** (-np.arange(half) / half)
+    for scaling in _SCALINGS:
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        turns = scaling.original_context * frequency / (2 * np.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        factors = 1 / (kept + (1 - kept) / scaling.factor)
+        if found.shape == factors.shape and np.allclose(found, factors, rtol=1e-4):
+            return scaling
+    raise UserError(
+        f"{file.path}: rotary positions are scaled by the tensor {_FACTORS} in another"
+        " way than Llama 3.1's or 3.2's; take the model's Hugging Face folder"
+    )
+
+
 def _is_tied(file: GgufFile) -> bool:
     """Whether logits come from the embedding: no head, or the same one twice.
 
@@ -157,8 +182,10 @@ def _is_tied(file: GgufFile) -> bool:
         return False
     rows = min(_COMPARED, shape[0])
     _check_kinds(file, (_HEAD, _EMBEDDING))
-    head = gguf_file.read_rows(file, _HEAD, 0, rows)
-    embedding = gguf_file.read_rows(file, _EMBEDDING, 0, rows)
+    head, embedding = (
+        gguf_file.read_rows(file, name, 0, rows).astype(np.float64)
+        for name in (_HEAD, _EMBEDDING)
+    )
     return bool(np.linalg.norm(head - embedding) <= _SAME * np.linalg.norm(embedding))
 
 
@@ -181,9 +208,10 @@ def _places(
 
 def _check(file: GgufFile, config: ModelConfig, declared: Parameters) -> None:
     places = _places(file, config, declared)
-    copies = {_EMBEDDING, _HEAD} if config.tied else set()
+    known = {*places, *((_EMBEDDING, _HEAD) if config.tied else ())}
+    known |= {_FACTORS} if config.rope_scaling is not None else set()
     missing = sorted(set(places) - set(file.tensors))
-    unknown = sorted(set(file.tensors) - set(places) - copies)
+    unknown = sorted(set(file.tensors) - known)
     if missing or unknown:
         raise UserError(
             f"{file.path}: the tensors do not match the metadata: missing"
@@ -223,12 +251,6 @@ def _check_kinds(file: GgufFile, names) -> None:
 def _check_features(file: GgufFile, family: str) -> None:
     """Refuses by name what would silently make another model of it."""
     metadata = file.metadata
-    if "rope_freqs.weight" in file.tensors:
-        raise UserError(
-            f"{file.path}: rotary positions are scaled by the tensor"
-            " rope_freqs.weight, which is not supported; take the model's Hugging Face"
-            " folder, or a model without it"
-        )
     usual = {
         "rope.scaling.type": "none",
         "rope.scaling.factor": 1.0,
