@@ -129,6 +129,7 @@ FAULTS = {
     "llama.expert_count": (8, "llama.expert_count = 8 is not supported"),
     "llama.rope.dimension_count": (4, "rope.dimension_count = 4 cannot be used"),
     "llama.attention.head_count_kv": (3, "head_count_kv = 3 cannot be used"),
+    "llama.context_length": (64.0, "llama.context_length = 64.0 cannot be used"),
     "llama.attention.head_count": ([4, 2], "head_count = [4 2] cannot be used"),
     "llama.embedding_length": (None, "lacks the key 'llama.embedding_length'"),
     "llama.block_count": (10**9, "llama.block_count = 1000000000 cannot be used"),

@@ -38,8 +38,8 @@ _FACTORS = "rope_freqs.weight"  # what each pair's rotation is slower by
 _SCALINGS = tuple(RopeScaling(factor, 1.0, 4.0, 8192) for factor in (8.0, 32.0))
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
 _COMPARED = 32  # rows that tell whether the head is the embedding
-# Of the embedding's norm. Independent matrices are sqrt(2) apart, and two roundings of
-# one matrix, even to 2 bits, below 0.4.
+# Of the embedding's norm: two roundings of one matrix are a few hundredths apart,
+# independent matrices about sqrt(2).
 _SAME = 0.7
 
 
@@ -52,7 +52,7 @@ def read_config(path: Path) -> ModelConfig:
     """
     file = gguf_file.open_file(path)
     family = file.metadata.get("general.architecture", "(none named)")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise UserError(
             f"{path}: architecture {family} is not supported; choose a model of"
             f" {', '.join(_FAMILIES)}"
@@ -72,7 +72,8 @@ def read_config(path: Path) -> ModelConfig:
         raise _unusable(file, f"{family}.block_count")
     if _EMBEDDING not in file.tensors:
         raise UserError(f"{path} lacks the tensor {_EMBEDDING!r}; {_REMEDY}")
-    rope_base = float(_number(file, f"{family}.rope.freq_base", 10_000.0))
+    rope_base = float(_number(file, f"{family}.rope.freq_base", 10_000.0, float))
+    epsilon = _number(file, f"{family}.attention.layer_norm_rms_epsilon", None, float)
     return ModelConfig(
         family=family,
         vocabulary=file.tensors[_EMBEDDING].shape[0],
@@ -83,10 +84,8 @@ def read_config(path: Path) -> ModelConfig:
         head_dim=head_dim,
         mlp_width=_number(file, f"{family}.feed_forward_length"),
         rope_base=rope_base,
-        # Stored as float32; 9.999999747378752e-06 was 1e-5.
-        norm_epsilon=float(
-            str(np.float32(_number(file, f"{family}.attention.layer_norm_rms_epsilon")))
-        ),
+        # Stored as float32: 9.999999747378752e-06 was 1e-5.
+        norm_epsilon=float(str(np.float32(epsilon))),
         tied=_is_tied(file),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         longest_context=_number(file, f"{family}.context_length"),
@@ -262,19 +261,19 @@ def _check_features(file: GgufFile, family: str) -> None:
         del usual["rope.scaling.factor"]  # Without a meaning then.
     for key, value in usual.items():
         found = metadata.get(f"{family}.{key}", value)
-        if found != value:
+        if isinstance(found, np.ndarray | list) or found != value:
             raise UserError(
                 f"{file.path}: {family}.{key} = {found!r} is not supported; choose a"
                 f" model where it is {value!r} or absent"
             )
 
 
-def _number(file: GgufFile, key: str, usual: Any = None) -> Any:
-    """A positive number of the metadata."""
+def _number(file: GgufFile, key: str, usual: Any = None, kind: type = int) -> Any:
+    """A positive number of the metadata, whole or not."""
     value = file.metadata.get(key, usual)
     if value is None:
         raise UserError(f"{file.path} lacks the key {key!r}; {_REMEDY}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not value > 0:
         raise _unusable(file, key)
     return value
 
