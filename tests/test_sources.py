@@ -184,11 +184,14 @@ def test_smollm2s_logits_and_greedy_tokens_are_those_of_transformers():
 
     logits, likeliest = jax.device_get(run(weights, tokens))
     best = np.take_along_axis(logits, stored["best_ids"], axis=-1)
-    assert stored["best_logits"].std() > 1
-    np.testing.assert_allclose(best, stored["best_logits"], atol=2e-4)
     spread = logits[..., :: golden["SPREAD"]]
-    np.testing.assert_allclose(spread, stored["spread_logits"], atol=2e-4)
     compared = 0
+    assert stored["best_logits"].std() > 1
+    for row in range(rows):  # What follows is padding.
+        text = slice(0, stored["lengths"][row] + golden["NEW"])
+        for found, name in ((best, "best_logits"), (spread, "spread_logits")):
+            wanted = stored[name][row, text]
+            np.testing.assert_allclose(found[row, text], wanted, rtol=0, atol=2e-4)
     for row, length in enumerate(stored["lengths"]):
         clear = stored["margins"][row] > 1e-3
         seen = slice(length - 1, length - 1 + golden["NEW"])

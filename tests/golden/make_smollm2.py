@@ -75,18 +75,38 @@ def weights_file() -> Path:
     return Path(next(f for f in files if f.suffix == ".gguf").locate())
 
 
+def read_tokenizer():
+    """As transformers reads it, but for one step of the model's own tokenizer.json."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(weights_file().parent, **_where())
+    # Read from GGUF, the cutting into single digits is left out, which shows in other
+    # numbers than 0 to 9 alone.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    return tokenizer
+
+
+def _where() -> dict:
+    return dict(gguf_file=weights_file().name, local_files_only=True)
+
+
 def main() -> None:
     """Runs the reference model and tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    where = dict(gguf_file=weights_file().name, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(weights_file().parent, **where)
+    tokenizer = read_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(
         weights_file().parent,
         dtype=torch.float32,
         attn_implementation="eager",
-        **where,
+        **_where(),
     ).eval()
     chats = [
         tokenizer.apply_chat_template(
