@@ -42,7 +42,7 @@ from ragen_jax.text.dialogue import (
 )
 
 # Row lengths that the update is compiled for: so many, or fewer that lie so far apart.
-_UPDATE_LENGTHS, _UPDATE_STEP = 4, 128
+_UPDATE_LENGTHS, _UPDATE_STEP = 3, 128
 
 
 @dataclasses.dataclass(frozen=True)
