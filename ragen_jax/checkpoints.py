@@ -12,10 +12,8 @@ named tuples need no rules of their own, and a part of a state can be read alone
 """
 
 import json
-import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -25,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from ragen_jax.quiet import ignore_abandoned_reads
 from ragen_jax.settings import UserError
 
 FOLDER = "checkpoints"  # inside a workdir
@@ -270,7 +269,7 @@ def restore(
         )
         for path, leaf in _flat(abstract_state).items()
     }
-    _ignore_abandoned_reads()
+    ignore_abandoned_reads()
     reader = ocp.Checkpointer(_handler())
     try:
         saved = reader.metadata(folder).item_metadata["state"].tree
@@ -295,30 +294,6 @@ def restore(
         reader.close()
     structure = jax.tree.structure(abstract_state)
     return jax.tree.unflatten(structure, [restored["state"][path] for path in wanted])
-
-
-def _ignore_abandoned_reads() -> None:
-    """Keeps the reads that a failed one leaves behind from printing tracebacks.
-
-    Orbax starts all reads at once and closes its event loop at the first error. Each
-    later one finds the loop closed, or fails with nobody to tell, and says so on
-    standard error at any time after.
-    """
-    previous = sys.unraisablehook
-    if getattr(previous, "ignores_abandoned_reads", False):
-        return
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            previous(unraisable)
-
-    def has_a_reader(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return "tensorstore_spec" not in str(error)
-
-    hook.ignores_abandoned_reads = True
-    sys.unraisablehook = hook
-    logging.getLogger("asyncio").addFilter(has_a_reader)
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:
