@@ -213,8 +213,8 @@ def _mesh_sizes(settings: Settings, device_count: int) -> dict[str, int]:
             f" {device_count}"
         )
         raise SettingsError(
-            f"{names} = {numbers} = {product}, but there are"
-            f" {_devices(device_count)}: {remedy}"
+            f"{names} = {numbers} = {product}, but there"
+            f" {'is' if device_count == 1 else 'are'} {_devices(device_count)}: {remedy}"
         )
     return sizes
 
