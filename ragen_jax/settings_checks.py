@@ -214,7 +214,8 @@ def _mesh_sizes(settings: Settings, device_count: int) -> dict[str, int]:
         )
         raise SettingsError(
             f"{names} = {numbers} = {product}, but there"
-            f" {'is' if device_count == 1 else 'are'} {_devices(device_count)}: {remedy}"
+            f" {'is' if device_count == 1 else 'are'} {_devices(device_count)}:"
+            f" {remedy}"
         )
     return sizes
 
