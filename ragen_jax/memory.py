@@ -94,9 +94,9 @@ def resident(run: Run) -> dict[str, int]:
     has_base, has_reference = run.adapters is not None, run.settings.loss.kl > 0
     sizes = {
         "actor": _bytes(state.actor),
-        "its optimizer": _bytes(state.actor_optimizer),
+        "actor's optimizer": _bytes(state.actor_optimizer),
         "critic": _bytes(state.critic),
-        "its optimizer ": _bytes(state.critic_optimizer),
+        "critic's optimizer": _bytes(state.critic_optimizer),
         "base model under the adapters": model if has_base else 0,
         # With adapters the reference is the base itself.
         "reference of the KL term": model if has_reference and not has_base else 0,
@@ -125,10 +125,7 @@ def table(needs: Needs) -> str:
         ("while learning", needs.update),
     ):
         lines.append(f"  {title}")
-        lines += [
-            f"    {name.strip():32s} {size / _MIB:12,.1f}"
-            for name, size in part.items()
-        ]
+        lines += [f"    {name:32s} {size / _MIB:12,.1f}" for name, size in part.items()]
     lines.append(f"  {'at the worst moment':34s} {needs.total / _MIB:12,.1f}")
     if needs.available is not None:
         lines.append(f"  {'there is':34s} {needs.available / _MIB:12,.1f}")

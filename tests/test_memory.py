@@ -27,7 +27,7 @@ def held(tree) -> int:
 def test_parameters_and_optimizers_are_counted_to_the_byte(run, needs):
     state = weights.new_state(run)
     assert needs.resident["actor"] == held(state.actor)
-    assert needs.resident["its optimizer"] == held(state.actor_optimizer)
+    assert needs.resident["actor's optimizer"] == held(state.actor_optimizer)
     assert needs.resident["critic"] == held(state.critic)
     assert needs.resident["reference of the KL term"] == held(state.actor)
     assert needs.rollout["sampler's copy of the weights"] == held(state.actor)
@@ -61,5 +61,5 @@ def test_adapters_need_little_besides_their_base():
     sizes = memory.resident(run)
     base = sizes["base model under the adapters"]
     assert base == held(weights.load_parameters(run, value_head=False))
-    assert sizes["its optimizer"] < base / 2
+    assert sizes["actor's optimizer"] < base / 2
     assert "reference of the KL term" not in sizes
