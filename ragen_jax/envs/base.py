@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 TRAIN, VALIDATION, TEST = 0, 1, 2  # The splits a level can belong to.
@@ -48,6 +49,23 @@ class World:
     # Demonstrations, where the world has them: reply texts as phrase ids.
     reply_phrases: tuple[str, ...] = ()
     demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None  # int32[Md]
+    # Free-form answers (an equation, the name of an arm). An answer is cut at `||`, its
+    # segments stripped of ASCII white space and lower-cased; without these fields they
+    # are matched against `action_names`. An answer of more than `answer_bytes` bytes
+    # between its tags cannot be read. `read_action` takes one segment: (uint8[
+    # answer_bytes] text, 0 behind its end; int32[] length, above 0; State) -> int32[]
+    # action, or NO_ACTION for a text that names none. `read_action_text` is the same in
+    # plain Python, from bytes and a host State: the definition that it must equal.
+    answer_bytes: int = 0
+    read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
+    read_action_text: Callable[[bytes, Any], int] | None = None
+    # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
+    # the goal, ...; (-1, -1) fills up. For the grounding of thoughts.
+    landmarks: Callable[[Any], jax.Array] | None = None
+    # Host side, State as NumPy arrays. The picture is uint8[height, width, 3], RGB; the
+    # solution a shortest (or good) sequence of actions, empty where there is none.
+    picture: Callable[[Any], np.ndarray] | None = None
+    solve: Callable[[Any], tuple[int, ...]] | None = None
 
 
 def check_world(world: World) -> None:
@@ -64,6 +82,11 @@ def check_world(world: World) -> None:
                 f"world {world.name!r}: action name {name!r} is empty, repeated or"
                 " contains one of < | >, which the reply format needs for itself"
             )
+    if (world.read_action is None) != (world.answer_bytes == 0):
+        raise ValueError(
+            f"world {world.name!r} has answer_bytes = {world.answer_bytes}: free-form"
+            " answers need both read_action and a positive answer_bytes"
+        )
 
 
 def content_hash(*arrays: jax.Array) -> jax.Array:
