@@ -35,9 +35,9 @@ def main() -> None:
     figures = _ceilings()
     matmul, copy = figures.values()
     figures["world steps/s"] = worldspeed.steps_per_second(
-        run.world, batch=1024, steps=1000
+        run.scenes[0].world, batch=1024, steps=1000
     )
-    figures["world resets/s"] = worldspeed.resets_per_second(run.world, batch=1024)
+    figures["world resets/s"] = worldspeed.resets_per_second(run.scenes[0].world, batch=1024)
     if (peer := _gymnasium_steps()) is not None:
         figures["Gymnasium steps/s"] = peer
     programs, state = loop.make_programs(run), weights.new_state(run)

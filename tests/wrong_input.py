@@ -103,7 +103,7 @@ NAMES = {
     "top_k": train("rollout.top_k in", "=50", "rollout.", rollout__top_k=50),
     "temp": train("did you mean rollout.temperature", rollout__temperatur=0.5),
     "evaluation": train("evaluation.top_p in", "evaluation.", evaluation__top_p=0.9),
-    "world": train("env.name = 'sokoban'", "['frozen_lake']", env__name="sokoban"),
+    "world": train("env.name = 'maze'", "choose one of", env__name="maze"),
     "option": Wrong(
         "train.py",
         ("--config={place}/own.py", "--workdir={place}/new/run"),
