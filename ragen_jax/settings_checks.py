@@ -150,7 +150,7 @@ def _check_mix(settings: Settings) -> None:
                 " set it to 1 or more, or take the world out"
             )
     for world in (*settings.worlds(), *settings.evaluated_worlds()):
-        if world.actions_per_turn > world.actions and settings.env.mix:
+        if world.actions_per_turn > world.actions and world.label != env.name:
             raise SettingsError(
                 f"{world.label}: actions_per_turn = {world.actions_per_turn} is more"
                 f" than actions = {world.actions}: lower actions_per_turn"

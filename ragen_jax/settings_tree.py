@@ -318,9 +318,13 @@ class Settings:
 
     def _with_limits(self, world: WorldSettings) -> WorldSettings:
         rollout = self.rollout
+        actions = world.actions or rollout.actions
+        each = rollout.actions_per_turn
+        if world.actions:
+            each = min(each, actions)
         return dataclasses.replace(
             world,
             turns=world.turns or rollout.turns,
-            actions_per_turn=world.actions_per_turn or rollout.actions_per_turn,
-            actions=world.actions or rollout.actions,
+            actions_per_turn=world.actions_per_turn or each,
+            actions=actions,
         )

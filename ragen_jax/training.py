@@ -242,7 +242,7 @@ def _evaluate(
 
 
 def _named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
-    """Metrics by name; of several worlds each one's, and the mean of their successes."""
+    """Metrics by name; of several worlds each one's, and their mean success."""
     if len(scores) == 1:
         (score,) = scores.values()
         return {f"{prefix}/{name}": value for name, value in score.metrics().items()}

@@ -37,7 +37,7 @@ IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One world's share of a shard: static ranges of its episodes, slots and answers."""
+    """One world's share of a shard: ranges of its episodes, slots and answers."""
 
     first_episode: int
     episodes: int
