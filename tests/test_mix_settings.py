@@ -105,9 +105,9 @@ def test_a_wrong_mix_is_refused(config, parts):
     ],
 )
 def test_a_wrong_world_of_several_is_refused_by_its_own_key(section, wrong, parts):
-    changed = {**MIX, "small": {"prompts": 3, **wrong}}
+    # Two prompts of four episodes each: eight devices can share them.
+    changed = {"large": {**MIX["large"], "prompts": 2}, "small": wrong | {"prompts": 2}}
     config = config_of(changed) if section == "mix" else config_of(evaluate=changed)
-    config["rollout"]["group_size"] = 8  # Which eight devices can share.
     made = settings.from_dict(config)
     with pytest.raises(UserError) as refusal:
         loop.prepare(made)

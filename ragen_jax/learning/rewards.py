@@ -27,7 +27,7 @@ def token_rewards(rows: Rows, episodes: Episodes, format_penalty: float) -> jax.
 
 
 def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
-    """float32[R, T]: what each turn earned (float32[B, K]) on its reply's last token."""
+    """float32[R, T]: what a turn earned (float32[B, K]) on its reply's last token."""
     # Padding is -1, which would index the last episode: looked up at 0, not used.
     looked_up = earned[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
     return jnp.where(rows.turn_end & (rows.episode >= 0), looked_up, 0.0)

@@ -42,7 +42,7 @@ def summarize(
 
 
 def summarize_worlds(episodes: Episodes, worlds: int) -> dict[str, jax.Array]:
-    """Means over each world's episodes, float32[worlds] each; NaN for a world of none."""
+    """Means over each world's episodes, float32[worlds] each; NaN of none."""
 
     def mean(values: jax.Array) -> jax.Array:
         total = jax.ops.segment_sum(
