@@ -12,7 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax import checkpoints, evaluation, loop, metrics, progress, weights
+from ragen_jax import (
+    ahead,
+    checkpoints,
+    evaluation,
+    loop,
+    metrics,
+    progress,
+    weights,
+)
 from ragen_jax import mesh as meshes
 from ragen_jax import settings as settings_lib
 from ragen_jax.checkpoints import Checkpoints
@@ -126,7 +134,8 @@ def _iterate(
     run: Run, state: TrainState, writer, sinks, signals, watch, console: Console
 ):
     """Iterations until the last; returns the state and whether a signal stopped it."""
-    settings, programs = run.settings, loop.make_programs(run)
+    settings = run.settings
+    programs = ahead.compile_ahead(run, loop.make_programs(run))
     chosen, durations = settings.evaluation, []
     validators = loop.make_evaluators(
         run, rollouts=chosen.rollouts, prompts=chosen.prompts, greedy=_greedy(settings)
