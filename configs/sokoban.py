@@ -8,6 +8,9 @@ Variants, after a colon:
   --config=configs/sokoban.py:larger       8x8 rooms with two boxes
   --config=configs/sokoban.py:newvocab     other symbols
   --config=configs/sokoban.py:coordinates  places instead of a drawing
+  --config=configs/sokoban.py:generalize   trained on 6x6 rooms, evaluated on those, on
+                                           other symbols, larger rooms and FrozenLake
+  --config=configs/sokoban.py:mix          rooms and lakes in one batch
   --config=configs/sokoban.py:smoke        two small iterations, to see that all works
   --config=configs/sokoban.py:paper        Qwen2.5-0.5B-Instruct with the settings of
                                            "RAGEN", arXiv:2504.20073; wants a GPU or TPU
@@ -20,7 +23,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = ("", "larger", "newvocab", "coordinates", "smoke", "paper")
+_VARIANTS = (
+    *("", "larger", "newvocab", "coordinates", "generalize", "mix"),
+    *("smoke", "paper"),
+)
+_NEW_SYMBOLS = ("W", ".", "G", "B", "C", "A", "@")
+_LARGER_LIMITS = dict(turns=10, actions=20)  # Half of these rooms need above 9 actions.
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -45,9 +53,27 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     if variant == "larger":
         config.env.update(size=8, boxes=2)
-        config.rollout.update(turns=10, actions=20)  # Half of these rooms need above 9.
+        config.rollout.update(_LARGER_LIMITS)
     elif variant == "newvocab":
-        config.env.symbols = ("W", ".", "G", "B", "C", "A", "@")
+        config.env.symbols = _NEW_SYMBOLS
+    elif variant == "generalize":
+        config.env.evaluate = dict(
+            sokoban=dict(name="sokoban"),
+            newvocab=dict(name="sokoban", symbols=_NEW_SYMBOLS),
+            larger=dict(name="sokoban", size=8, boxes=2, **_LARGER_LIMITS),
+            frozen_lake=dict(name="frozen_lake"),
+        )
+    elif variant == "mix":
+        config.env = ConfigDict(
+            dict(
+                name="mix",
+                thinking=True,
+                mix=dict(  # `prompts` sum up to rollout.prompts.
+                    rooms=dict(name="sokoban", prompts=4),
+                    lakes=dict(name="frozen_lake", prompts=4),
+                ),
+            )
+        )
     elif variant == "coordinates":
         config.env.observation = "coordinates"
     return config
