@@ -101,6 +101,7 @@ def prepare(settings: Settings) -> Run:
         buckets=rollout.buckets,
         shards=meshes.row_shards(mesh),
         stop_at_answer=rollout.stop_at_answer,
+        window=rollout.window_turns,
     )
     setting = Setting(config, dtype, world, dialogue, mesh, rollout.layout)
     return Run(
@@ -141,6 +142,9 @@ def compute_dtype(name: str):
 
 
 def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) -> None:
+    if settings.rollout.window_turns:
+        _check_window(settings, config, tokens, dialogue)
+        return
     needed, context = sample.longest_row(tokens, dialogue), settings.rollout.context
     parts = (
         f"a first prompt of up to {tokens.first_capacity} tokens,"
@@ -150,19 +154,45 @@ def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) ->
     if 0 < context < needed:
         raise UserError(
             f"rollout.context = {context} is too short: {parts} can need {needed}"
-            " tokens; set it to 0, which takes exactly that, or lower rollout.turns or"
-            " rollout.reply_tokens"
+            " tokens; set it to 0, which takes exactly that, lower rollout.turns or"
+            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
         )
     if needed > config.longest_context:
         raise UserError(
             f"{parts} can need {needed} tokens, more than the {config.longest_context}"
             " positions that model.path was made for; lower rollout.turns or"
-            " rollout.reply_tokens"
+            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
         )
     if context > config.longest_context:
         raise UserError(
             f"rollout.context = {context} is more than the {config.longest_context}"
             " positions that model.path was made for; set it to 0 or to fewer"
+        )
+
+
+def _check_window(settings: Settings, config: ModelConfig, tokens, dialogue) -> None:
+    rollout, positions = settings.rollout, config.longest_context
+    least = sample.longest_row(tokens, dialogue, window=1)
+    longest = sample.longest_row(tokens, dialogue, rollout.window_turns)
+    if least > positions:
+        raise UserError(
+            f"system prompt, one message and a reply of {rollout.reply_tokens} can need"
+            f" {least} tokens, more than the {positions} positions that model.path was"
+            " made for; lower rollout.reply_tokens"
+        )
+    if 0 < rollout.context < least:
+        raise UserError(
+            f"rollout.context = {rollout.context} is too short: system prompt, one"
+            f" message and a reply of {rollout.reply_tokens} can need {least} tokens;"
+            f" set it to {least} or more, or to 0 for what rollout.history ="
+            f" {rollout.history!r} can need"
+        )
+    if min(longest, rollout.context or longest) > positions:
+        raise UserError(
+            f"rollout.history = {rollout.history!r} with {rollout.window_turns} turns"
+            f" in a row can need {longest} tokens, more than the {positions} positions"
+            f" that model.path was made for; set rollout.context to {positions}, which"
+            " drops the oldest turns where they do not fit, or lower rollout.window"
         )
 
 
@@ -309,6 +339,7 @@ def _metrics(run: Run, state: TrainState, learned: Learned, seen, rollout):
 
 def make_evaluator(run: Run, *, rollouts: int, prompts: int, greedy: bool):
     """An evaluator for this run's world. See `evaluation.make_evaluator`."""
+    rollout = run.settings.rollout
     return evaluation.make_evaluator(
         run.setting,
         run.tokens,
@@ -316,7 +347,9 @@ def make_evaluator(run: Run, *, rollouts: int, prompts: int, greedy: bool):
         rollouts=rollouts,
         slots=run.settings.evaluation.slots,
         shards=meshes.row_shards(run.mesh),
-        decode_chunk=run.settings.rollout.decode_chunk,
-        buckets=run.settings.rollout.buckets,
+        context=rollout.context if rollout.window_turns else 0,
+        decode_chunk=rollout.decode_chunk,
+        buckets=rollout.buckets,
+        window=rollout.window_turns,
         greedy=greedy,
     )

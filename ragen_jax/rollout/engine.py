@@ -9,6 +9,7 @@ through the model. That is the last sampled token, or the last token fed.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from flax import struct
 
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout import keys, sampling
+from ragen_jax.rollout import keys, sampling, windows
 from ragen_jax.rollout.cache import Cache, Policy
 from ragen_jax.text import replies
 from ragen_jax.trajectory import (
@@ -50,6 +51,17 @@ class Plan:
     buckets: tuple[int, ...]  # lengths of the cache that decoding chooses from
     greedy: bool = False
     stop_at_answer: bool = False
+    window: int = 0  # most turns of a row; 0: a row holds a whole episode
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of an episode: its turns' one after the other, or one for all."""
+        return self.turns if self.window else 1
+
+    @property
+    def rows(self) -> int:
+        """R on this shard."""
+        return self.episodes * self.rows_each
 
 
 @struct.dataclass
@@ -60,6 +72,7 @@ class Prompts:
     lengths: jax.Array  # int32[groups]
     first_group: jax.Array  # int32[], index of the shard's first group in the batch
     first_episode: jax.Array  # int32[], index of its first episode in the batch
+    cuts: windows.Cuts | None = None  # read in windows alone
 
 
 @struct.dataclass
@@ -78,12 +91,15 @@ class Slots:
 
 @struct.dataclass
 class Written:
-    """Rows being written; mark = 2 * turn + (1 on reply tokens), -1 on padding."""
+    """Rows being written; mark = 2 * turn + (1 on reply tokens), -1 on padding.
 
-    tokens: jax.Array  # int32[B, T]
-    logprobs: jax.Array  # float32[B, T], nats
-    entropy: jax.Array  # float32[B, T], nats
-    mark: jax.Array  # int32[B, T]
+    In windows the reply tokens of earlier turns count as fed: they are another row's.
+    """
+
+    tokens: jax.Array  # int32[R, T]
+    logprobs: jax.Array  # float32[R, T], nats
+    entropy: jax.Array  # float32[R, T], nats
+    mark: jax.Array  # int32[R, T]
 
 
 @struct.dataclass
@@ -143,6 +159,12 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
         entropy=zeros,
         mark=jnp.where(in_prompt, 0, PADDING),
     )
+    if plan.window:
+        rows = jax.tree.map(
+            lambda x, blank: windows.make_room(x, blank, plan.turns),
+            rows,
+            Written(tokens=0, logprobs=0, entropy=0, mark=PADDING),
+        )
     slots = jnp.arange(plan.slots)
     longer = [(0, 0), (0, 0), (0, 0), (0, plan.context - width)]
     extend = lambda x: jnp.pad(x[group[: plan.slots]], longer)  # noqa: E731
@@ -221,7 +243,7 @@ def _decode_pass(
         inputs.key, episode, slots.turn, slots.sampled
     )
     drawn = sampling.sample(token_keys, logits, inputs.temperature, greedy=plan.greedy)
-    row = jnp.where(active, slots.episode, plan.episodes)  # out of range is dropped
+    row = jnp.where(active, _row(plan, slots), plan.rows)  # out of range is dropped
     at = slots.length + 1
     rows = Written(
         tokens=rows.tokens.at[row, at].set(drawn.token, mode="drop"),
@@ -278,13 +300,9 @@ def feed(
     goes_on = answer.is_used & (answer.end == UNFINISHED)
     episodes = _record_turn(plan, inputs, state.episodes, slots, answer)
 
-    # The pending token, then the message without its last, which is pending next.
-    chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
-    width = chunk.shape[1]
-    entries = jax.tree.map(lambda x: x[answer.slot], state.cache)
-    # Slots that end may stand too near the end of the context for a whole chunk.
-    place = jnp.where(goes_on, slots.length, 0)
-    fed = kv.feed(inputs.weights, policy, entries, chunk, place)
+    hear = _hear_in_window if plan.window else _hear
+    heard = hear(plan, policy, inputs, state.replace(episodes=episodes), slots, answer)
+    fed = heard.entries
 
     rank = jnp.cumsum(answer.is_used & ~goes_on) - 1
     taken_up = jnp.where(goes_on, plan.episodes, state.next_episode + rank)
@@ -298,10 +316,8 @@ def feed(
         state.cache,
         fed,
     )
-    rows = _write_message(plan, state.rows, slots, answer, goes_on, width)
     group = _local_group(plan, inputs.prompts, jnp.where(is_new, taken_up, 0))
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    last = _last_token(answer.tokens, answer.length)
     blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
     after = Slots(
         status=jnp.where(goes_on | is_new, DECODING, IDLE),
@@ -309,8 +325,8 @@ def feed(
             goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)
         ),
         turn=jnp.where(goes_on, slots.turn + 1, 0),
-        length=jnp.where(goes_on, slots.length + answer.length, lengths - 1),
-        pending=jnp.where(goes_on, last, _last_token(prompts, lengths)),
+        length=jnp.where(goes_on, heard.length, lengths - 1),
+        pending=jnp.where(goes_on, heard.pending, _last_token(prompts, lengths)),
         sampled=jnp.zeros_like(slots.sampled),
         reply=jax.tree.map(
             lambda b, x: jnp.broadcast_to(b, x.shape), blank, slots.reply
@@ -325,10 +341,10 @@ def feed(
     state = state.replace(
         slots=new_slots,
         cache=cache,
-        rows=rows,
+        rows=heard.rows,
         episodes=episodes,
         next_episode=state.next_episode + started,
-        feed_passes=state.feed_passes + 1,
+        feed_passes=state.feed_passes + heard.passes,
     )
     return state, jnp.where(is_new, taken_up, -1)
 
@@ -341,7 +357,7 @@ def finish(
     is_reply = (written.mark >= 0) & (written.mark % 2 == 1)
     turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
     following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
-    episode = inputs.prompts.first_episode + jnp.arange(plan.episodes)
+    episode = inputs.prompts.first_episode + jnp.arange(plan.rows) // plan.rows_each
     rows = Rows(
         tokens=written.tokens,
         is_reply=is_reply,
@@ -352,7 +368,7 @@ def finish(
         ),
         turn=turn,
         turn_end=is_reply & (following != written.mark),
-        policy_version=jnp.full(plan.episodes, policy_version, jnp.int32),
+        policy_version=jnp.full(plan.rows, policy_version, jnp.int32),
     )
     return rows, state.episodes
 
@@ -371,6 +387,87 @@ def _record_turn(plan, inputs, episodes: Episodes, slots: Slots, answer: Answer)
         actions=at_turn(episodes.actions, answer.taken),
         reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
         reply_end=at_turn(episodes.reply_end, slots.reply_end),
+    )
+
+
+@struct.dataclass
+class _Heard:
+    """What W slots know once the world has answered; of those that go on."""
+
+    entries: Cache  # of W slots
+    rows: Written  # all of them
+    length: jax.Array  # int32[W], tokens in the cache
+    pending: jax.Array  # int32[W], the token after those
+    passes: jax.Array  # int32[], over the W slots
+
+
+def _hear(
+    plan: Plan,
+    policy: Policy,
+    inputs: Inputs,
+    state: RolloutState,
+    slots: Slots,
+    answer: Answer,
+) -> _Heard:
+    """Adds the messages to the slots' rows and caches."""
+    goes_on = answer.is_used & (answer.end == UNFINISHED)
+    # The pending token, then the message without its last, which is pending next.
+    chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
+    entries = jax.tree.map(lambda x: x[answer.slot], state.cache)
+    # Slots that end may stand too near the end of the context for a whole chunk.
+    place = jnp.where(goes_on, slots.length, 0)
+    return _Heard(
+        entries=kv.feed(inputs.weights, policy, entries, chunk, place),
+        rows=_write_message(plan, state.rows, slots, answer, goes_on, chunk.shape[1]),
+        length=slots.length + answer.length,
+        pending=_last_token(answer.tokens, answer.length),
+        passes=jnp.ones((), jnp.int32),
+    )
+
+
+def _hear_in_window(
+    plan: Plan,
+    policy: Policy,
+    inputs: Inputs,
+    state: RolloutState,
+    slots: Slots,
+    answer: Answer,
+) -> _Heard:
+    """Begins the rows of the next turns, without the turns that fall out of them."""
+    goes_on = answer.is_used & (answer.end == UNFINISHED)
+    rows, prompts = state.rows, inputs.prompts
+    row = jnp.where(goes_on, _row(plan, slots), 0)
+    episode = jnp.where(goes_on, slots.episode, 0)
+    closing = windows.closing_before(prompts.cuts, state.episodes.reply_end[episode])
+    new, kept = jax.vmap(
+        functools.partial(windows.next_row, plan.window, plan.reply_tokens)
+    )(
+        windows.Row(rows.tokens[row], rows.mark[row], slots.length + 1),
+        slots.turn,
+        prompts.cuts.opening[_local_group(plan, prompts, episode)],
+        closing,
+        windows.Message(answer.tokens, answer.length),
+    )
+    # What is kept is in the cache, but for the token that was pending.
+    entries, passes = windows.prefill(
+        inputs.weights,
+        policy,
+        jax.tree.map(lambda x: x[answer.slot], state.cache),
+        new.tokens,
+        jnp.where(goes_on, jnp.minimum(kept, slots.length), 0),
+        jnp.where(goes_on, new.length - 1, 0),
+        answer.tokens.shape[1],
+    )
+    where = jnp.where(goes_on, row + 1, plan.rows)
+    return _Heard(
+        entries=entries,
+        rows=rows.replace(
+            tokens=rows.tokens.at[where].set(new.tokens, mode="drop"),
+            mark=rows.mark.at[where].set(new.mark, mode="drop"),
+        ),
+        length=new.length - 1,
+        pending=_last_token(new.tokens, new.length),
+        passes=jnp.maximum(passes, 1),
     )
 
 
@@ -413,6 +510,13 @@ def _blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
         reply_tokens=turn,
         reply_end=turn,
     )
+
+
+def _row(plan: Plan, slots: Slots) -> jax.Array:
+    """int32[S], the row on this shard that a slot writes to."""
+    if not plan.window:
+        return slots.episode
+    return slots.episode * plan.rows_each + slots.turn
 
 
 def _local_group(plan: Plan, prompts: Prompts, episode: jax.Array) -> jax.Array:

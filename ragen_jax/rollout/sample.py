@@ -15,7 +15,7 @@ from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout import engine, keys, turns
+from ragen_jax.rollout import engine, keys, turns, windows
 from ragen_jax.rollout.engine import Answer, Inputs, Plan, Prompts, RolloutState
 from ragen_jax.text import replies
 from ragen_jax.text.dialogue import (
@@ -81,6 +81,7 @@ def make_plan(
     shards: int,
     greedy: bool = False,
     stop_at_answer: bool = False,
+    window: int = 0,
 ) -> Plan:
     """Sizes of one shard's rollout.
 
@@ -88,16 +89,19 @@ def make_plan(
       tokens, dialogue: the texts, for their capacities and limits.
       prompts, group_size: P and N of the whole batch.
       slots: of the whole batch; 0 means one for every episode.
-      context: T; 0 means `longest_row`.
+      context: T; 0 means `longest_row`. In windows a shorter one drops turns, and
+        what is longer is left out.
       decode_chunk: decode passes between looks at the predicate.
       buckets: how many cache lengths to compile for.
       shards: how many devices share the batch; divides the episodes.
       greedy: take the likeliest token.
       stop_at_answer: end a reply at `</answer>`.
+      window: most turns of a row; 0: a row holds a whole episode.
     """
     episodes = prompts * group_size // shards
     limits = dialogue.limits
-    context = context or longest_row(tokens, dialogue)
+    longest = longest_row(tokens, dialogue, window)
+    context = min(context, longest) if context and window else context or longest
     slots = min(episodes, -(-slots // shards)) if slots else episodes
     step = -(-context // buckets)
     lengths = {min(context, step * (i + 1)) for i in range(buckets)}
@@ -117,14 +121,18 @@ def make_plan(
         buckets=tuple(sorted(lengths)),
         greedy=greedy,
         stop_at_answer=stop_at_answer,
+        window=window,
     )
 
 
-def longest_row(tokens: DialogueTokens, dialogue: Dialogue) -> int:
-    """T that the first prompt and all turns can need at most, in tokens."""
-    limits = dialogue.limits
-    turns = limits.turns * limits.reply_tokens
-    return tokens.first_capacity + turns + (limits.turns - 1) * tokens.next_capacity
+def longest_row(tokens: DialogueTokens, dialogue: Dialogue, window: int = 0) -> int:
+    """T that the first prompt and all turns can need at most, in tokens.
+
+    Args:
+      tokens, dialogue: the texts.
+      window: most turns of a row; 0: a row holds a whole episode.
+    """
+    return windows.longest_row(tokens, dialogue, window or dialogue.limits.turns)
 
 
 def make_rollout(setting: Setting, plan: Plan) -> Callable[..., Rollout]:
@@ -204,6 +212,8 @@ def _shard_rollout(
     )
     levels = jax.vmap(world.reset, (0, None))(level_keys, call.split)
     prompts = _first_prompts(setting, tokens, levels, first_group, first_episode)
+    if plan.window:
+        prompts = prompts.replace(cuts=windows.make_cuts(tokens, plan.groups))
     inputs = Inputs(
         weights=weights,
         prompts=prompts,

@@ -215,6 +215,22 @@ def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:
     return tuple(opening.tolist())
 
 
+def opening_length(tokens: DialogueTokens) -> jax.Array:
+    """int32[], tokens of the system prompt with what stands before the first message.
+
+    Any message may follow it directly, without the tokens that close a reply.
+    """
+    return tokens.phrases.lengths[_OPEN]
+
+
+def closing_lengths(tokens: DialogueTokens) -> jax.Array:
+    """int32[2], leading tokens of a later message that close the reply before it.
+
+    First after a reply that was cut off, then after one that sampled its end of turn.
+    """
+    return tokens.phrases.lengths[jnp.array([_CLOSE_AND_OPEN, _OPEN_AFTER_STOP])]
+
+
 def _capacities(dialogue: Dialogue, world: World, lengths) -> tuple[int, int]:
     """Most tokens that a first and a later message can have."""
     ours = lengths[: dialogue.world_offset]
