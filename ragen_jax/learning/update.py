@@ -116,7 +116,9 @@ class _Learner:
         def minibatch(index, carry):
             new, sums, norms, made, order = carry
             if self.settings.rollout.window_turns:
-                picked = self._even_share(batch, order, index, real_rows, count)
+                picked = even_share(
+                    batch, order, index, count, real_rows, chosen.minibatch
+                )
             else:
                 rows = jax.lax.dynamic_slice_in_dim(
                     order, index * chosen.minibatch, chosen.minibatch
@@ -134,24 +136,6 @@ class _Learner:
         norms = (jnp.zeros(()), jnp.zeros(()))
         carry = (old, _no_sums(), norms, _Made(zero, zero, zero))
         return jax.lax.fori_loop(0, chosen.epochs, epoch, carry)
-
-    def _even_share(self, batch: Batch, order, index, real_rows, count) -> Batch:
-        """Minibatch `index` of `count` that have one row more than another at most.
-
-        How many turns were played is up to the episodes: cut into whole minibatches,
-        the last could hold a single row, and yet make as large a step as the others.
-        """
-        minibatch = self.settings.optimizer.minibatch
-        start, end = (real_rows * i // count for i in (index, index + 1))
-        rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
-        is_own = jnp.arange(minibatch) < end - start
-        picked = jax.tree.map(lambda x: x[rows], batch)
-        # The others' rows become padding.
-        picked = picked.replace(
-            is_reply=picked.is_reply & is_own[:, None],
-            weight=jnp.where(is_own, picked.weight, 0),
-        )
-        return _longest_first(picked, jnp.arange(minibatch))
 
     def _one_update(self, old: TrainState, picked: Batch, sums, norms, made):
         """Accumulates the gradients of one minibatch and applies them."""
@@ -281,6 +265,36 @@ def _step(optimizer, gradient, old_state, parameters, should_apply):
         jax.tree.map(choose, new, parameters),
         jax.tree.map(choose, new_state, old_state),
     )
+
+
+def even_share(
+    batch: Batch,
+    order: jax.Array,
+    index: jax.Array,
+    count: jax.Array,
+    real_rows: jax.Array,
+    minibatch: int,
+) -> Batch:
+    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
+
+    How many turns are played is up to the episodes: cut into whole minibatches the last
+    could hold a single row, and yet make as large a step as the others.
+
+    Args:
+      batch: C rows, enough for `count` whole minibatches.
+      order: int32[C], the `real_rows` rows of weight 1 in front.
+      index, count, real_rows: int32[].
+      minibatch: rows of the result, of which the last are padding; static.
+    """
+    start, end = (real_rows * i // count for i in (index, index + 1))
+    rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
+    is_own = jnp.arange(minibatch) < end - start
+    picked = jax.tree.map(lambda x: x[rows], batch)
+    picked = picked.replace(
+        is_reply=picked.is_reply & is_own[:, None],
+        weight=jnp.where(is_own, picked.weight, 0),
+    )
+    return _longest_first(picked, jnp.arange(minibatch))
 
 
 def _longest_first(batch: Batch, rows: jax.Array) -> Batch:

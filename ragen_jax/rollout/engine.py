@@ -301,7 +301,15 @@ def feed(
     episodes = _record_turn(plan, inputs, state.episodes, slots, answer)
 
     hear = _hear_in_window if plan.window else _hear
-    heard = hear(plan, policy, inputs, state.replace(episodes=episodes), slots, answer)
+    heard = hear(
+        plan,
+        policy,
+        inputs,
+        state.replace(episodes=episodes),
+        slots,
+        answer,
+        goes_on,
+    )
     fed = heard.entries
 
     rank = jnp.cumsum(answer.is_used & ~goes_on) - 1
@@ -357,7 +365,9 @@ def finish(
     is_reply = (written.mark >= 0) & (written.mark % 2 == 1)
     turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
     following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
-    episode = inputs.prompts.first_episode + jnp.arange(plan.rows) // plan.rows_each
+    episode = inputs.prompts.first_episode + jnp.arange(plan.episodes)
+    if plan.window:
+        episode = jnp.repeat(episode, plan.rows_each)
     rows = Rows(
         tokens=written.tokens,
         is_reply=is_reply,
@@ -398,7 +408,7 @@ class _Heard:
     rows: Written  # all of them
     length: jax.Array  # int32[W], tokens in the cache
     pending: jax.Array  # int32[W], the token after those
-    passes: jax.Array  # int32[], over the W slots
+    passes: jax.Array | int  # int32[], over the W slots
 
 
 def _hear(
@@ -408,9 +418,9 @@ def _hear(
     state: RolloutState,
     slots: Slots,
     answer: Answer,
+    goes_on: jax.Array,
 ) -> _Heard:
     """Adds the messages to the slots' rows and caches."""
-    goes_on = answer.is_used & (answer.end == UNFINISHED)
     # The pending token, then the message without its last, which is pending next.
     chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
     entries = jax.tree.map(lambda x: x[answer.slot], state.cache)
@@ -421,7 +431,7 @@ def _hear(
         rows=_write_message(plan, state.rows, slots, answer, goes_on, chunk.shape[1]),
         length=slots.length + answer.length,
         pending=_last_token(answer.tokens, answer.length),
-        passes=jnp.ones((), jnp.int32),
+        passes=1,
     )
 
 
@@ -432,9 +442,9 @@ def _hear_in_window(
     state: RolloutState,
     slots: Slots,
     answer: Answer,
+    goes_on: jax.Array,
 ) -> _Heard:
     """Begins the rows of the next turns, without the turns that fall out of them."""
-    goes_on = answer.is_used & (answer.end == UNFINISHED)
     rows, prompts = state.rows, inputs.prompts
     row = jnp.where(goes_on, _row(plan, slots), 0)
     episode = jnp.where(goes_on, slots.episode, 0)

@@ -50,18 +50,12 @@ def make_cuts(tokens: DialogueTokens, groups: int) -> Cuts:
 
 
 def longest_row(tokens: DialogueTokens, texts: Dialogue, window: int) -> int:
-    """T that `window` turns of an episode can need at most, in tokens. Host side.
-
-    It is `sample.longest_row` where the window holds the whole episode.
-    """
+    """T that `window` turns of an episode can need at most, in tokens."""
     limits = texts.limits
     turns = min(window, limits.turns)
-    first = tokens.first_capacity
-    if turns < limits.turns:
-        # The oldest message stands behind the system prompt, with feedback on a turn
-        # that the window does not show.
-        closing = int(dialogue.closing_lengths(tokens).max())
-        first = int(dialogue.opening_length(tokens)) + tokens.next_capacity - closing
+    # With feedback on a turn before, unless the window never leaves the first.
+    is_whole = turns == limits.turns
+    first = tokens.first_capacity if is_whole else tokens.window_capacity
     return first + turns * limits.reply_tokens + (turns - 1) * tokens.next_capacity
 
 
