@@ -122,7 +122,7 @@ def read(
       episodes: B episodes, host arrays.
       first_episode: what `rows.episode` calls the first of them.
     """
-    row_of = _rows_of_turns(rows)
+    row_of = rows_of_turns(rows)
     rollouts: dict[int, int] = {}
     found = []
     for index, level in enumerate(episodes.group.tolist()):
@@ -145,7 +145,7 @@ def read(
     return found
 
 
-def _rows_of_turns(rows: Rows) -> dict[tuple[int, int], int]:
+def rows_of_turns(rows: Rows) -> dict[tuple[int, int], int]:
     """Which row holds the reply of an episode's turn."""
     row, place = np.nonzero(rows.turn_end)
     ends = zip(rows.episode[row, place], rows.turn[row, place], row, strict=True)

@@ -18,9 +18,13 @@ EPISODES, TURNS, REPLY_TOKENS = 16, 4, 5
 
 CASES = {
     "two turns": dict(window=2),
-    "one turn, greedy": dict(window=1, slots=5, greedy=True),
-    # In a context in which three turns sometimes fit, and all four never do.
-    "what fits": dict(window=TURNS, slots=7, spare=-20),
+    # The first two turns take up exactly this; two later ones, told of a reward, more.
+    "what fits, greedy": dict(window=TURNS, context=262, slots=5, greedy=True),
+}
+# By case: (turn, turns of its row).
+HELD = {
+    "two turns": {(0, 1), (1, 2), (2, 2), (3, 2)},
+    "what fits, greedy": {(0, 1), (1, 2), (2, 1), (3, 1)},
 }
 
 
@@ -36,11 +40,7 @@ def sampled(scene):
 
     def get(name: str):
         if name not in made:
-            sizes = dict(CASES[name])
-            if "spare" in sizes:
-                longest = sample.longest_row(scene.tokens, scene.dialogue, 3)
-                sizes["context"] = longest + sizes.pop("spare")
-            plan = scene.plan(**sizes)
+            plan = scene.plan(**CASES[name])
             program = models.compile_rollout(scene, plan)
             record = program(scene.parameters, scene.tokens, models.call())
             made[name] = plan, jax.device_get(record)
@@ -56,7 +56,7 @@ def test_rows_equal_windows_put_together_in_plain_python(scene, sampled, case):
     rows, host = record.rows, Host(scene)
     assert rows.tokens.shape == (EPISODES * TURNS, plan.context)
     key = keys.iteration_key(np.uint32(0), models.call().split, 2)
-    row_of = transcripts._rows_of_turns(rows)
+    row_of = transcripts.rows_of_turns(rows)
     assert len(row_of) == record.episodes.turns.sum()
     held = set()
     for index in range(EPISODES):
@@ -68,7 +68,7 @@ def test_rows_equal_windows_put_together_in_plain_python(scene, sampled, case):
             replies.append(row.tokens[row.is_reply].tolist())
             messages.append(message)
             oldest = _check_row(host, plan, row, index, messages, replies)
-            held.add(turn - oldest + 1)
+            held.add((turn, turn - oldest + 1))
             reward, _, _ = game.play(replies[-1])
             assert reward == record.episodes.reward[index, turn]
             message = game.next_message(replies[-1], reward)
@@ -76,7 +76,7 @@ def test_rows_equal_windows_put_together_in_plain_python(scene, sampled, case):
             record.episodes.turns[index],
             record.episodes.end[index],
         )
-    assert held == set(range(1, min(plan.window, 3) + 1))
+    assert held == HELD[case]
     # Turns that were never played have rows that hold nothing.
     unplayed = (rows.episode == PADDING).all(axis=1)
     assert unplayed.sum() == len(unplayed) - len(row_of) > 0
@@ -136,7 +136,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
     found = jax.device_get(program(scene.parameters, scene.tokens, models.call()))
     full = jax.device_get(models.sample_usual())
     jax.tree.map(np.testing.assert_array_equal, found.episodes, full.episodes)
-    for (episode, turn), row in transcripts._rows_of_turns(found.rows).items():
+    for (episode, turn), row in transcripts.rows_of_turns(found.rows).items():
         one, whole = (
             jax.tree.map(lambda x, i=i: x[i], record.rows)
             for record, i in ((found, row), (full, episode))
@@ -160,7 +160,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
 
 
 def test_transcripts_of_windows_hold_every_message_and_reply(scene, sampled):
-    _, record = sampled("one turn, greedy")
+    _, record = sampled("what fits, greedy")
     reader = transcripts.make_reader(
         scene.tokenizer, scene.world, scene.dialogue, "the test's model"
     )
