@@ -42,7 +42,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.lora = dict(rank=0, alpha=64.0, targets="all")
     config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all that the others leave.
     config.rollout = _rollout()
-    config.reward = dict(format_penalty=-0.1)  # On each turn with an invalid reply.
+    config.reward = _reward()
     _learning(config)
 
     config.evaluation = dict(
@@ -95,6 +95,18 @@ def _rollout() -> dict:
         layout="replicated",  # or "tensor", for weights too large for one device.
         decode_chunk=8,  # Tokens between two looks at whether all are done.
         buckets=4,  # Lengths of the cache that decoding chooses from.
+    )
+
+
+def _reward() -> dict:
+    return dict(
+        format_penalty=-0.1,  # On each turn with an invalid reply.
+        length_bonus=0.0,  # On each turn whose thought has a length within these:
+        length_low=8,  # tokens
+        length_high=32,
+        grounding=0.0,  # Times the share of the places that a thought names rightly.
+        normalize="none",  # or "mean", "mean_std", "asym_clip": an episode's return,
+        normalize_by="state",  # within its group; or "batch", "environment".
     )
 
 

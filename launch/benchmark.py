@@ -27,7 +27,7 @@ def main() -> None:
     common.start_jax(settings.deterministic)
     import jax
 
-    from ragen_jax import loop, training, weights, worldspeed
+    from ragen_jax import ahead, loop, training, weights, worldspeed
 
     with common.user_mistakes():
         run = loop.prepare(settings)
@@ -35,13 +35,16 @@ def main() -> None:
     figures = _ceilings()
     matmul, copy = figures.values()
     figures["world steps/s"] = worldspeed.steps_per_second(
-        run.world, batch=1024, steps=1000
+        run.scenes[0].world, batch=1024, steps=1000
     )
-    figures["world resets/s"] = worldspeed.resets_per_second(run.world, batch=1024)
+    figures["world resets/s"] = worldspeed.resets_per_second(
+        run.scenes[0].world, batch=1024
+    )
     if (peer := _gymnasium_steps()) is not None:
         figures["Gymnasium steps/s"] = peer
-    programs, state = loop.make_programs(run), weights.new_state(run)
+    state = weights.new_state(run)
     started = time.perf_counter()
+    programs = ahead.compile_ahead(run, loop.make_programs(run))
     state, _, _ = loop.iterate(run, programs, state)
     figures["first iteration, s"] = time.perf_counter() - started
     rows = []

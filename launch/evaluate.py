@@ -23,7 +23,7 @@ import common
 from absl import flags
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.settings import Settings, UserError
+from ragen_jax.settings import Settings, UserError, WorldSettings
 
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
 _CONFIG = common.define_config(_DEFAULT)
@@ -31,6 +31,9 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's fol
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face folder, or 'tiny'.")
 _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "planner"], "Who plays."
+)
+_WORLD = flags.DEFINE_string(
+    "world", None, "Label of one of several worlds; default: the first evaluated."
 )
 _PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels.", lower_bound=1)
 _ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes a level.", lower_bound=1)
@@ -147,10 +150,24 @@ def _is_overridden() -> bool:
 def _subject() -> Subject:
     """What the flags ask for, with the seed that they ask for."""
     subject = _from_checkpoint() if _CHECKPOINT.value else _from_config()
-    if _SEED.value is None:
-        return subject
-    settings = dataclasses.replace(subject.settings, seed=_SEED.value)
+    settings = subject.settings.alone(_chosen_world(subject.settings))
+    if _SEED.value is not None:
+        settings = dataclasses.replace(settings, seed=_SEED.value)
     return dataclasses.replace(subject, settings=settings)
+
+
+def _chosen_world(settings: Settings) -> WorldSettings:
+    """The world of several that --world names; the first where it names none."""
+    worlds = {world.label: world for world in settings.evaluated_worlds()}
+    worlds |= {w.label: w for w in settings.worlds() if w.label not in worlds}
+    if _WORLD.value is None:
+        return next(iter(worlds.values()))
+    if _WORLD.value not in worlds:
+        raise UserError(
+            f"--world={_WORLD.value} is none of these settings' worlds: choose one of"
+            f" {', '.join(worlds)}"
+        )
+    return worlds[_WORLD.value]
 
 
 def _from_config() -> Subject:
@@ -216,7 +233,7 @@ def _default_name(subject: Subject) -> str:
     """Tells apart what gives different results; the same evaluation, the same name."""
     settings, is_model = subject.settings, _POLICY.value == "model"
     parts = [
-        settings.env.name,
+        _WORLD.value or Path(settings.env.name).stem,
         subject.name if is_model else _POLICY.value,
         f"{_SPLIT.value}{_PROMPTS.value}x{_ROLLOUTS.value}",
         f"seed{settings.seed}",
@@ -239,8 +256,10 @@ def _play_model(subject: Subject, console, is_first: bool):
 
     with common.user_mistakes():
         run = loop.prepare(subject.settings)
-        where = run.source.name
-        reader = transcripts.make_reader(run.tokenizer, run.world, run.dialogue, where)
+        scene, tokens = run.scenes[0], run.tokens[0]
+        reader = transcripts.make_reader(
+            run.tokenizer, scene.world, scene.dialogue, run.source.name
+        )
         if subject.step is None:
             actor = weights.load_parameters(run, value_head=False)
         else:
@@ -248,6 +267,8 @@ def _play_model(subject: Subject, console, is_first: bool):
         out = _prepare_out(subject)  # Last, so that a mistake leaves no folder behind.
     evaluator = loop.make_evaluator(
         run,
+        scene,
+        tokens,
         rollouts=_ROLLOUTS.value,
         prompts=_PROMPTS.value,
         greedy=_TEMPERATURE.value == 0,
@@ -276,26 +297,27 @@ def _play_model(subject: Subject, console, is_first: bool):
             on_batch=on_batch,
         )
     if shown:
-        system = run.dialogue.system.replace("\n", "\n    ")
+        system = scene.dialogue.system.replace("\n", "\n    ")
         console.line("\n\n".join([f"System prompt\n    {system}", *shown, ""]))
     return score, subject.who, out
 
 
 def _play_baseline(subject: Subject, console):
     """Plays with a baseline; gives its score, who it is, and what to write beside."""
-    from ragen_jax import baselines, evaluation, loop
+    from ragen_jax import baselines, envs, evaluation
     from ragen_jax.envs.base import SPLITS
 
     settings = subject.settings
     with common.user_mistakes():
-        world = loop.make_world(settings)
-        baseline = baselines.make_baseline(_POLICY.value, world, settings)
+        chosen = settings.worlds()[0]
+        world = envs.make(chosen.name, chosen.options)
+        baseline = baselines.make_baseline(_POLICY.value, world, chosen)
         out = _prepare_out(subject)
     console.status("playing ...")
     episodes = baselines.play(
         world,
         baseline,
-        actions=settings.rollout.actions,
+        actions=chosen.actions,
         prompts=_PROMPTS.value,
         rollouts=_ROLLOUTS.value,
         split=SPLITS.index(_SPLIT.value),

@@ -18,7 +18,7 @@ from ragen_jax.envs.base import World
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.planning import slip_values
 from ragen_jax.rollout import keys, turns
-from ragen_jax.settings import Settings, UserError, world_settings
+from ragen_jax.settings import UserError, WorldSettings, world_settings
 from ragen_jax.text.dialogue import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, NO_REPLY, UNFINISHED, Episodes
 
@@ -35,13 +35,13 @@ class Baseline:
     act: Callable[[jax.Array, Any, Any, jax.Array], jax.Array]
 
 
-def make_baseline(name: str, world: World, settings: Settings) -> Baseline:
+def make_baseline(name: str, world: World, chosen: WorldSettings) -> Baseline:
     """The baseline of that name for a world.
 
     Args:
       name: one of NAMES.
-      world: of `settings`.
-      settings: of the run that the baseline is compared with.
+      world: made from `chosen`.
+      chosen: of the run that the baseline is compared with, limits filled in.
 
     Raises:
       UserError: if the world has no such baseline.
@@ -53,7 +53,7 @@ def make_baseline(name: str, world: World, settings: Settings) -> Baseline:
             f"--policy={name}: env.name = {world.name!r} has no planner, only"
             f" {', '.join(_PLANNERS)} has: choose --policy=random"
         )
-    return _PLANNERS[world.name](settings)
+    return _PLANNERS[world.name](chosen.options, chosen.actions)
 
 
 def _random_player(world: World) -> Baseline:
@@ -65,13 +65,12 @@ def _random_player(world: World) -> Baseline:
     )
 
 
-def _lake_planner(settings: Settings) -> Baseline:
+def _lake_planner(options, actions: int) -> Baseline:
     """The best policy there is: finite-horizon value iteration over the true slip."""
-    lake = world_settings(settings.env.options, FrozenLake)
-    horizon = settings.rollout.actions
+    lake = world_settings(options, FrozenLake)
 
     def study(state):
-        return slip_values(state.tiles, lake.success_probability, horizon)[1]
+        return slip_values(state.tiles, lake.success_probability, actions)[1]
 
     def act(key, best, state, left):
         return best[left, state.player[0], state.player[1]]
@@ -165,4 +164,6 @@ def _play_one(
         actions=acted.astype(jnp.int32),
         reply_tokens=jnp.zeros(limits.turns, jnp.int32),
         reply_end=jnp.where(acted, END_OF_TURN, NO_REPLY),
+        thought_tokens=jnp.zeros(limits.turns, jnp.int32),
+        grounded=jnp.zeros(limits.turns, jnp.float32),
     )

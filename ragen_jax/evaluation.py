@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.sample import Call, Rollout, Setting
+from ragen_jax.rollout.scenes import Scene, SceneTokens
 from ragen_jax.settings import MeshSettings, Settings, SettingsError, check_devices
 from ragen_jax.text.dialogue import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
@@ -61,13 +62,14 @@ class Evaluator:
     """A compiled rollout for evaluation, and the batches to run it in."""
 
     rollout: Callable[..., Rollout]
-    tokens: DialogueTokens
+    tokens: SceneTokens
     prompts: int  # P in one call
     rollouts: int  # n episodes from each
 
 
 def make_evaluator(
     setting: Setting,
+    scene: Scene,
     tokens: DialogueTokens,
     *,
     prompts: int,
@@ -83,7 +85,8 @@ def make_evaluator(
     """Compiles nothing yet.
 
     Args:
-      setting, tokens: as for training rollouts.
+      setting: as for training rollouts; its scenes are not read.
+      scene, tokens: the world to play, and its texts' tokens.
       prompts: P of the smallest evaluation wanted.
       rollouts: n.
       slots: episodes decoded at a time, if devices can share so few; 0: all.
@@ -93,10 +96,11 @@ def make_evaluator(
       context, window: as for `sample.make_plan`.
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
+    scene = dataclasses.replace(scene, prompts=each)
+    setting = dataclasses.replace(setting, scenes=(scene,))
     plan = sample.make_plan(
-        tokens,
-        setting.dialogue,
-        prompts=each,
+        (scene,),
+        (tokens,),
         group_size=rollouts,
         slots=0,
         context=context,
@@ -106,7 +110,7 @@ def make_evaluator(
         greedy=greedy,
         window=window,
     )
-    return Evaluator(sample.make_rollout(setting, plan), tokens, each, rollouts)
+    return Evaluator(sample.make_rollout(setting, plan), (tokens,), each, rollouts)
 
 
 def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:

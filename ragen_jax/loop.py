@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax import evaluation, weights
+from ragen_jax import envs, evaluation, weights
 from ragen_jax import mesh as meshes
-from ragen_jax.envs import SETTINGS, WORLDS
-from ragen_jax.envs.base import TRAIN, World, check_world
+from ragen_jax.envs.base import TRAIN
 from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
-from ragen_jax.learning.summary import summarize
+from ragen_jax.learning.summary import summarize, summarize_worlds
 from ragen_jax.learning.update import Learned, UpdatePlan, make_update
 from ragen_jax.models import lora, sources
 from ragen_jax.models.config import ModelConfig
@@ -30,14 +30,14 @@ from ragen_jax.models.sources import Source
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
-from ragen_jax.settings import Settings, UserError, check_devices, world_settings
+from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening, longest_row
+from ragen_jax.settings import Settings, UserError, WorldSettings, check_devices
 from ragen_jax.text import chat, replies
+from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import (
-    Dialogue,
     DialogueTokens,
     TurnLimits,
     make_dialogue,
-    opening_tokens,
     tokenize_dialogue,
 )
 
@@ -53,21 +53,25 @@ class Run:
     mesh: Mesh
     config: ModelConfig
     tokenizer: PreTrainedTokenizerFast
-    world: World
-    dialogue: Dialogue
-    tokens: DialogueTokens
-    setting: Setting
+    pieces: ChatPieces
+    setting: Setting  # with the scenes that training samples
+    tokens: SceneTokens  # of those
     plan: Plan
     dtype: Any  # of the transformers' computation
     source: Source  # of the model
     adapters: lora.Adapters | None  # None: all weights are trained
+
+    @property
+    def scenes(self) -> tuple[Scene, ...]:
+        """The worlds of a training batch."""
+        return self.setting.scenes
 
 
 def prepare(settings: Settings) -> Run:
     """Reads texts and shapes, and checks all that can be checked before compiling.
 
     Raises:
-      UserError: if devices, model, tokenizer, world and settings do not fit together.
+      UserError: if devices, model, tokenizer, worlds and settings do not fit together.
     """
     sizes = check_devices(settings, jax.device_count())
     mesh = meshes.make_mesh(**sizes)
@@ -79,21 +83,18 @@ def prepare(settings: Settings) -> Run:
             f"{source.name}: the tokenizer has {len(tokenizer)} tokens but the model"
             f" has vocab_size = {config.vocabulary}; take both from one model"
         )
-    world = make_world(settings)
     rollout = settings.rollout
-    limits = TurnLimits(
-        rollout.turns, rollout.actions_per_turn, rollout.actions, rollout.reply_tokens
-    )
     pieces = chat.cut_pieces(tokenizer, source.name)
-    dialogue = make_dialogue(world, limits, pieces, thinking=settings.env.thinking)
-    tokens = tokenize_dialogue(dialogue, world, pieces, tokenizer, config.vocabulary)
-    _check_context(settings, config, tokens, dialogue)
-    _check_reply(settings, tokens)
+    texts = functools.partial(_make_scene, settings, config, pieces, tokenizer)
+    section = "env.mix" if settings.env.mix else ""
+    made = [texts(world, section) for world in settings.worlds()]
+    scenes, tokens = zip(*made, strict=True)
+    for world in settings.env.evaluate:  # Refused now if wrong; made again when due.
+        texts(world, "env.evaluate")
     dtype = compute_dtype(settings.model.compute_dtype)
     plan = sample.make_plan(
+        scenes,
         tokens,
-        dialogue,
-        prompts=rollout.prompts,
         group_size=rollout.group_size,
         slots=rollout.slots,
         context=rollout.context,
@@ -103,16 +104,15 @@ def prepare(settings: Settings) -> Run:
         stop_at_answer=rollout.stop_at_answer,
         window=rollout.window_turns,
     )
-    setting = Setting(config, dtype, world, dialogue, mesh, rollout.layout)
+    grounding = settings.reward.grounding > 0
     return Run(
         settings=settings,
         mesh=mesh,
         config=config,
         tokenizer=tokenizer,
-        world=world,
-        dialogue=dialogue,
+        pieces=pieces,
+        setting=Setting(config, dtype, scenes, mesh, rollout.layout, grounding),
         tokens=tokens,
-        setting=setting,
         plan=plan,
         dtype=dtype,
         source=source,
@@ -120,18 +120,57 @@ def prepare(settings: Settings) -> Run:
     )
 
 
-def make_world(settings: Settings) -> World:
-    """The world of `env`, with its own settings read and checked."""
-    name = settings.env.name
-    if name not in WORLDS:
-        raise UserError(f"env.name = {name!r} is unknown; choose one of {list(WORLDS)}")
-    chosen = world_settings(settings.env.options, SETTINGS[name])
-    try:
-        world = WORLDS[name](chosen)
-        check_world(world)
-    except ValueError as error:
-        raise UserError(str(error).replace(f"{name}.", "env.", 1)) from None
-    return world
+def _make_scene(
+    settings: Settings,
+    config: ModelConfig,
+    pieces: ChatPieces,
+    tokenizer: PreTrainedTokenizerFast,
+    chosen: WorldSettings,
+    section: str,
+) -> tuple[Scene, DialogueTokens]:
+    """A world with its texts and their tokens, checked against the model.
+
+    Args:
+      chosen: the world, with its limits.
+      section: "env.mix" or "env.evaluate", where its settings stand; "" for `env`.
+    """
+    world = envs.make(
+        chosen.name,
+        chosen.options,
+        f"{section}.{chosen.label}." if section else "env.",
+    )
+    limits = TurnLimits(
+        chosen.turns,
+        chosen.actions_per_turn,
+        chosen.actions,
+        settings.rollout.reply_tokens,
+    )
+    dialogue = make_dialogue(world, limits, pieces, thinking=settings.env.thinking)
+    tokens = tokenize_dialogue(
+        dialogue,
+        world,
+        pieces,
+        tokenizer,
+        config.vocabulary,
+        with_text=settings.reward.grounding > 0,
+    )
+    scene = Scene(chosen.label, world, dialogue, chosen.prompts)
+    _check_context(settings, config, scene, tokens)
+    if world.read_action is None:
+        _check_reply(settings, tokens)
+    return scene, tokens
+
+
+def evaluated(run: Run) -> tuple[tuple[Scene, DialogueTokens], ...]:
+    """The worlds that validation and test play, with their tokens."""
+    if not run.settings.env.evaluate:
+        return tuple(zip(run.scenes, run.tokens, strict=True))
+    return tuple(
+        _make_scene(
+            run.settings, run.config, run.pieces, run.tokenizer, world, "env.evaluate"
+        )
+        for world in run.settings.evaluated_worlds()
+    )
 
 
 def compute_dtype(name: str):
@@ -141,16 +180,20 @@ def compute_dtype(name: str):
     return jnp.dtype(name)
 
 
-def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) -> None:
+def _check_context(
+    settings: Settings, config: ModelConfig, scene: Scene, tokens: DialogueTokens
+) -> None:
     if settings.rollout.window_turns:
-        _check_window(settings, config, tokens, dialogue)
+        _check_window(settings, config, scene, tokens)
         return
-    needed, context = sample.longest_row(tokens, dialogue), settings.rollout.context
+    needed, context = longest_row((scene,), (tokens,)), settings.rollout.context
     parts = (
         f"a first prompt of up to {tokens.first_capacity} tokens,"
-        f" {settings.rollout.turns} replies of {settings.rollout.reply_tokens}"
+        f" {scene.dialogue.limits.turns} replies of {settings.rollout.reply_tokens}"
         f" and later messages of up to {tokens.next_capacity}"
     )
+    if settings.env.mix or settings.env.evaluate:
+        parts = f"{scene.label}: {parts}"
     if 0 < context < needed:
         raise UserError(
             f"rollout.context = {context} is too short: {parts} can need {needed}"
@@ -170,29 +213,34 @@ def _check_context(settings: Settings, config: ModelConfig, tokens, dialogue) ->
         )
 
 
-def _check_window(settings: Settings, config: ModelConfig, tokens, dialogue) -> None:
+def _check_window(
+    settings: Settings, config: ModelConfig, scene: Scene, tokens: DialogueTokens
+) -> None:
     rollout, positions = settings.rollout, config.longest_context
-    least = sample.longest_row(tokens, dialogue, window=1)
-    longest = sample.longest_row(tokens, dialogue, rollout.window_turns)
+    least = longest_row((scene,), (tokens,), window=1)
+    longest = longest_row((scene,), (tokens,), rollout.window_turns)
+    one = (
+        f"system prompt, one message and a reply of {rollout.reply_tokens} can need"
+        f" {least} tokens"
+    )
+    some = f"rollout.history = {rollout.history!r} can need {longest} tokens"
+    if settings.env.mix or settings.env.evaluate:
+        one, some = f"{scene.label}: {one}", f"{scene.label}: {some}"
     if least > positions:
         raise UserError(
-            f"system prompt, one message and a reply of {rollout.reply_tokens} can need"
-            f" {least} tokens, more than the {positions} positions that model.path was"
-            " made for; lower rollout.reply_tokens"
+            f"{one}, more than the {positions} positions that model.path was made for;"
+            " lower rollout.reply_tokens"
         )
     if 0 < rollout.context < least:
         raise UserError(
-            f"rollout.context = {rollout.context} is too short: system prompt, one"
-            f" message and a reply of {rollout.reply_tokens} can need {least} tokens;"
-            f" set it to {least} or more, or to 0 for what rollout.history ="
-            f" {rollout.history!r} can need"
+            f"rollout.context = {rollout.context} is too short: {one}; set it to"
+            f" {least} or more, or to 0 for all that the turns of a window can need"
         )
     if min(longest, rollout.context or longest) > positions:
         raise UserError(
-            f"rollout.history = {rollout.history!r} with {rollout.window_turns} turns"
-            f" in a row can need {longest} tokens, more than the {positions} positions"
-            f" that model.path was made for; set rollout.context to {positions}, which"
-            " drops the oldest turns where they do not fit, or lower rollout.window"
+            f"{some}, more than the {positions} positions that model.path was made for;"
+            f" set rollout.context to {positions}, which drops the oldest turns where"
+            f" they do not fit, or rollout.window to fewer than {rollout.window_turns}"
         )
 
 
@@ -214,7 +262,7 @@ class Programs:
 
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, Learned]]
-    summarize: Callable[..., dict[str, jax.Array]]
+    summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array]]]
     merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
     frozen: Parameters  # the base model under adapters; {} where all is trained
     reference: Parameters  # {} without a KL term
@@ -228,7 +276,7 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
       loads: whether to read the frozen weights that the programs are given.
     """
     plan = run.plan
-    first = run.tokens.first_capacity
+    first = min(tokens.first_capacity for tokens in run.tokens)
     step = max(_UPDATE_STEP, -(-(plan.context - first) // _UPDATE_LENGTHS))
     lengths = {*range(first + step, plan.context, step), plan.context}
     update = UpdatePlan(
@@ -237,18 +285,23 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         run.mesh,
         run.dtype,
         tuple(sorted(lengths)),
-        prefix=opening_tokens(run.tokens),
+        prefix=common_opening(run.tokens),
         assemble=weights.assembler(run),
     )
     frozen = weights.load_frozen(run) if loads else {}
     reference: Parameters = {}
     if loads and run.settings.loss.kl > 0:
         reference = frozen or weights.load_parameters(run, value_head=False)
-    penalty = run.settings.reward.format_penalty
+    penalty, worlds = run.settings.reward.format_penalty, len(run.scenes)
+
+    def summaries(rows, episodes):
+        by_world = summarize_worlds(episodes, worlds) if worlds > 1 else {}
+        return summarize(rows, episodes, penalty), by_world
+
     return Programs(
         rollout=sample.make_rollout(run.setting, plan),
         update=make_update(update, weights.state_shardings(run)),
-        summarize=jax.jit(lambda rows, episodes: summarize(rows, episodes, penalty)),
+        summarize=jax.jit(summaries),
         merge=weights.make_merge(run),
         frozen=frozen,
         reference=reference,
@@ -279,7 +332,7 @@ def iterate(
     )
     actor = programs.merge(state.actor, programs.frozen)
     rollout = programs.rollout(actor, run.tokens, call)
-    seen = programs.summarize(rollout.rows, rollout.episodes)
+    seen, by_world = programs.summarize(rollout.rows, rollout.episodes)
     jax.block_until_ready(seen)
     sampled = time.perf_counter()
 
@@ -289,6 +342,9 @@ def iterate(
     jax.block_until_ready(state.updates)
     ended = time.perf_counter()
     metrics = _metrics(run, state, learned, seen, rollout)
+    for name, values in jax.device_get(by_world).items():
+        for scene, value in zip(run.scenes, values.tolist(), strict=True):
+            metrics[f"train/{scene.label}/{name}"] = value
     tokens = float(seen["sampled_tokens"])
     metrics["time/rollout_seconds"] = sampled - started
     metrics["time/update_seconds"] = ended - sampled
@@ -308,6 +364,7 @@ def _metrics(run: Run, state: TrainState, learned: Learned, seen, rollout):
         "train/return_with_penalty": seen["return_with_penalty"],
         "rollout/entropy": seen["entropy"],
         "rollout/reply_tokens": seen["reply_tokens"],
+        "rollout/thought_tokens": seen["thought_tokens"],
         "rollout/valid_reply_rate": seen["valid_reply_rate"],
         "rollout/turns": seen["turns"],
         "rollout/actions": seen["actions"],
@@ -331,18 +388,42 @@ def _metrics(run: Run, state: TrainState, learned: Learned, seen, rollout):
         "update/skipped_nonfinite": state.skipped_bad,
         "update/skipped_empty": state.skipped_empty,
     }
+    if run.setting.with_grounding:
+        values["rollout/grounded"] = seen["grounded"]
     if run.settings.estimator != "ppo":
         for name in ("value_loss", "explained_variance", "critic_grad_norm"):
             del values[f"update/{name}"]
     return {name: float(value) for name, value in jax.device_get(values).items()}
 
 
-def make_evaluator(run: Run, *, rollouts: int, prompts: int, greedy: bool):
-    """An evaluator for this run's world. See `evaluation.make_evaluator`."""
+def make_evaluators(
+    run: Run, *, rollouts: int, prompts: int, greedy: bool
+) -> dict[str, evaluation.Evaluator]:
+    """An evaluator by label of each world that is evaluated, `prompts` levels of each.
+
+    See `evaluation.make_evaluator`.
+    """
+    make = functools.partial(
+        make_evaluator, run, rollouts=rollouts, prompts=prompts, greedy=greedy
+    )
+    return {scene.label: make(scene, tokens) for scene, tokens in evaluated(run)}
+
+
+def make_evaluator(
+    run: Run,
+    scene: Scene,
+    tokens: DialogueTokens,
+    *,
+    rollouts: int,
+    prompts: int,
+    greedy: bool,
+) -> evaluation.Evaluator:
+    """An evaluator of one world. See `evaluation.make_evaluator`."""
     rollout = run.settings.rollout
     return evaluation.make_evaluator(
         run.setting,
-        run.tokens,
+        scene,
+        tokens,
         prompts=prompts,
         rollouts=rollouts,
         slots=run.settings.evaluation.slots,

@@ -10,15 +10,12 @@ import math
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from ragen_jax import loop, weights
+from ragen_jax import ahead, loop, weights
 from ragen_jax import mesh as meshes
 from ragen_jax.loop import Run
 from ragen_jax.models import parameters
-from ragen_jax.rollout.sample import Call
 
 _MIB = 2**20
 
@@ -45,32 +42,12 @@ def plan(run: Run) -> Needs:
     Args:
       run: from `loop.prepare`.
     """
-    state = weights.abstract_state(run)
-    model = weights.abstract_parameters(run)
-    frozen = {} if run.adapters is None else model
-    reference = model if run.settings.loss.kl > 0 else {}
     programs = loop.make_programs(run, loads=False)
-    whole = NamedSharding(run.mesh, PartitionSpec())
-    scalar = lambda dtype: jax.ShapeDtypeStruct((), dtype, sharding=whole)  # noqa: E731
-    call = Call(
-        seed=scalar(jnp.uint32),
-        split=scalar(jnp.int32),
-        iteration=scalar(jnp.int32),
-        first_prompt=scalar(jnp.int32),
-        temperature=scalar(jnp.float32),
-        policy_version=scalar(jnp.int32),
-    )
-    sampling = programs.rollout.lower(model, run.tokens, call).compile()
-    record = jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=sharding
-        ),
-        jax.eval_shape(programs.rollout, model, run.tokens, call),
-        sampling.output_shardings,
-    )
-    learning = programs.update.lower(
-        state, frozen, reference, record.rows, record.episodes
-    ).compile()
+    lowered = programs.rollout.lower(*ahead.rollout_arguments(run))
+    arguments = ahead.update_arguments(run, lowered)
+    sampling = lowered.compile()
+    learning = programs.update.lower(*arguments).compile()
+    record, model = arguments[3:], weights.abstract_parameters(run)
     copy, cache = _sampler_copy(run), _cache(run)
     temporary = sampling.memory_analysis().temp_size_in_bytes
     merged = 0 if run.adapters is None else _bytes(model)

@@ -47,6 +47,12 @@ METRICS: dict[str, Metric] = {
     "train/return_with_penalty": Metric(
         "reward", "mean return of an episode after the format penalty"
     ),
+    "rollout/thought_tokens": Metric(
+        "tokens", "mean length of what stands before the answer's text"
+    ),
+    "rollout/grounded": Metric(
+        "1", "landmarks that a thought names; where reward.grounding is above 0"
+    ),
     "rollout/valid_reply_rate": Metric("1", "replies that are well formed"),
     "rollout/turns": Metric("turns", "mean turns of an episode"),
     "rollout/actions": Metric("actions", "mean actions of an episode"),
@@ -106,10 +112,16 @@ EVALUATION: dict[str, Metric] = {
     "seconds": Metric("s", "wall time of the evaluation"),
 }
 
+# Of several worlds `validation/success` is the mean, and each has its own by label.
 METRICS |= {
-    f"{split}/{suffix}": metric
+    f"{split}/{world}{suffix}": metric
     for split in ("validation", "test")
+    for world in ("", "<world>/")
     for suffix, metric in EVALUATION.items()
+}
+METRICS |= {
+    f"train/<world>/{suffix}": METRICS.get(f"train/{suffix}") or EVALUATION[suffix]
+    for suffix in ("success", "return", "valid_reply_rate", "reply_tokens", "turns")
 }
 
 
@@ -120,7 +132,8 @@ def describe(name: str) -> Metric:
       KeyError: when METRICS does not know the name.
     """
     general = re.sub(r"(?<=/pass_at_)[1-9][0-9]*(?=$|_)", "<k>", name)
-    if general not in METRICS or "<k>" in name:
+    general = re.sub(r"^(train|validation|test)/[\w-]+/", r"\1/<world>/", general)
+    if general not in METRICS or "<" in name:
         raise KeyError(
             f"{name!r} is no documented metric: add it to METRICS in metrics.py"
         )

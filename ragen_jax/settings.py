@@ -32,6 +32,7 @@ from ragen_jax.settings_tree import (
     Settings,
     SettingsError,
     UserError,
+    WorldSettings,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "UserError",
+    "WorldSettings",
     "check_devices",
     "check_same_run",
     "differences",
@@ -75,6 +77,9 @@ _MAY_DIFFER = (
 )
 
 
+_WORLDS = tuple[tree.WorldSettings, ...]  # The type of `env.mix` and `env.evaluate`.
+
+
 def from_dict(config: Mapping[str, Any]) -> Settings:
     """The settings that a config means, checked.
 
@@ -94,29 +99,40 @@ def from_dict(config: Mapping[str, Any]) -> Settings:
 def to_dict(settings: Settings) -> dict[str, Any]:
     """The nested dict that `from_dict` reads back; JSON can hold it."""
     config = dataclasses.asdict(settings)
-    options = dict(config["env"].pop("options"))
-    config["env"] |= {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in options.items()
-    }
+    config["env"] = _world_to_dict(config["env"])
+    for name in ("mix", "evaluate"):
+        worlds = map(_world_to_dict, config["env"].pop(name))
+        if found := {world.pop("label"): world for world in worlds}:
+            config["env"][name] = found
     return config
 
 
-def world_settings(options: Iterable[tuple[str, Any]], world: type) -> Any:
+def _world_to_dict(values: dict[str, Any]) -> dict[str, Any]:
+    options = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values["options"]
+    }
+    return {k: v for k, v in values.items() if k != "options"} | options
+
+
+def world_settings(
+    options: Iterable[tuple[str, Any]], world: type, section: str = "env."
+) -> Any:
     """A world's own settings from `EnvironmentSettings.options`.
 
     Args:
       options: pairs of key and value.
       world: the frozen dataclass of the world's settings; its defaults hold for keys
         that the options lack.
+      section: where the options stand in the config, with a dot at its end.
 
     Raises:
       SettingsError: if the world has no such key, or wants another type.
     """
     names = [field.name for field in dataclasses.fields(world)]
-    known = [f"env.{name}" for name in ("name", "thinking", *names)]
-    _refuse_unknown({f"env.{key}": value for key, value in options}, known)
-    return _read(world, dict(options), "env.")
+    known = [f"{section}{name}" for name in ("name", "thinking", *names)]
+    _refuse_unknown({f"{section}{key}": value for key, value in options}, known)
+    return _read(world, dict(options), section)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -201,7 +217,7 @@ def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.type):
             keys += known_keys(field.type, f"{prefix}{field.name}.")
-        elif field.name != "options":
+        elif field.name != "options" and field.type != _WORLDS:
             keys.append(prefix + field.name)
     return keys
 
@@ -235,7 +251,11 @@ def _read(kind: type, values: Any, prefix: str) -> Any:
     for field in dataclasses.fields(kind):
         key = prefix + field.name
         if field.name == "options":
-            read["options"] = _world_options(values)
+            read["options"] = _world_options(values, kind)
+        elif field.type == _WORLDS:
+            read[field.name] = _read_worlds(values.get(field.name, {}), key)
+        elif field.name == "label":
+            read["label"] = values["label"]
         elif field.name in values:
             value = values[field.name]
             if dataclasses.is_dataclass(field.type):
@@ -249,12 +269,36 @@ def _read(kind: type, values: Any, prefix: str) -> Any:
     return kind(**read)
 
 
-def _world_options(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The part of `env` that only the world understands, in a fixed order."""
+def _world_options(
+    values: Mapping[str, Any], kind: type
+) -> tuple[tuple[str, Any], ...]:
+    """The part of a section `kind` that only the world understands, in fixed order."""
+    known = {field.name for field in dataclasses.fields(kind)} - {"options"}
     return tuple(
         (key, tuple(value) if isinstance(value, list) else value)
         for key, value in sorted(values.items())
-        if key not in ("name", "thinking")
+        if key not in known
+    )
+
+
+def _read_worlds(values: Any, key: str) -> tuple[tree.WorldSettings, ...]:
+    """The worlds of `env.mix` or `env.evaluate`, in the order of their labels."""
+    if not isinstance(values, Mapping) or not all(
+        isinstance(world, Mapping) for world in values.values()
+    ):
+        raise SettingsError(
+            f"{key} = {values!r} must hold a section for each world, as in"
+            f" {key}.easy.name = 'sokoban'"
+        )
+    for label in values:
+        if not label.replace("_", "").replace("-", "").isalnum():
+            raise SettingsError(
+                f"{key} calls a world {label!r}, which metrics cannot: choose letters,"
+                " digits, - and _"
+            )
+    return tuple(
+        _read(tree.WorldSettings, {**world, "label": label}, f"{key}.{label}.")
+        for label, world in sorted(values.items())
     )
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from ragen_jax.settings_tree import Settings, SettingsError
+from ragen_jax.settings_tree import MIX, Settings, SettingsError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,9 @@ class _Run:
 def check_combinations(settings: Settings) -> None:
     """Raises SettingsError for the first combination that cannot be used."""
     _check_mesh(settings)
+    _check_mix(settings)
     _check_episodes(settings)
+    _check_rewards(settings)
     _check_filter(settings)
     _check_estimator(settings)
     _check_batches(settings)
@@ -87,6 +89,15 @@ def _runs(settings: Settings) -> Iterator[_Run]:
         slots_key="rollout.slots",
         slots=rollout.slots,
     )
+    for world in settings.env.mix:
+        yield _Run(
+            prompts_key=f"env.mix.{world.label}.prompts",
+            prompts=world.prompts,
+            group_key="rollout.group_size",
+            group_size=rollout.group_size,
+            slots_key="rollout.slots",
+            slots=0,  # Checked for the whole batch.
+        )
     for test in ("", "test_"):
         yield _Run(
             prompts_key=f"evaluation.{test}prompts",
@@ -106,6 +117,44 @@ def _check_mesh(settings: Settings) -> None:
             f"mesh.{free[0]} = -1 and mesh.{free[1]} = -1 both ask for every device"
             f" left: set mesh.{free[1]} to a number of devices, such as 1"
         )
+
+
+def _check_mix(settings: Settings) -> None:
+    env, prompts = settings.env, settings.rollout.prompts
+    if (env.name == MIX) != bool(env.mix):
+        remedy = (
+            "give env.mix a section for each world"
+            if env.name == MIX
+            else f"set env.name to {MIX!r}"
+        )
+        raise SettingsError(
+            f"env.name = {env.name!r} with {len(env.mix)} worlds in env.mix: {remedy}"
+        )
+    if env.mix and env.options:
+        names = ", ".join(f"env.{name}" for name, _ in env.options)
+        raise SettingsError(
+            f"{names} belongs to no world, for env.name = {MIX!r}: write it below"
+            f" env.mix.{env.mix[0].label}, or where it is meant"
+        )
+    if env.mix and sum(world.prompts for world in env.mix) != prompts:
+        shares = " + ".join(f"{world.label} {world.prompts}" for world in env.mix)
+        whole = sum(world.prompts for world in env.mix)
+        raise SettingsError(
+            f"rollout.prompts = {prompts} is not the sum of env.mix's prompts ({shares}"
+            f" = {whole}): set rollout.prompts to {whole} or change the shares"
+        )
+    for world in env.mix:
+        if world.prompts == 0:
+            raise SettingsError(
+                f"env.mix.{world.label}.prompts = 0 leaves that world without episodes:"
+                " set it to 1 or more, or take the world out"
+            )
+    for world in (*settings.worlds(), *settings.evaluated_worlds()):
+        if world.actions_per_turn > world.actions and world.label != env.name:
+            raise SettingsError(
+                f"{world.label}: actions_per_turn = {world.actions_per_turn} is more"
+                f" than actions = {world.actions}: lower actions_per_turn"
+            )
 
 
 def _check_episodes(settings: Settings) -> None:
@@ -129,6 +178,21 @@ def _check_episodes(settings: Settings) -> None:
             f"rollout.context = {rollout.context} leaves no room for a prompt beside a"
             f" reply of rollout.reply_tokens = {rollout.reply_tokens}: set"
             " rollout.context to 0 for exactly what prompt and turns can need"
+        )
+
+
+def _check_rewards(settings: Settings) -> None:
+    reward = settings.reward
+    if reward.length_bonus > 0 and reward.length_low > reward.length_high:
+        raise SettingsError(
+            f"reward.length_low = {reward.length_low} is more than reward.length_high ="
+            f" {reward.length_high}, so no thought earns the bonus: raise"
+            " reward.length_high"
+        )
+    if (reward.length_bonus > 0 or reward.grounding > 0) and not settings.env.thinking:
+        raise SettingsError(
+            "reward.length_bonus and reward.grounding are for thoughts, but"
+            " env.thinking = False: set them to 0 or env.thinking to True"
         )
 
 
@@ -177,10 +241,11 @@ def _check_batches(settings: Settings) -> None:
             f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
             f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
         )
-    names, rows = ["prompts", "group_size"], "episodes"
-    if settings.rollout.window_turns:
-        names, rows = [*names, "turns"], "turns"
-    sizes = [getattr(settings.rollout, name) for name in names]
+    rollout, rows = settings.rollout, "episodes"
+    names, sizes = ["prompts", "group_size"], [rollout.prompts, rollout.group_size]
+    if rollout.window_turns:
+        names, sizes = [*names, "turns"], [*sizes, settings.most_turns()]
+        rows = "turns"
     if mini > (most := math.prod(sizes)):
         raise SettingsError(
             f"optimizer.minibatch = {mini} rows is more than the"

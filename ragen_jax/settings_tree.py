@@ -6,6 +6,7 @@ the algorithm (None), which the two tables of presets decide.
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -47,12 +48,15 @@ class Limit:
     remedy: str  # completes "choose ..."
 
 
-def _leaf(allows: Callable[[Any], bool], remedy: str) -> Any:
-    return dataclasses.field(metadata={"limit": Limit(allows, remedy)})
+def _leaf(
+    allows: Callable[[Any], bool], remedy: str, default: Any = dataclasses.MISSING
+) -> Any:
+    metadata = {"limit": Limit(allows, remedy)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def _at_least(low: float) -> Any:
-    return _leaf(lambda value: value >= low, f"{low} or more")
+def _at_least(low: float, default: Any = dataclasses.MISSING) -> Any:
+    return _leaf(lambda value: value >= low, f"{low} or more", default)
 
 
 def _above(low: float) -> Any:
@@ -86,6 +90,22 @@ def _axis() -> Any:
     )
 
 
+MIX = "mix"  # The `env.name` of several worlds in one batch.
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldSettings:
+    """One of several worlds; its limits are rollout's where they are 0."""
+
+    label: str  # its key, by which metrics and messages call it
+    name: str = _name()
+    prompts: int = _at_least(0, default=0)  # of rollout.prompts; 0 where only evaluated
+    turns: int = _at_least(0, default=0)
+    actions_per_turn: int = _at_least(0, default=0)
+    actions: int = _at_least(0, default=0)
+    options: tuple[tuple[str, Any], ...] = ()  # the world's own, sorted by key
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSettings:
     """The world to play in; the world's own dataclass reads and checks `options`."""
@@ -93,6 +113,8 @@ class EnvironmentSettings:
     name: str = _name()
     thinking: bool  # replies begin with <think>, else with <answer>
     options: tuple[tuple[str, Any], ...]  # the world's own settings, sorted by key
+    mix: tuple[WorldSettings, ...] = ()  # the worlds of a batch, if `name` is MIX
+    evaluate: tuple[WorldSettings, ...] = ()  # worlds to evaluate on; (): those above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +177,12 @@ class RewardSettings:
     format_penalty: float = _leaf(  # reward units, on a turn with an invalid reply
         lambda value: value <= 0, "0 or a negative number, for it is added"
     )
+    length_bonus: float = _at_least(0)  # on a turn whose thought is neither short nor
+    length_low: int = _at_least(0)  # long: from so many tokens
+    length_high: int = _at_least(0)  # to so many
+    grounding: float = _at_least(0)  # times the share of the landmarks that it names
+    normalize: str = _one_of("none", "mean", "mean_std", "asym_clip")  # the return
+    normalize_by: str = _one_of("state", "batch", "environment")  # within these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,3 +299,43 @@ class Settings:
     every: EverySettings
     checkpoint: CheckpointSettings
     safety: SafetySettings
+
+    def worlds(self) -> tuple[WorldSettings, ...]:
+        """The worlds of a batch, one or several, with all limits filled in."""
+        env = self.env
+        alone = WorldSettings(
+            label=Path(env.name).stem,
+            name=env.name,
+            prompts=self.rollout.prompts,
+            options=env.options,
+        )
+        return tuple(map(self._with_limits, env.mix or (alone,)))
+
+    def most_turns(self) -> int:
+        """K, most turns of an episode of any world of a batch."""
+        return max(world.turns for world in self.worlds())
+
+    def evaluated_worlds(self) -> tuple[WorldSettings, ...]:
+        """The worlds that validation and test play, with all limits filled in."""
+        return tuple(map(self._with_limits, self.env.evaluate)) or self.worlds()
+
+    def alone(self, world: WorldSettings) -> "Settings":
+        """These settings with one world only, such as one of `evaluated_worlds`."""
+        limits = ("turns", "actions_per_turn", "actions")
+        own = {name: getattr(world, name) for name in limits}
+        env = EnvironmentSettings(world.name, self.env.thinking, world.options)
+        rollout = dataclasses.replace(self.rollout, **own)
+        return dataclasses.replace(self, env=env, rollout=rollout)
+
+    def _with_limits(self, world: WorldSettings) -> WorldSettings:
+        rollout = self.rollout
+        actions = world.actions or rollout.actions
+        each = rollout.actions_per_turn
+        if world.actions:
+            each = min(each, actions)
+        return dataclasses.replace(
+            world,
+            turns=world.turns or rollout.turns,
+            actions_per_turn=world.actions_per_turn or each,
+            actions=actions,
+        )

@@ -12,19 +12,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax import checkpoints, evaluation, loop, metrics, progress, weights
+from ragen_jax import (
+    ahead,
+    checkpoints,
+    evaluation,
+    loop,
+    metrics,
+    progress,
+    weights,
+)
 from ragen_jax import mesh as meshes
 from ragen_jax import settings as settings_lib
 from ragen_jax.checkpoints import Checkpoints
 from ragen_jax.envs.base import TEST, VALIDATION
-from ragen_jax.evaluation import Score
+from ragen_jax.evaluation import Evaluator, Score
 from ragen_jax.learning.state import TrainState
 from ragen_jax.loop import Run
 from ragen_jax.metrics import Sinks
 from ragen_jax.models import parameters
 from ragen_jax.progress import Console
 from ragen_jax.rollout.sample import Rollout
-from ragen_jax.settings import Settings, UserError
+from ragen_jax.settings import Settings, UserError, WorldSettings
 from ragen_jax.signals import Signals, StallWatch
 
 _SETTINGS_FILE = "settings.json"
@@ -126,9 +134,10 @@ def _iterate(
     run: Run, state: TrainState, writer, sinks, signals, watch, console: Console
 ):
     """Iterations until the last; returns the state and whether a signal stopped it."""
-    settings, programs = run.settings, loop.make_programs(run)
+    settings = run.settings
+    programs = ahead.compile_ahead(run, loop.make_programs(run))
     chosen, durations = settings.evaluation, []
-    validator = loop.make_evaluator(
+    validators = loop.make_evaluators(
         run, rollouts=chosen.rollouts, prompts=chosen.prompts, greedy=_greedy(settings)
     )
     best, total = writer.best_step(), settings.iterations
@@ -140,12 +149,13 @@ def _iterate(
         state, values, rollout = loop.iterate(run, programs, state)
         if done == 1:
             console.line(example(run, rollout))
-        validation = None
+        score = None
         if _is_due(done, settings.every.evaluate, total):
             console.status(f"iteration {done}/{total}: validation ...")
             actor = programs.merge(state.actor, programs.frozen)
-            validation = _evaluate(run, validator, actor, VALIDATION, chosen.prompts)
-            values |= _named("validation", validation)
+            scores = _evaluate(run, validators, actor, VALIDATION, chosen.prompts)
+            values |= _named("validation", scores)
+            score = values["validation/success"]
         durations.append(time.perf_counter() - started)
         values["time/iteration_seconds"] = durations[-1]
         values["memory/peak_gib"] = peak_memory()
@@ -154,7 +164,6 @@ def _iterate(
             left = progress.seconds_left(durations[1:], total - done)
             line = progress.iteration_line(done, total, values, left)
             console.iteration(line, total)
-        score = None if validation is None else validation.success
         reason = problem(settings, state, values)
         stops = signals.should_stop(done)
         is_best = score is not None and score > best and settings.checkpoint.keep_best
@@ -224,40 +233,78 @@ def _greedy(settings: Settings) -> bool:
     return settings.evaluation.temperature == 0
 
 
-def _evaluate(run: Run, evaluator, actor, split: int, prompts: int) -> Score:
-    return evaluation.evaluate(
-        evaluator,
-        actor,
-        prompts=prompts,
-        split=split,
-        seed=run.settings.seed,
-        temperature=run.settings.evaluation.temperature,
-    )
+def _evaluate(
+    run: Run, evaluators: dict[str, Evaluator], actor, split: int, prompts: int
+) -> dict[str, Score]:
+    """The score in each evaluated world, by label."""
+    return {
+        label: evaluation.evaluate(
+            evaluator,
+            actor,
+            prompts=prompts,
+            split=split,
+            seed=run.settings.seed,
+            temperature=run.settings.evaluation.temperature,
+        )
+        for label, evaluator in evaluators.items()
+    }
 
 
-def _named(prefix: str, score: Score) -> dict[str, float]:
-    return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
+def _named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
+    """Metrics by name; of several worlds each one's, and their mean success."""
+    if len(scores) == 1:
+        (score,) = scores.values()
+        return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
+    successes = [score.success for score in scores.values()]
+    values = {f"{prefix}/success": sum(successes) / len(successes)}
+    for label, score in scores.items():
+        own = score.metrics()
+        values |= {f"{prefix}/{label}/{name}": value for name, value in own.items()}
+    return values
 
 
 def _report(run: Run, state: TrainState, workdir: Path, sinks: Sinks, console) -> None:
     """Test success before and after, on the same levels, and what to do next."""
     chosen = run.settings.evaluation
     console.status("test levels, before and after ...")
-    evaluator = loop.make_evaluator(
+    evaluators = loop.make_evaluators(
         run,
         rollouts=chosen.test_rollouts,
         prompts=chosen.test_prompts,
         greedy=_greedy(run.settings),
     )
     first = weights.load_parameters(run, value_head=False)
-    before = _evaluate(run, evaluator, first, TEST, chosen.test_prompts)
+    before = _evaluate(run, evaluators, first, TEST, chosen.test_prompts)
     last = weights.make_merge(run)(state.actor, first)
-    after = _evaluate(run, evaluator, last, TEST, chosen.test_prompts)
+    after = _evaluate(run, evaluators, last, TEST, chosen.test_prompts)
     done = int(state.iteration)
     if not any("test/success" in last for last in metrics.read(workdir)[-1:]):
         sinks.write(done, _named("test", after))  # Once, however often it is shown.
     sinks.draw()
+    records = {label: _test_record(before[label], after[label]) for label in after}
+    if jax.process_index() == 0:
+        record = records if len(records) > 1 else next(iter(records.values()))
+        (workdir / "test.json").write_text(json.dumps(record, indent=2) + "\n")
+    for label, record in records.items():
+        title = label if len(records) > 1 else ""
+        console.line(_before_after(run, record, title))
+    console.line(
+        f"checkpoints  {workdir / checkpoints.FOLDER}\n"
+        f"metrics      {workdir / metrics.FILE}\n"
+        f"curves       {workdir / 'curves.png'}\n\n"
+        f"next: python launch/evaluate.py --checkpoint={workdir} --show=3"
+    )
+
+
+def _test_record(before: Score, after: Score) -> dict[str, Any]:
     gain, error = evaluation.paired_difference(before, after)
+    record = {"before": before.metrics(), "after": after.metrics()}
+    return record | {"gain": gain, "gain_standard_error": error}
+
+
+def _before_after(run: Run, record: dict[str, Any], title: str) -> str:
+    """The table of one world."""
+    chosen = run.settings.evaluation
     rows = (
         ("success", "success"),
         ("valid replies", "valid_reply_rate"),
@@ -265,20 +312,14 @@ def _report(run: Run, state: TrainState, workdir: Path, sinks: Sinks, console) -
         ("actions", "actions"),
         ("reply tokens", "reply_tokens"),
     )
-    table = progress.before_after(before.metrics(), after.metrics(), rows)
-    record = {"before": before.metrics(), "after": after.metrics()}
-    record |= {"gain": gain, "gain_standard_error": error}
-    if jax.process_index() == 0:
-        (workdir / "test.json").write_text(json.dumps(record, indent=2) + "\n")
+    table = progress.before_after(record["before"], record["after"], rows)
     episodes = chosen.test_prompts * chosen.test_rollouts
-    console.line(
-        f"\n{episodes} episodes on {chosen.test_prompts} test levels, temperature"
-        f" {chosen.temperature:g}, before and after training\n{table}\n"
-        f"gain on the same levels: {gain:+.1%} ± {error:.1%} (standard error)\n\n"
-        f"checkpoints  {workdir / checkpoints.FOLDER}\n"
-        f"metrics      {workdir / metrics.FILE}\n"
-        f"curves       {workdir / 'curves.png'}\n\n"
-        f"next: python launch/evaluate.py --checkpoint={workdir} --show=3"
+    return (
+        f"\n{title}{': ' if title else ''}{episodes} episodes on"
+        f" {chosen.test_prompts} test levels, temperature {chosen.temperature:g},"
+        f" before and after training\n{table}\n"
+        f"gain on the same levels: {record['gain']:+.1%} ±"
+        f" {record['gain_standard_error']:.1%} (standard error)\n"
     )
 
 
@@ -291,7 +332,12 @@ def banner(run: Run, workdir: Path) -> str:
     count = parameters.count(parameters.declare(run.config))
     episodes = rollout.prompts * rollout.group_size
     critic = "a critic of the same size" if s.estimator == "ppo" else "no critic"
-    world = ", ".join(f"{key} {value}" for key, value in s.env.options)
+    worlds = [
+        f"{world.prompts} prompts of {world.label}: {_options(world)}"
+        if s.env.mix
+        else f"{world.name}: {_options(world)}"
+        for world in s.worlds()
+    ]
     kept = f"keeps {s.filter.strategy}"
     if s.filter.strategy != "none":
         kept += f" {s.filter.fraction:g} of the prompts by {s.filter.metric}"
@@ -300,7 +346,7 @@ def banner(run: Run, workdir: Path) -> str:
     rows = [
         ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
         ("mesh", f"{meshes.describe(run.mesh)}, {run.dtype} computation"),
-        ("environment", f"{s.env.name}: {world}"),
+        *(("environment", world) for world in worlds),
         (
             "algorithm",
             f"{s.algorithm} with {s.estimator}: {kept}, clip {s.loss.clip_low:g} /"
@@ -316,6 +362,10 @@ def banner(run: Run, workdir: Path) -> str:
         ("time", "the first iteration compiles; then the time left is shown"),
     ]
     return progress.banner("ragen_jax", rows) + "\n"
+
+
+def _options(world: WorldSettings) -> str:
+    return ", ".join(f"{k} {v}" for k, v in world.options) or "as it comes"
 
 
 def example(run: Run, rollout: Rollout) -> str:

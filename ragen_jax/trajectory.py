@@ -37,6 +37,8 @@ class Episodes:
     actions: jax.Array  # int32[B, K], actions that reached the world in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
+    thought_tokens: jax.Array  # int32[B, K], of those, before the answer's text begins
+    grounded: jax.Array  # float32[B, K], share of the landmarks that the thought names
 
 
 @struct.dataclass

@@ -162,21 +162,33 @@ def _read_turn(
         sampled = sampled[:-1]
     dialogue = reader.dialogue
     prefix = dialogue.reply_prefix
-    parsed = reference.parse_reply(
-        prefix.encode(),
-        _bytes(reader.token_bytes, sampled),
-        reader.world.action_names,
-        dialogue.limits.actions_per_turn,
-        thinking=prefix == "<think>",
-    )
-    taken = parsed.actions[: int(episodes.actions[index, turn])]
+    names = _action_names(reader, _bytes(reader.token_bytes, sampled))
     return Turn(
         message=_message(reader, text_of_tokens(reader, fed)),
         reply=prefix + text_of_tokens(reader, sampled),
-        actions=tuple(reader.world.action_names[action] for action in taken),
+        actions=names[: int(episodes.actions[index, turn])],
         reward=float(episodes.reward[index, turn]),
         is_valid=bool(episodes.is_valid[index, turn]),
     )
+
+
+def _action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
+    """The names of a reply's actions; of free-form answers the texts themselves."""
+    prefix, most = reader.dialogue.reply_prefix, reader.dialogue.limits.actions_per_turn
+    thinking = prefix == "<think>"
+    if reader.world.read_action is None:
+        names = reader.world.action_names
+        parsed = reference.parse_reply(prefix.encode(), sampled, names, most, thinking)
+        return tuple(names[action] for action in parsed.actions)
+    texts: list[str] = []
+
+    def read(text: bytes) -> int:
+        texts.append(text.decode(errors="replace"))
+        return len(texts) - 1
+
+    longest = reader.world.answer_bytes
+    reference.parse_free_form(prefix.encode(), sampled, read, longest, most, thinking)
+    return tuple(texts)
 
 
 def _message(reader: Reader, fed: str) -> str:

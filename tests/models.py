@@ -19,7 +19,7 @@ from ragen_jax.envs.base import TRAIN, World
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.rollout import sample
+from ragen_jax.rollout import sample, scenes
 from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
 from ragen_jax.text import chat, dialogue, tiny_tokenizer
@@ -62,15 +62,19 @@ class Scene:
 
     def setting(self, mesh: Mesh, layout: str = "replicated") -> Setting:
         """What a rollout on `mesh` needs to know, computing in float32."""
-        return Setting(
-            self.config, jnp.float32, self.world, self.dialogue, mesh, layout
-        )
+        shares = (self.share(),)
+        return Setting(self.config, jnp.float32, shares, mesh, layout)
 
-    def plan(self, **sizes: Any) -> Plan:
+    def share(self, prompts: int = 4) -> scenes.Scene:
+        """The world and its texts, with so many prompts of a batch."""
+        return scenes.Scene("lake", self.world, self.dialogue, prompts)
+
+    def plan(self, prompts: int = 4, **sizes: Any) -> Plan:
         """A plan of 4 x 4 episodes on one shard, or of other `sizes`."""
-        usual = dict(prompts=4, group_size=4, slots=0, context=0, shards=1)
+        usual = dict(group_size=4, slots=0, context=0, shards=1)
         usual |= dict(decode_chunk=2, buckets=1)
-        return sample.make_plan(self.tokens, self.dialogue, **(usual | sizes))
+        share = self.share(prompts)
+        return sample.make_plan((share,), (self.tokens,), **(usual | sizes))
 
 
 @functools.cache
@@ -193,7 +197,7 @@ def compile_rollout(
     """`sample.make_rollout`, compiled for (parameters, tokens, call)."""
     setting = scene.setting(mesh or one_device(), layout)
     rollout = sample.make_rollout(setting, plan)
-    return rollout.lower(scene.parameters, scene.tokens, call()).compile()
+    return rollout.lower(scene.parameters, (scene.tokens,), call()).compile()
 
 
 @functools.cache
@@ -211,7 +215,7 @@ def usual_program() -> jax.stages.Compiled:
 def sample_usual(**changes: Any) -> Rollout:
     """Runs the usual program; `changes` are arguments of `call`."""
     scene = usual_scene()
-    return usual_program()(scene.parameters, scene.tokens, call(**changes))
+    return usual_program()(scene.parameters, (scene.tokens,), call(**changes))
 
 
 def check_same_record(one: Rollout, other: Rollout, tolerance: float = 2e-5) -> None:

@@ -79,4 +79,6 @@ def episodes_of(
         actions=everywhere,
         reply_tokens=everywhere,
         reply_end=everywhere * END_OF_TURN,
+        thought_tokens=everywhere,
+        grounded=jnp.zeros(reward.shape, jnp.float32),
     )

@@ -97,9 +97,8 @@ def prepare(**changes) -> Run:
     run = loop.prepare(settings(**changes))
     mesh, rollout = models.one_device(), run.settings.rollout
     plan = sample.make_plan(
+        run.scenes,
         run.tokens,
-        run.dialogue,
-        prompts=rollout.prompts,
         group_size=rollout.group_size,
         slots=rollout.slots,
         context=rollout.context,
@@ -144,6 +143,7 @@ def start(arguments: list[str], script: Path = ROOT / "launch" / "train.py"):
         **kept,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # See conftest.py.
         "JAX_COMPILATION_CACHE_DIR": str(home() / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(ROOT),

@@ -36,7 +36,8 @@ def play(settings):
     """Plays with a baseline; each is compiled once."""
     world = frozen_lake.world(LAKE)
     made = {
-        name: baselines.make_baseline(name, world, settings) for name in baselines.NAMES
+        name: baselines.make_baseline(name, world, settings.worlds()[0])
+        for name in baselines.NAMES
     }
     usual = dict(prompts=PROMPTS, rollouts=ROLLOUTS, split=TEST, seed=3)
 
@@ -124,7 +125,7 @@ def test_the_same_seed_plays_the_same_and_another_seed_or_split_does_not(play, p
 def test_a_world_without_a_planner_is_refused_in_a_sentence(settings):
     world = dataclasses.replace(frozen_lake.world(LAKE), name="chess")
     with pytest.raises(UserError, match="'chess' has no planner, only frozen_lake has"):
-        baselines.make_baseline("planner", world, settings)
+        baselines.make_baseline("planner", world, settings.worlds()[0])
     assert "equally likely" in (
-        baselines.make_baseline("random", world, settings).description
+        baselines.make_baseline("random", world, settings.worlds()[0]).description
     )

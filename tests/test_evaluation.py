@@ -134,7 +134,7 @@ def _evaluator(scene, mesh, **sizes):
     usual = dict(prompts=6, rollouts=2, slots=0, shards=1, decode_chunk=2, buckets=1)
     usual |= dict(greedy=False)
     return evaluation.make_evaluator(
-        scene.setting(mesh), scene.tokens, **(usual | sizes)
+        scene.setting(mesh), scene.share(), scene.tokens, **(usual | sizes)
     )
 
 

@@ -13,7 +13,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from ragen_jax.envs import base, frozen_lake
 from ragen_jax.envs.frozen_lake import FrozenLake, State
-from ragen_jax.envs.planning import DOWN, GOAL, HOLE, ICE, LEFT, RIGHT, UP
+from ragen_jax.envs.planning import DOWN, GOAL, HOLE, ICE, LEFT, RIGHT, UP, distances
 
 LAKES = 200  # A split, for each of `_lakes`.
 move = jax.jit(frozen_lake.move)
@@ -287,6 +287,53 @@ def test_the_instruction_speaks_of_slipping_and_symbols_only_where_they_exist():
     assert "not slippery" in sure and "probability" not in sure
     places = frozen_lake.instruction(FrozenLake(observation="coordinates"))
     assert "Symbols" not in places and "Reach the goal, avoid the holes" in places
+
+
+# Helpers.
+
+
+def test_the_solver_walks_a_shortest_way_over_firm_ice():
+    lakes = _lakes(FrozenLake(size=8, frozen_probability=0.6))
+    reached = jax.jit(jax.vmap(lambda s: distances(s.tiles != HOLE, s.player)))(lakes)
+    for lane in range(3 * LAKES):
+        lake = jax.tree.map(lambda leaf, lane=lane: leaf[lane], lakes)
+        way, place = frozen_lake.solve(lake), lake.player
+        for direction in way:
+            assert lake.tiles[tuple(place)] == ICE
+            place = place + frozen_lake.MOVES[direction]
+            assert place.min() >= 0 and place.max() < 8
+        assert lake.tiles[tuple(place)] == GOAL
+        assert len(way) == reached[lane][tuple(place)]
+
+
+def test_the_solver_finds_no_way_where_there_is_none():
+    tiles = np.array([[ICE, HOLE], [HOLE, GOAL]])
+    state = State(tiles=tiles, player=np.array([0, 0]), done=np.array(False))
+    assert frozen_lake.solve(state) == ()
+    there = state.replace(player=np.array([1, 1]), done=np.array(True))
+    assert frozen_lake.solve(there) == ()
+
+
+def test_landmarks_are_the_player_and_the_goal():
+    tiles = jnp.zeros((4, 4), jnp.int32).at[3, 1].set(GOAL).at[0, 0].set(HOLE)
+    state = State(tiles=tiles, player=jnp.array([1, 2]), done=jnp.array(False))
+    assert frozen_lake.landmarks(state).tolist() == [[1, 2], [3, 1]]
+
+
+def test_the_picture_shows_ice_holes_goal_and_player_apart():
+    tiles = np.array([[ICE, HOLE], [GOAL, ICE]])
+    state = State(tiles=tiles, player=np.array([0, 0]), done=np.array(False))
+    image = frozen_lake.picture(state)
+    cell = len(image) // 2
+    ice, hole, goal, empty = (
+        image[row * cell : (row + 1) * cell, column * cell : (column + 1) * cell]
+        for row, column in np.ndindex(2, 2)
+    )
+    ground = [part[3, 3].tolist() for part in (ice, hole, goal, empty)]
+    assert ground[0] == ground[3] and len(set(map(tuple, ground))) == 3
+    assert (ice != empty).any(), "the player is not seen"
+    fallen = frozen_lake.picture(state.replace(player=np.array([0, 1])))
+    assert (fallen[:cell, cell:] != hole).any()
 
 
 # Settings.

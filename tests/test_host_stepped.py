@@ -33,8 +33,10 @@ class Engine:
         prompts = engine.Prompts(
             tokens=_padded(firsts, scene.tokens.first_capacity),
             lengths=jnp.array([len(tokens) for tokens in firsts]),
-            first_group=jnp.int32(0),
-            first_episode=jnp.int32(0),
+            group=jnp.arange(plan.episodes) // 4,
+            group_name=jnp.arange(plan.episodes) // 4,
+            number=jnp.arange(plan.episodes),
+            first_place=jnp.int32(0),
         )
         weights = kv.lay_out(scene.parameters, jnp.float32)
         prefill = jax.jit(kv.prefill_prompts, static_argnums=1)
@@ -42,7 +44,7 @@ class Engine:
             weights=weights,
             prompts=prompts,
             prompt_cache=prefill(weights, self.policy, prompts.tokens),
-            tables=scene.tokens.replies,
+            tables=(scene.tokens.replies,),
             is_stop=scene.tokens.is_stop,
             key=self.key,
             temperature=jnp.float32(1),
@@ -121,15 +123,15 @@ def _answer(driver, state, slot, is_used) -> engine.Answer:
         game = driver.games[slots.episode[index]]
         end = slots.length[index] + 1
         reply = rows[game.episode, end - slots.sampled[index] : end].tolist()
-        reward, _, taken = game.play(reply)
+        reward, is_valid, taken = game.play(reply)
         # Nobody reads what an ended episode is told.
         message = [] if game.end else game.next_message(reply, reward)
         messages.append(driver.host.tokens(message) or [0])
-        told.append((reward, taken, game.success, game.end))
+        told.append((reward, is_valid, taken, game.success, game.end))
     unused = int((~is_used).sum())
     messages += [[0]] * unused
-    reward, taken, success, end = zip(
-        *told, *[(0.0, 0, False, 0)] * unused, strict=True
+    reward, is_valid, taken, success, end = zip(
+        *told, *[(0.0, False, 0, False, 0)] * unused, strict=True
     )
     return engine.Answer(
         slot=jnp.asarray(slot),
@@ -137,6 +139,8 @@ def _answer(driver, state, slot, is_used) -> engine.Answer:
         tokens=_padded(messages, scene.tokens.next_capacity),
         length=jnp.array([len(tokens) for tokens in messages]),
         reward=jnp.array(reward),
+        is_valid=jnp.array(is_valid),
+        grounded=jnp.zeros(len(told) + unused),
         taken=jnp.array(taken),
         success=jnp.array(success),
         end=jnp.array(end),

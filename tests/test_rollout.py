@@ -45,7 +45,7 @@ def stopping():
     scene = models.make_scene(TurnLimits(2, 3, 3, 6), thinking=False)
     plan = scene.plan(group_size=2, slots=5, stop_at_answer=True)
     program = models.compile_rollout(scene, plan)
-    return scene, program(scene.parameters, scene.tokens, models.call(4))
+    return scene, program(scene.parameters, (scene.tokens,), models.call(4))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_every_reply_token_is_the_one_that_its_own_key_draws(scene, record):
 
 def test_fewer_slots_than_episodes_give_the_same_record(scene, record):
     program = models.compile_rollout(scene, scene.plan(slots=5))
-    other = program(scene.parameters, scene.tokens, models.call())
+    other = program(scene.parameters, (scene.tokens,), models.call())
     models.check_same_record(record, other)
     assert other.passes.decode > record.passes.decode
 
@@ -127,7 +127,7 @@ def test_buckets_and_chunks_of_decoding_change_nothing_in_the_record(
     """With seeds 6 and 7 a slot waits that is longer than the others' bucket."""
     plan, program = bucketed
     assert plan.buckets == (264, 352)
-    other = program(scene.parameters, scene.tokens, models.call(seed))
+    other = program(scene.parameters, (scene.tokens,), models.call(seed))
     models.check_same_record(models.sample_usual(seed=seed), other)
 
 

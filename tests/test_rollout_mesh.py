@@ -24,7 +24,7 @@ def test_eight_devices_sample_what_one_device_samples(split):
     assert (plan.episodes, plan.groups) == (16 // shards, 1)
     mesh = meshes.make_mesh(*sizes)
     program = models.compile_rollout(scene, plan, mesh, layout)
-    record = program(scene.parameters, scene.tokens, models.call())
+    record = program(scene.parameters, (scene.tokens,), models.call())
     rows = [shard.data.shape[0] for shard in record.rows.tokens.addressable_shards]
     assert rows == [16 // shards] * 8
     models.check_same_record(jax.device_get(record), models.sample_usual())

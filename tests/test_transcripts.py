@@ -30,7 +30,7 @@ def record(scene):
     plan = scene.plan(prompts=PROMPTS, group_size=ROLLOUTS)
     rollout = sample.make_rollout(scene.setting(models.one_device()), plan)
     result = rollout(
-        scene.parameters, scene.tokens, models.call(3, first_prompt=np.int32(FIRST))
+        scene.parameters, (scene.tokens,), models.call(3, first_prompt=np.int32(FIRST))
     )
     return jax.device_get((result.rows, result.episodes))
 

@@ -9,7 +9,7 @@ from replay import Host, HostGame
 from ragen_jax import mesh as meshes
 from ragen_jax import transcripts
 from ragen_jax.learning.policy import score_tokens
-from ragen_jax.rollout import keys, sample
+from ragen_jax.rollout import keys, scenes
 from ragen_jax.text.dialogue import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, PADDING, REPLY_BUDGET, check_rows
 
@@ -42,7 +42,7 @@ def sampled(scene):
         if name not in made:
             plan = scene.plan(**CASES[name])
             program = models.compile_rollout(scene, plan)
-            record = program(scene.parameters, scene.tokens, models.call())
+            record = program(scene.parameters, (scene.tokens,), models.call())
             made[name] = plan, jax.device_get(record)
         return made[name]
 
@@ -133,7 +133,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
     assert (plan.episodes, plan.slots, plan.rows) == (2, 1, 6)
     assert plan.context == scene.plan().context
     program = models.compile_rollout(scene, plan, meshes.make_mesh(8, 1, 1))
-    found = jax.device_get(program(scene.parameters, scene.tokens, models.call()))
+    found = jax.device_get(program(scene.parameters, (scene.tokens,), models.call()))
     full = jax.device_get(models.sample_usual())
     jax.tree.map(np.testing.assert_array_equal, found.episodes, full.episodes)
     for (episode, turn), row in transcripts.rows_of_turns(found.rows).items():
@@ -176,7 +176,7 @@ def test_transcripts_of_windows_hold_every_message_and_reply(scene, sampled):
 
 def test_shorter_windows_need_shorter_rows(scene):
     lengths = [
-        sample.longest_row(scene.tokens, scene.dialogue, window)
+        scenes.longest_row((scene.share(),), (scene.tokens,), window)
         for window in (1, 2, 3, TURNS, TURNS + 1, 0)
     ]
     turn = scene.tokens.next_capacity + REPLY_TOKENS

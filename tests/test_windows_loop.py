@@ -48,9 +48,12 @@ def test_an_iteration_learns_from_every_turn_with_the_samplers_log_probs(run):
 
 
 def test_an_evaluation_plays_in_the_windows_of_the_run(run):
-    evaluator = loop.make_evaluator(run, rollouts=4, prompts=2, greedy=False)
+    (evaluator,) = loop.make_evaluators(
+        run, rollouts=4, prompts=2, greedy=False
+    ).values()
+    scene = run.scenes[0]
     reader = transcripts.make_reader(
-        run.tokenizer, run.world, run.dialogue, "the test's model"
+        run.tokenizer, scene.world, scene.dialogue, "the test's model"
     )
     read = []
 

@@ -142,6 +142,8 @@ def record(gap: float = 0.3) -> tuple[Rows, Episodes]:
         actions=jnp.asarray(everywhere),
         reply_tokens=jnp.asarray(everywhere),
         reply_end=jnp.asarray(everywhere * END_OF_TURN),
+        thought_tokens=jnp.asarray(everywhere),
+        grounded=jnp.zeros((count, TURNS), jnp.float32),
     )
     return rows, episodes
 

@@ -104,7 +104,7 @@ LENGTHS = {
         rollout__context=99,
     ),
     "long window": train(
-        "rollout.history = 'window' with 60 turns",
+        "rollout.history = 'window' can need",
         "set rollout.context to 1024",
         rollout__history="window",
         rollout__window=60,
@@ -124,7 +124,7 @@ NAMES = {
     "top_k": train("rollout.top_k in", "=50", "rollout.", rollout__top_k=50),
     "temp": train("did you mean rollout.temperature", rollout__temperatur=0.5),
     "evaluation": train("evaluation.top_p in", "evaluation.", evaluation__top_p=0.9),
-    "world": train("env.name = 'sokoban'", "['frozen_lake']", env__name="sokoban"),
+    "world": train("env.name = 'maze'", "choose one of", env__name="maze"),
     "option": Wrong(
         "train.py",
         ("--config={place}/own.py", "--workdir={place}/new/run"),

@@ -9,15 +9,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, pictures
 from ragen_jax.envs.planning import GOAL, HOLE, ICE, MOVES, UNREACHABLE, distances
 
 ACTION_NAMES = ("Left", "Down", "Right", "Up")  # Action a is direction a.
 OBSERVATIONS = ("grid", "coordinates", "both")
 _MEANINGS = ("you", "ice", "hole", "goal", "you in a hole", "you on the goal")
 _END = len(_MEANINGS)  # From a cell's phrase to the one that also ends the row.
+# RGB of ice, hole and goal.
+_COLOURS = np.array([[222, 240, 250], [40, 80, 130], [240, 190, 190]], np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,9 @@ def world(settings: FrozenLake) -> base.World:
         observe=functools.partial(observe, settings=settings),
         example_actions=("Down", "Right"),
         longest_observation=functools.partial(_longest_observation, settings=settings),
+        landmarks=landmarks,
+        picture=picture,
+        solve=solve,
     )
 
 
@@ -229,6 +235,39 @@ def instruction(settings: FrozenLake) -> str:
         f" Reach {goal}, avoid {holes}. An action moves you one tile; at the border you"
         f" stay. The ice is {ice} Actions: {', '.join(ACTION_NAMES)}."
     )
+
+
+def landmarks(state: State) -> jax.Array:
+    """int32[2, 2], the (row, column) of the player and of the goal."""
+    goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
+    goal = jnp.stack(jnp.divmod(goal, state.tiles.shape[0]))
+    return jnp.stack([state.player, goal]).astype(jnp.int32)
+
+
+def picture(state: State) -> np.ndarray:
+    """uint8[h, w, 3], the lake from above: P you, X you in a hole, G the goal."""
+    texts = np.array(["", "", "G"])[state.tiles]
+    row, column = state.player
+    texts[row, column] = "X" if state.tiles[row, column] == HOLE else "P"
+    return pictures.board(_COLOURS[state.tiles], texts)
+
+
+def solve(state: State) -> tuple[int, ...]:
+    """A shortest way to the goal over ice that never slips; empty where none is."""
+    tiles, at = np.asarray(state.tiles), tuple(map(int, state.player))
+    if state.done:
+        return ()
+    ways = {at: ()}
+    for place, way in (queue := list(ways.items())):  # Grows while it is read.
+        if tiles[place] == GOAL:
+            return way
+        for direction, (down, right) in enumerate(MOVES.tolist()):
+            further = place[0] + down, place[1] + right
+            is_inside = min(further) >= 0 and max(further) < len(tiles)
+            if is_inside and further not in ways and tiles[further] != HOLE:
+                ways[further] = (*way, direction)
+                queue.append((further, ways[further]))
+    return ()
 
 
 def _longest_observation(lengths, settings: FrozenLake) -> int:

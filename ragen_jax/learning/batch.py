@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning import advantages, filters, reduce, rewards
+from ragen_jax.learning import advantages, filters, reduce, rewards, shaping
 from ragen_jax.learning.forward import Forward, reply_lengths
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -95,7 +95,8 @@ def prepare(
             is_reply,
             weight,
         )
-    earned = rewards.token_rewards(rows, episodes, settings.reward.format_penalty)
+    by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
+    earned = rewards.at_turn_ends(rows, by_turn)
     if settings.loss.kl > 0 and settings.loss.kl_in == "reward":
         earned = rewards.penalize_kl(
             earned,
@@ -105,7 +106,8 @@ def prepare(
             settings.loss.kl,
             settings.loss.kl_kind,
         )
-    gains, returns = _advantages(settings, earned, old_values, rows, episodes)
+    totals = by_turn.sum(axis=1)
+    gains, returns = _advantages(settings, earned, totals, old_values, rows, episodes)
     if settings.advantage.whiten:
         gains = advantages.whiten(gains, is_reply, weight)
     return Batch(
@@ -120,8 +122,10 @@ def prepare(
     )
 
 
-def _advantages(settings: Settings, earned, old_values, rows: Rows, episodes: Episodes):
-    """(advantages, returns), float32[C, T] each."""
+def _advantages(
+    settings: Settings, earned, totals, old_values, rows: Rows, episodes: Episodes
+):
+    """(advantages, returns), float32[C, T] each, from rewards by token and episode."""
     chosen = settings.advantage
     if settings.estimator == "ppo":
         along = dict(gamma=chosen.gamma, lam=chosen.lam)
@@ -131,7 +135,6 @@ def _advantages(settings: Settings, earned, old_values, rows: Rows, episodes: Ep
         else:
             result = advantages.gae(earned, old_values, rows.is_reply, **along)
         return result.advantages, result.returns
-    totals = rewards.returns(episodes, settings.reward.format_penalty)
     gain = advantages.group_advantages(
         totals,
         episodes.group,

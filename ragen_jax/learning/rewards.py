@@ -23,8 +23,11 @@ def token_rewards(rows: Rows, episodes: Episodes, format_penalty: float) -> jax.
     Returns:
       float32[R, T], units of reward; 0 at all other tokens.
     """
-    _check_penalty(format_penalty)
-    earned = _turn_rewards(episodes, format_penalty)
+    return at_turn_ends(rows, turn_rewards(episodes, format_penalty))
+
+
+def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
+    """float32[R, T]: what a turn earned (float32[B, K]) on its reply's last token."""
     # Padding is -1, which would index the last episode: looked up at 0, not used.
     looked_up = earned[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
     return jnp.where(rows.turn_end & (rows.episode >= 0), looked_up, 0.0)
@@ -43,8 +46,7 @@ def returns(episodes: Episodes, format_penalty: float = 0.0) -> jax.Array:
     Returns:
       float32[B], units of reward.
     """
-    _check_penalty(format_penalty)
-    return _turn_rewards(episodes, format_penalty).sum(axis=1)
+    return turn_rewards(episodes, format_penalty).sum(axis=1)
 
 
 def penalize_kl(
@@ -78,8 +80,9 @@ def penalize_kl(
     return token_rewards - jnp.where(is_reply, penalty, 0.0)
 
 
-def _turn_rewards(episodes: Episodes, format_penalty: float) -> jax.Array:
+def turn_rewards(episodes: Episodes, format_penalty: float) -> jax.Array:
     """float32[B, K], what each played turn earned; 0 for turns never played."""
+    _check_penalty(format_penalty)
     chex.assert_equal_shape([episodes.reward, episodes.is_valid])
     turn = jnp.arange(episodes.reward.shape[1])
     is_played = turn[None, :] < episodes.turns[:, None]

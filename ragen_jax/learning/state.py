@@ -59,7 +59,7 @@ def updates_expected(settings: Settings) -> int:
     share = settings.filter.fraction if settings.filter.strategy != "none" else 1.0
     rows = max(1, round(rollout.prompts * share)) * rollout.group_size
     if rollout.window_turns:
-        rows *= rollout.turns
+        rows *= settings.most_turns()
     each = -(-rows // optimizer.minibatch) * optimizer.epochs
     return settings.iterations * each
 

@@ -10,9 +10,11 @@ through the model. That is the last sampled token, or the last token fed.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from ragen_jax.models.parameters import Parameters
@@ -35,14 +37,29 @@ IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """One world's share of a shard: ranges of its episodes, slots and answers."""
+
+    first_episode: int
+    episodes: int
+    groups: int  # distinct prompts
+    first_slot: int
+    slots: int  # at most `episodes`; they play no other world
+    first_answer: int  # within the W answers of a feed pass
+    feed_width: int  # of those
+    prompts: int  # P of this world in the whole batch
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Sizes and switches of one shard's rollout. Static."""
 
+    parts: tuple[Part, ...]  # one for each world; the next four are their sums
     episodes: int  # B on this shard
-    group_size: int  # N in the whole batch
     groups: int  # distinct prompts on this shard
-    slots: int  # S, at most `episodes`
+    slots: int  # S
     feed_width: int  # W, waiting slots answered in one pass
+    group_size: int  # N in the whole batch
     context: int  # T, tokens of a row
     turns: int  # K
     actions_per_turn: int  # A
@@ -70,8 +87,12 @@ class Prompts:
 
     tokens: jax.Array  # int32[groups, Tp], right-padded
     lengths: jax.Array  # int32[groups]
-    first_group: jax.Array  # int32[], index of the shard's first group in the batch
-    first_episode: jax.Array  # int32[], index of its first episode in the batch
+    group: jax.Array  # int32[B], index of each episode's prompt among those here
+    group_name: jax.Array  # int32[B], its group in the whole batch
+    # int32[B], each episode's number in the whole batch, whichever shard it is on: what
+    # its noise is drawn by.
+    number: jax.Array
+    first_place: jax.Array  # int32[], of the shard's episodes in the batch's record
     cuts: windows.Cuts | None = None  # read in windows alone
 
 
@@ -80,7 +101,7 @@ class Slots:
     """S slots."""
 
     status: jax.Array  # int32[S], IDLE, DECODING or WAITING
-    episode: jax.Array  # int32[S], row on this shard; `Plan.episodes` when idle
+    episode: jax.Array  # int32[S], on this shard; `Plan.episodes` when idle
     turn: jax.Array  # int32[S], 0-based turn being played
     length: jax.Array  # int32[S], tokens in the cache
     pending: jax.Array  # int32[S], the token after those
@@ -110,7 +131,7 @@ class RolloutState:
     cache: Cache
     rows: Written
     episodes: Episodes
-    next_episode: jax.Array  # int32[], head of the queue
+    next_episode: jax.Array  # int32[parts], heads of the parts' queues
     decode_passes: jax.Array  # int32[]
     feed_passes: jax.Array  # int32[]
 
@@ -122,7 +143,7 @@ class Inputs:
     weights: Parameters  # from `cache.lay_out`
     prompts: Prompts
     prompt_cache: Cache  # of `Plan.groups` entries
-    tables: replies.ReplyTables
+    tables: tuple[replies.ReplyTables, ...]  # of the parts
     is_stop: jax.Array  # bool[V]
     key: jax.Array  # key[], from `keys.iteration_key`
     temperature: jax.Array  # float32[]
@@ -137,6 +158,8 @@ class Answer:
     tokens: jax.Array  # int32[W, M], the next message, right-padded
     length: jax.Array  # int32[W], tokens of it, 1..M
     reward: jax.Array  # float32[W], the world's reward of the turn
+    is_valid: jax.Array  # bool[W], of the turn's reply
+    grounded: jax.Array  # float32[W], share of the landmarks that its thought names
     taken: jax.Array  # int32[W], actions that reached the world
     success: jax.Array  # bool[W], of the episode so far
     end: jax.Array  # int32[W], UNFINISHED, or why the episode ended
@@ -144,8 +167,7 @@ class Answer:
 
 def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
     """The state in which the first S episodes have their prompts and are decoding."""
-    episodes = jnp.arange(plan.episodes)
-    group = _local_group(plan, inputs.prompts, episodes)
+    group = inputs.prompts.group
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
     width = prompts.shape[1]
     in_prompt = jnp.arange(plan.context)[None] < lengths[:, None]
@@ -165,26 +187,27 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
             rows,
             Written(tokens=0, logprobs=0, entropy=0, mark=PADDING),
         )
-    slots = jnp.arange(plan.slots)
+    # Each part's first episodes.
+    first = np.concatenate([p.first_episode + np.arange(p.slots) for p in plan.parts])
     longer = [(0, 0), (0, 0), (0, 0), (0, plan.context - width)]
-    extend = lambda x: jnp.pad(x[group[: plan.slots]], longer)  # noqa: E731
-    blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
+    extend = lambda x: jnp.pad(x[group[first]], longer)  # noqa: E731
     zero, none = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
+    heads = [part.first_episode + part.slots for part in plan.parts]
     return RolloutState(
         slots=Slots(
             status=jnp.full(plan.slots, DECODING, jnp.int32),
-            episode=slots,
+            episode=jnp.asarray(first, jnp.int32),
             turn=zero,
-            length=lengths[: plan.slots] - 1,
-            pending=_last_token(prompts, lengths)[: plan.slots],
+            length=lengths[first] - 1,
+            pending=_last_token(prompts, lengths)[first],
             sampled=zero,
-            reply=jax.tree.map(lambda x: jnp.stack([x] * plan.slots), blank),
+            reply=_blank_replies(plan, inputs, [part.slots for part in plan.parts]),
             reply_end=zero,
         ),
         cache=jax.tree.map(extend, inputs.prompt_cache),
         rows=rows,
         episodes=_blank_episodes(plan, inputs.prompts),
-        next_episode=none + plan.slots,
+        next_episode=jnp.array(heads, jnp.int32),
         decode_passes=none,
         feed_passes=none,
     )
@@ -193,18 +216,31 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
 def advance(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
     """Decodes in chunks until W slots wait, or none decodes any more."""
 
-    def goes_on(state: RolloutState):
-        status = state.slots.status
-        waiting = (status == WAITING).sum()
-        return (waiting < plan.feed_width) & (status == DECODING).any()
-
     return jax.lax.while_loop(
-        goes_on, lambda state: decode_chunk(plan, policy, inputs, state), state
+        lambda state: ~is_due(plan, state),
+        lambda state: decode_chunk(plan, policy, inputs, state),
+        state,
     )
 
 
+def is_due(plan: Plan, state: RolloutState) -> jax.Array:
+    """bool[], whether the worlds should now answer.
+
+    A pass for few is as dear as one for many: it is put off until some world's part of
+    it is full, or until nothing decodes any more.
+    """
+    status = state.slots.status
+    is_waiting = status == WAITING
+    is_full = [
+        is_waiting[part.first_slot : part.first_slot + part.slots].sum()
+        >= part.feed_width
+        for part in plan.parts
+    ]
+    return jnp.stack(is_full).any() | ~(status == DECODING).any()
+
+
 def decode_chunk(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
-    """`decode_chunk` decode passes, reading as much of the cache as they need."""
+    """`Plan.decode_chunk` decode passes, reading as much of the cache as they need."""
 
     def passes(bucket: int):
         def one(state: RolloutState, _):
@@ -238,7 +274,7 @@ def _decode_pass(
     logits, cache = kv.decode(
         inputs.weights, policy, state.cache, slots.pending, place, bucket
     )
-    episode = inputs.prompts.first_episode + slots.episode
+    episode = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
     token_keys = jax.vmap(keys.token_key, (None, 0, 0, 0))(
         inputs.key, episode, slots.turn, slots.sampled
     )
@@ -251,11 +287,8 @@ def _decode_pass(
         entropy=rows.entropy.at[row, at].set(drawn.entropy, mode="drop"),
         mark=rows.mark.at[row, at].set(2 * slots.turn + 1, mode="drop"),
     )
-    read = jax.vmap(replies.read_token, (None, 0, 0))(
-        inputs.tables, slots.reply, drawn.token
-    )
+    read, closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
     sampled = slots.sampled + 1
-    closed = jax.vmap(replies.is_closed, (None, 0))(inputs.tables, read)
     reply_end = jnp.where(
         inputs.is_stop[drawn.token],
         END_OF_TURN,
@@ -280,11 +313,32 @@ def _decode_pass(
     )
 
 
+def _read_tokens(plan: Plan, inputs: Inputs, reply: replies.ReplyState, token):
+    """Every slot's reply after its token, by its world's tables; bool[S] if closed."""
+
+    def one(part: Part, tables: replies.ReplyTables):
+        own = slice(part.first_slot, part.first_slot + part.slots)
+        read = jax.vmap(replies.read_token, (None, 0, 0))(
+            tables, jax.tree.map(lambda x: x[own], reply), token[own]
+        )
+        return read, jax.vmap(replies.is_closed, (None, 0))(tables, read)
+
+    return _joined(map(one, plan.parts, inputs.tables))
+
+
 def choose_waiting(plan: Plan, state: RolloutState) -> tuple[jax.Array, jax.Array]:
-    """int32[W] slots to answer next, lower ones first; bool[W] whether they wait."""
-    is_waiting = state.slots.status == WAITING
-    slot = jnp.argsort(~is_waiting, stable=True)[: plan.feed_width].astype(jnp.int32)
-    return slot, is_waiting[slot]
+    """int32[W] slots to answer next, lower ones first; bool[W] whether they wait.
+
+    The answers of a part are to its own slots, in its own range of W.
+    """
+
+    def one(part: Part):
+        own = slice(part.first_slot, part.first_slot + part.slots)
+        is_waiting = state.slots.status[own] == WAITING
+        slot = jnp.argsort(~is_waiting, stable=True)[: part.feed_width]
+        return part.first_slot + slot.astype(jnp.int32), is_waiting[slot]
+
+    return _joined(map(one, plan.parts))
 
 
 def feed(
@@ -310,12 +364,10 @@ def feed(
         answer,
         goes_on,
     )
-    fed = heard.entries
-
-    rank = jnp.cumsum(answer.is_used & ~goes_on) - 1
-    taken_up = jnp.where(goes_on, plan.episodes, state.next_episode + rank)
-    is_new = answer.is_used & ~goes_on & (taken_up < plan.episodes)
-    fed = _copy_prompts(plan, inputs, fed, taken_up, is_new)
+    taken_up, is_new, next_episode = _take_up(
+        plan, state.next_episode, answer.is_used & ~goes_on
+    )
+    fed = _copy_prompts(plan, inputs, heard.entries, taken_up, is_new)
     # Entries of slots that neither go on nor start anew are never attended to again.
     cache = jax.tree.map(
         lambda whole, part: whole.at[_only(answer.slot, answer.is_used, plan)].set(
@@ -324,9 +376,8 @@ def feed(
         state.cache,
         fed,
     )
-    group = _local_group(plan, inputs.prompts, jnp.where(is_new, taken_up, 0))
+    group = inputs.prompts.group[jnp.where(is_new, taken_up, 0)]
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    blank = replies.start_reply(inputs.tables, plan.actions_per_turn)
     after = Slots(
         status=jnp.where(goes_on | is_new, DECODING, IDLE),
         episode=jnp.where(
@@ -336,25 +387,62 @@ def feed(
         length=jnp.where(goes_on, heard.length, lengths - 1),
         pending=jnp.where(goes_on, heard.pending, _last_token(prompts, lengths)),
         sampled=jnp.zeros_like(slots.sampled),
-        reply=jax.tree.map(
-            lambda b, x: jnp.broadcast_to(b, x.shape), blank, slots.reply
-        ),
+        reply=_blank_replies(plan, inputs, [part.feed_width for part in plan.parts]),
         reply_end=jnp.zeros_like(slots.reply_end),
     )
     where = _only(answer.slot, answer.is_used, plan)
     new_slots = jax.tree.map(
         lambda whole, part: whole.at[where].set(part, mode="drop"), state.slots, after
     )
-    started = (answer.is_used & ~goes_on).sum()
     state = state.replace(
         slots=new_slots,
         cache=cache,
         rows=heard.rows,
         episodes=episodes,
-        next_episode=state.next_episode + started,
+        next_episode=next_episode,
         feed_passes=state.feed_passes + heard.passes,
     )
     return state, jnp.where(is_new, taken_up, -1)
+
+
+def _take_up(plan: Plan, heads: jax.Array, is_free: jax.Array):
+    """Episodes from the queues for the slots that became free.
+
+    Args:
+      heads: int32[parts].
+      is_free: bool[W].
+
+    Returns:
+      int32[W] episodes on this shard, bool[W] whether there was one, int32[parts] the
+      queues' heads after it.
+    """
+
+    def one(index: int, part: Part):
+        own = is_free[part.first_answer : part.first_answer + part.feed_width]
+        taken_up = heads[index] + jnp.cumsum(own) - 1
+        is_new = own & (taken_up < part.first_episode + part.episodes)
+        return taken_up, is_new, heads[index][None] + own.sum()
+
+    return _joined(one(index, part) for index, part in enumerate(plan.parts))
+
+
+def reply_tokens(
+    plan: Plan, state: RolloutState, slot: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The replies that slots have just sampled.
+
+    Args:
+      slot: int32[n].
+
+    Returns:
+      int32[n, plan.reply_tokens] tokens and int32[n] how many of them are the reply's.
+    """
+    slots = jax.tree.map(lambda x: x[slot], state.slots)
+    row = jnp.minimum(_row(plan, slots), plan.rows - 1)
+    first = slots.length + 1 - slots.sampled
+    at = first[:, None] + jnp.arange(plan.reply_tokens)[None]
+    tokens = state.rows.tokens[row[:, None], jnp.clip(at, 0, plan.context - 1)]
+    return tokens, slots.sampled
 
 
 def finish(
@@ -365,7 +453,7 @@ def finish(
     is_reply = (written.mark >= 0) & (written.mark % 2 == 1)
     turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
     following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
-    episode = inputs.prompts.first_episode + jnp.arange(plan.episodes)
+    episode = inputs.prompts.first_place + jnp.arange(plan.episodes)
     if plan.window:
         episode = jnp.repeat(episode, plan.rows_each)
     rows = Rows(
@@ -385,7 +473,6 @@ def finish(
 
 def _record_turn(plan, inputs, episodes: Episodes, slots: Slots, answer: Answer):
     row = jnp.where(answer.is_used, slots.episode, plan.episodes)
-    valid = jax.vmap(replies.is_valid, (None, 0))(inputs.tables, slots.reply)
     put = lambda x, new: x.at[row].set(new, mode="drop")  # noqa: E731
     at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")  # noqa: E731
     return episodes.replace(
@@ -393,10 +480,12 @@ def _record_turn(plan, inputs, episodes: Episodes, slots: Slots, answer: Answer)
         end=put(episodes.end, answer.end),
         turns=put(episodes.turns, slots.turn + 1),
         reward=at_turn(episodes.reward, answer.reward),
-        is_valid=at_turn(episodes.is_valid, valid),
+        is_valid=at_turn(episodes.is_valid, answer.is_valid),
         actions=at_turn(episodes.actions, answer.taken),
         reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
         reply_end=at_turn(episodes.reply_end, slots.reply_end),
+        thought_tokens=at_turn(episodes.thought_tokens, slots.reply.thought),
+        grounded=at_turn(episodes.grounded, answer.grounded),
     )
 
 
@@ -454,7 +543,7 @@ def _hear_in_window(
     )(
         windows.Row(rows.tokens[row], rows.mark[row], slots.length + 1),
         slots.turn,
-        prompts.cuts.opening[_local_group(plan, prompts, episode)],
+        prompts.cuts.opening[prompts.group[episode]],
         closing,
         windows.Message(answer.tokens, answer.length),
     )
@@ -494,7 +583,7 @@ def _write_message(plan, rows: Written, slots: Slots, answer: Answer, goes_on, w
 
 
 def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -> Cache:
-    group = _local_group(plan, inputs.prompts, jnp.where(is_new, episode, 0))
+    group = inputs.prompts.group[jnp.where(is_new, episode, 0)]
 
     def copy(entry, prompts):
         width = prompts.shape[-1]
@@ -507,10 +596,12 @@ def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -
 def _blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
     each = jnp.zeros(plan.episodes, jnp.int32)
     turn = jnp.zeros((plan.episodes, plan.turns), jnp.int32)
-    group = prompts.first_group + _local_group(plan, prompts, jnp.arange(plan.episodes))
+    environment = np.repeat(
+        np.arange(len(plan.parts)), [part.episodes for part in plan.parts]
+    )
     return Episodes(
-        group=group.astype(jnp.int32),
-        environment=each,
+        group=prompts.group_name,
+        environment=jnp.asarray(environment, jnp.int32),
         success=each.astype(bool),
         end=each,
         turns=each,
@@ -519,7 +610,27 @@ def _blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
         actions=turn,
         reply_tokens=turn,
         reply_end=turn,
+        thought_tokens=turn,
+        grounded=turn.astype(jnp.float32),
     )
+
+
+def _blank_replies(plan: Plan, inputs: Inputs, counts: list[int]):
+    """Replies of no token yet, as many of each part as `counts` says."""
+
+    def one(tables: replies.ReplyTables, count: int):
+        blank = replies.start_reply(tables, plan.actions_per_turn)
+        return jax.tree.map(lambda x: jnp.stack([x] * count), blank)
+
+    return _joined(map(one, inputs.tables, counts))
+
+
+def _joined(parts) -> Any:
+    """Pytrees of like structure, joined along their arrays' first axis."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
 def _row(plan: Plan, slots: Slots) -> jax.Array:
@@ -527,10 +638,6 @@ def _row(plan: Plan, slots: Slots) -> jax.Array:
     if not plan.window:
         return slots.episode
     return slots.episode * plan.rows_each + slots.turn
-
-
-def _local_group(plan: Plan, prompts: Prompts, episode: jax.Array) -> jax.Array:
-    return (prompts.first_episode + episode) // plan.group_size - prompts.first_group
 
 
 def _last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:

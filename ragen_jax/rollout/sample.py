@@ -1,7 +1,8 @@
 """A whole batch of episodes as one compiled program: levels, prompts, loop, record."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,20 +11,22 @@ from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from ragen_jax import mesh as meshes
-from ragen_jax.envs.base import World
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
 from ragen_jax.rollout import engine, keys, turns, windows
-from ragen_jax.rollout.engine import Answer, Inputs, Plan, Prompts, RolloutState
-from ragen_jax.text import replies
-from ragen_jax.text.dialogue import (
-    Dialogue,
-    DialogueTokens,
-    first_message,
-    message_tokens,
+from ragen_jax.rollout.engine import (
+    Answer,
+    Inputs,
+    Part,
+    Plan,
+    Prompts,
+    RolloutState,
 )
+from ragen_jax.rollout.scenes import Scene, SceneTokens, longest_row
+from ragen_jax.text import answers
+from ragen_jax.text.dialogue import first_message, message_tokens
 from ragen_jax.trajectory import UNFINISHED, Episodes, Rows
 
 
@@ -33,10 +36,11 @@ class Setting:
 
     config: ModelConfig
     dtype: Any  # of the rollout's weights, cache and computation
-    world: World
-    dialogue: Dialogue
+    scenes: tuple[Scene, ...]  # the worlds that share a batch, and their texts
     mesh: Mesh
     layout: str  # "replicated" or "tensor"
+    # Whether thoughts are searched for the landmarks that they name; costs time.
+    with_grounding: bool = False
 
 
 @struct.dataclass
@@ -69,10 +73,9 @@ class Rollout:
 
 
 def make_plan(
-    tokens: DialogueTokens,
-    dialogue: Dialogue,
+    scenes: Sequence[Scene],
+    tokens: SceneTokens,
     *,
-    prompts: int,
     group_size: int,
     slots: int,
     context: int,
@@ -86,37 +89,39 @@ def make_plan(
     """Sizes of one shard's rollout.
 
     Args:
-      tokens, dialogue: the texts, for their capacities and limits.
-      prompts, group_size: P and N of the whole batch.
-      slots: of the whole batch; 0 means one for every episode.
+      scenes: the worlds with their shares of the batch.
+      tokens: of the scenes' texts, for their capacities.
+      group_size: N.
+      slots: of the whole batch, shared out as the episodes are; 0 means one for every
+        episode.
       context: T; 0 means `longest_row`. In windows a shorter one drops turns, and
         what is longer is left out.
       decode_chunk: decode passes between looks at the predicate.
       buckets: how many cache lengths to compile for.
-      shards: how many devices share the batch; divides the episodes.
+      shards: how many devices share the batch; divides each scene's episodes.
       greedy: take the likeliest token.
       stop_at_answer: end a reply at `</answer>`.
       window: most turns of a row; 0: a row holds a whole episode.
     """
-    episodes = prompts * group_size // shards
-    limits = dialogue.limits
-    longest = longest_row(tokens, dialogue, window)
+    limits = [scene.dialogue.limits for scene in scenes]
+    longest = longest_row(scenes, tokens, window)
     context = min(context, longest) if context and window else context or longest
-    slots = min(episodes, -(-slots // shards)) if slots else episodes
+    first_capacity = max(part.first_capacity for part in tokens)
     step = -(-context // buckets)
     lengths = {min(context, step * (i + 1)) for i in range(buckets)}
-    lengths = {n for n in lengths if n >= tokens.first_capacity} | {context}
+    lengths = {n for n in lengths if n >= first_capacity} | {context}
+    parts = _parts(scenes, group_size, slots, shards)
     return Plan(
-        episodes=episodes,
+        parts=parts,
+        episodes=sum(part.episodes for part in parts),
+        groups=sum(part.groups for part in parts),
+        slots=sum(part.slots for part in parts),
+        feed_width=sum(part.feed_width for part in parts),
         group_size=group_size,
-        groups=max(1, episodes // group_size),
-        slots=slots,
-        # A quarter: full passes while all decode, and not too long a wait (measured).
-        feed_width=max(1, -(-slots // 4)),
         context=context,
-        turns=limits.turns,
-        actions_per_turn=limits.actions_per_turn,
-        reply_tokens=limits.reply_tokens,
+        turns=max(limit.turns for limit in limits),
+        actions_per_turn=max(limit.actions_per_turn for limit in limits),
+        reply_tokens=max(limit.reply_tokens for limit in limits),
         decode_chunk=decode_chunk,
         buckets=tuple(sorted(lengths)),
         greedy=greedy,
@@ -125,20 +130,38 @@ def make_plan(
     )
 
 
-def longest_row(tokens: DialogueTokens, dialogue: Dialogue, window: int = 0) -> int:
-    """T that the first prompt and all turns can need at most, in tokens.
-
-    Args:
-      tokens, dialogue: the texts.
-      window: most turns of a row; 0: a row holds a whole episode.
-    """
-    return windows.longest_row(tokens, dialogue, window or dialogue.limits.turns)
+def _parts(
+    scenes: Sequence[Scene], group_size: int, slots: int, shards: int
+) -> tuple[Part, ...]:
+    """The static ranges of each scene on one shard."""
+    whole = sum(scene.prompts for scene in scenes)
+    parts: list[Part] = []
+    for scene in scenes:
+        episodes = scene.prompts * group_size // shards
+        share = -(-slots * scene.prompts // (whole * shards)) if slots else episodes
+        own = min(episodes, share)
+        last = parts[-1] if parts else None
+        parts.append(
+            Part(
+                first_episode=last.first_episode + last.episodes if last else 0,
+                episodes=episodes,
+                groups=max(1, episodes // group_size),
+                first_slot=last.first_slot + last.slots if last else 0,
+                slots=own,
+                first_answer=last.first_answer + last.feed_width if last else 0,
+                # A quarter: full passes while all decode, and not too long a wait
+                # (measured).
+                feed_width=max(1, -(-own // 4)),
+                prompts=scene.prompts,
+            )
+        )
+    return tuple(parts)
 
 
 def make_rollout(setting: Setting, plan: Plan) -> Callable[..., Rollout]:
     """A compiled function from weights to a batch of episodes.
 
-    It takes (parameters, tokens: DialogueTokens, `Call`) and returns a `Rollout` whose
+    It takes (parameters, tokens: SceneTokens, `Call`) and returns a `Rollout` whose
     rows and episodes are shared over the mesh's data and fsdp axes.
     """
     mesh = setting.mesh
@@ -167,7 +190,7 @@ def make_rollout(setting: Setting, plan: Plan) -> Callable[..., Rollout]:
     )
 
     @jax.jit
-    def rollout(parameters, tokens: DialogueTokens, call: Call) -> Rollout:
+    def rollout(parameters, tokens: SceneTokens, call: Call) -> Rollout:
         with jax.named_scope("lay_out_weights"):
             weights = kv.lay_out(parameters, setting.dtype)
             weights = jax.lax.with_sharding_constraint(
@@ -198,122 +221,197 @@ def _shard_rollout(
     setting: Setting,
     plan: Plan,
     weights: Parameters,
-    tokens: DialogueTokens,
+    tokens: SceneTokens,
     call: Call,
 ) -> Rollout:
     """One shard's rollout, inside `shard_map`; no collective unless tensor-parallel."""
-    world, policy = setting.world, _policy(setting)
-    shard = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
-    first_episode = call.first_prompt * plan.group_size + shard * plan.episodes
-    first_group = first_episode // plan.group_size
+    policy = _policy(setting)
     key = keys.iteration_key(call.seed, call.split, call.iteration)
-    level_keys = jax.vmap(keys.level_key, (None, 0))(
-        key, first_group + jnp.arange(plan.groups)
-    )
-    levels = jax.vmap(world.reset, (0, None))(level_keys, call.split)
-    prompts = _first_prompts(setting, tokens, levels, first_group, first_episode)
-    if plan.window:
-        prompts = prompts.replace(cuts=windows.make_cuts(tokens, plan.groups))
+    levels, prompts = _draw_levels(setting, plan, tokens, key, call)
     inputs = Inputs(
         weights=weights,
         prompts=prompts,
         prompt_cache=kv.prefill_prompts(weights, policy, prompts.tokens),
-        tables=tokens.replies,
-        is_stop=tokens.is_stop,
+        tables=tuple(part.replies for part in tokens),
+        is_stop=tokens[0].is_stop,
         key=key,
         temperature=call.temperature,
     )
     state = engine.start(plan, policy, inputs)
-    group = (first_episode + jnp.arange(plan.slots)) // plan.group_size - first_group
-    games = jax.vmap(turns.new_game)(jax.tree.map(lambda x: x[group], levels))
-
-    def answer(carry):
-        state, games = carry
-        return answer_waiting(
-            setting, plan, policy, inputs, tokens, levels, state, games
-        )
+    first_group, games = 0, []
+    for part, own in zip(plan.parts, levels, strict=True):
+        group = prompts.group[part.first_episode :][: part.slots] - first_group
+        games.append(jax.vmap(turns.new_game)(jax.tree.map(lambda x: x[group], own)))  # noqa: B023
+        first_group += part.groups
+    world = Worlds(setting, plan, policy, inputs, tokens, levels)
 
     def one_round(carry):
         state, games = carry
         state = engine.decode_chunk(plan, policy, inputs, state)
-        status = state.slots.status
-        waiting = (status == engine.WAITING).sum()
-        # A pass for few is as dear as one for many: wait for a full one, or for all.
-        is_due = (waiting >= plan.feed_width) | ~(status == engine.DECODING).any()
-        return jax.lax.cond(is_due, answer, lambda carry: carry, (state, games))
+        return jax.lax.cond(
+            engine.is_due(plan, state),
+            lambda carry: answer_waiting(world, *carry),
+            lambda carry: carry,
+            (state, games),
+        )
 
     def is_busy(carry):
         return (carry[0].slots.status != engine.IDLE).any()
 
-    state, _ = jax.lax.while_loop(is_busy, one_round, (state, games))
+    state, _ = jax.lax.while_loop(is_busy, one_round, (state, tuple(games)))
     rows, episodes = engine.finish(plan, inputs, state, call.policy_version)
     passes = Passes(state.decode_passes[None], state.feed_passes[None])
     return Rollout(rows, episodes, passes)
 
 
-def _first_prompts(setting, tokens, levels, first_group, first_episode) -> Prompts:
-    def one(level):
-        ids = first_message(setting.dialogue, setting.world.observe(level))
-        return message_tokens(tokens, ids, is_first=True)
+def _draw_levels(
+    setting: Setting, plan: Plan, tokens: SceneTokens, key: jax.Array, call: Call
+) -> tuple[tuple[Any, ...], Prompts]:
+    """The levels of each part, and all parts' prompts.
 
-    joined, lengths = jax.vmap(one)(levels)
-    return Prompts(joined, lengths, first_group, first_episode)
+    Numbers of episodes and groups count through the worlds, each world's over all
+    shards: they, and so the noise, do not depend on the mesh.
+    """
+    shard = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
+    size = plan.group_size
+    capacity = max(part.first_capacity for part in tokens)
+    levels, pieces, groups, before = [], [], 0, call.first_prompt
+    for scene, part, texts in zip(setting.scenes, plan.parts, tokens, strict=True):
+        first = before * size + shard * part.episodes
+        names = first // size + jnp.arange(part.groups)
+        level_keys = jax.vmap(keys.level_key, (None, 0))(key, names)
+        own = jax.vmap(scene.world.reset, (0, None))(level_keys, call.split)
+        joined, lengths = jax.vmap(functools.partial(_first_prompt, scene, texts))(own)
+        number = first + jnp.arange(part.episodes)
+        pieces.append(
+            dict(
+                tokens=jnp.pad(joined, ((0, 0), (0, capacity - joined.shape[1]))),
+                lengths=lengths,
+                group=groups + number // size - first // size,
+                group_name=number // size,
+                number=number,
+            )
+        )
+        levels.append(own)
+        groups += part.groups
+        before += part.prompts
+    if len(pieces) > 1:
+        pieces[:1] = [jax.tree.map(lambda *x: jnp.concatenate(x), *pieces)]
+    place = call.first_prompt * size + shard * plan.episodes
+    cuts = None
+    if plan.window:
+        cuts = windows.make_cuts(tokens, [part.groups for part in plan.parts])
+    return tuple(levels), Prompts(first_place=place, cuts=cuts, **pieces[0])
+
+
+def _first_prompt(scene: Scene, tokens, level) -> tuple[jax.Array, jax.Array]:
+    ids = first_message(scene.dialogue, scene.world.observe(level))
+    return message_tokens(tokens, ids, is_first=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Worlds:
+    """What answering needs and never changes, within one trace."""
+
+    setting: Setting
+    plan: Plan
+    policy: kv.Policy
+    inputs: Inputs
+    tokens: SceneTokens
+    levels: tuple[Any, ...]  # the worlds' States, of each part's groups
 
 
 def answer_waiting(
-    setting: Setting,
-    plan: Plan,
-    policy: kv.Policy,
-    inputs: Inputs,
-    tokens: DialogueTokens,
-    levels: Any,
-    state: RolloutState,
-    games: turns.Game,
-) -> tuple[RolloutState, turns.Game]:
-    """Steps the world for the slots that wait and feeds them what it says.
+    worlds: Worlds, state: RolloutState, games: tuple[turns.Game, ...]
+) -> tuple[RolloutState, tuple[turns.Game, ...]]:
+    """Steps the worlds for the slots that wait and feeds them what they say.
 
     Args:
-      levels: the world's States of the shard's groups.
-      games: of the S slots.
+      worlds: the rules, texts and levels.
+      state: in which slots wait.
+      games: of each part's slots.
     """
+    plan, inputs = worlds.plan, worlds.inputs
     slot, is_used = engine.choose_waiting(plan, state)
-    slots = jax.tree.map(lambda x: x[slot], state.slots)
-    chosen = jax.tree.map(lambda x: x[slot], games)
-
-    def one(episode, turn, game, reply, reply_end):
-        chance = keys.world_key(
-            inputs.key, inputs.prompts.first_episode + episode, turn
-        )
-        actions = replies.final_actions(inputs.tables, reply)
-        limits = setting.dialogue.limits
-        after, played = turns.play_turn(chance, setting.world, limits, game, actions)
-        ids = turns.answer_to_turn(
-            setting.world,
-            setting.dialogue,
-            after,
-            played,
-            replies.is_valid(inputs.tables, reply),
-            reply_end == engine.END_OF_TURN,
-        )
-        return after, played, *message_tokens(tokens, ids, is_first=False)
-
-    after, played, message, length = jax.vmap(one)(
-        slots.episode, slots.turn, chosen, slots.reply, slots.reply_end
+    played = [
+        _play_part(worlds, index, state, slot, is_used, games[index])
+        for index in range(len(plan.parts))
+    ]
+    told = [answer for _, answer in played]
+    told = jax.tree.map(lambda *x: jnp.concatenate(x), *told) if told[1:] else told[0]
+    state, taken_up = engine.feed(plan, worlds.policy, inputs, state, told)
+    after = tuple(
+        _new_games(worlds, index, slot, is_used, taken_up, played[index][0], own)
+        for index, own in enumerate(games)
     )
-    told = Answer(
+    return state, after
+
+
+def _play_part(
+    worlds: Worlds, index: int, state: RolloutState, slot, is_used, games: turns.Game
+) -> tuple[turns.Game, Answer]:
+    """One world's turn for those of its slots that wait."""
+    scene, part = worlds.setting.scenes[index], worlds.plan.parts[index]
+    tokens, inputs = worlds.tokens[index], worlds.inputs
+    own = slice(part.first_answer, part.first_answer + part.feed_width)
+    slot, is_used = slot[own], is_used[own]
+    slots = jax.tree.map(lambda x: x[slot], state.slots)
+    chosen = jax.tree.map(lambda x: x[slot - part.first_slot], games)
+    episode = jnp.minimum(slots.episode, worlds.plan.episodes - 1)
+    chances = jax.vmap(keys.world_key, (None, 0, 0))(
+        inputs.key, inputs.prompts.number[episode], slots.turn
+    )
+    width = max(part.next_capacity for part in worlds.tokens)
+
+    def one(chance, game, reply, reply_end, *sampled):
+        read = turns.read_reply(scene, tokens.replies, reply, game.state, *sampled)
+        after, played = turns.play_turn(
+            chance, scene.world, scene.dialogue.limits, game, read.actions
+        )
+        grounded = jnp.zeros((), jnp.float32)
+        if worlds.setting.with_grounding and scene.world.landmarks is not None:
+            places = scene.world.landmarks(game.state)
+            grounded = answers.grounded(tokens.replies, reply, *sampled, places)
+        stopped = reply_end == engine.END_OF_TURN
+        ids = turns.answer_to_turn(
+            scene.world, scene.dialogue, after, played, read.is_valid, stopped
+        )
+        message, length = message_tokens(tokens, ids, is_first=False)
+        message = jnp.pad(message, (0, width - message.shape[0]))
+        return after, played, read.is_valid, grounded, message, length
+
+    sampled = ()
+    if tokens.replies.text is not None:
+        sampled = engine.reply_tokens(worlds.plan, state, slot)
+    after, played, is_valid, grounded, message, length = jax.vmap(one)(
+        chances, chosen, slots.reply, slots.reply_end, *sampled
+    )
+    return after, Answer(
         slot=slot,
         is_used=is_used,
         tokens=message,
         length=length,
         reward=played.reward,
+        is_valid=is_valid,
+        grounded=grounded,
         taken=played.taken,
         success=after.success,
         end=after.end,
     )
-    state, taken_up = engine.feed(plan, policy, inputs, state, told)
-    group = (inputs.prompts.first_episode + jnp.maximum(taken_up, 0)) // plan.group_size
+
+
+def _new_games(
+    worlds: Worlds, index: int, slot, is_used, taken_up, after: turns.Game, games
+) -> turns.Game:
+    """The part's games after a feed pass: played on, or begun anew in a free slot."""
+    part, prompts = worlds.plan.parts[index], worlds.inputs.prompts
+    own = slice(part.first_answer, part.first_answer + part.feed_width)
+    slot, is_used, taken_up = slot[own], is_used[own], taken_up[own]
+    before = sum(earlier.groups for earlier in worlds.plan.parts[:index])
+    # Clipped: what is not taken up is not used.
+    group = jnp.clip(prompts.group[jnp.maximum(taken_up, 0)] - before, 0)
     fresh = jax.vmap(turns.new_game)(
-        jax.tree.map(lambda x: x[group - inputs.prompts.first_group], levels)
+        jax.tree.map(lambda x: x[group], worlds.levels[index])
     )
     after = jax.tree.map(
         lambda new, old: jnp.where(
@@ -322,11 +420,10 @@ def answer_waiting(
         fresh,
         after,
     )
-    where = jnp.where(is_used, slot, plan.slots)
-    games = jax.tree.map(
-        lambda whole, part: whole.at[where].set(part, mode="drop"), games, after
+    where = jnp.where(is_used, slot - part.first_slot, part.slots)
+    return jax.tree.map(
+        lambda whole, new: whole.at[where].set(new, mode="drop"), games, after
     )
-    return state, games
 
 
 def is_finished(episodes: Episodes) -> jax.Array:

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.envs.base import NO_ACTION, World
+from ragen_jax.rollout.scenes import Scene
+from ragen_jax.text import answers, replies
 from ragen_jax.text.dialogue import Dialogue, TurnLimits, next_message
+from ragen_jax.text.replies import ReplyState, ReplyTables
 from ragen_jax.trajectory import OUT_OF_ACTIONS, OUT_OF_TURNS, UNFINISHED, WORLD_DONE
 
 
@@ -34,6 +37,47 @@ def new_game(state: Any) -> Game:
     """A game that starts from a world's State."""
     zero = jnp.zeros((), jnp.int32)
     return Game(state, zero, zero, success=jnp.zeros((), bool), end=zero)
+
+
+@struct.dataclass
+class Read:
+    """What a reply asks for."""
+
+    actions: jax.Array  # int32[A], NO_ACTION fills up
+    is_valid: jax.Array  # bool[], well formed and nothing in it unknown
+
+
+def read_reply(
+    scene: Scene,
+    tables: ReplyTables,
+    reply: ReplyState,
+    state: Any,
+    *sampled: jax.Array,
+) -> Read:
+    """The actions of a reply that has ended.
+
+    Args:
+      scene: the world, and how many actions of a turn count.
+      tables: of the world.
+      reply: after its last token.
+      state: the world's State that the reply answers to.
+      sampled: int32[n] the reply's tokens and int32[] how many they are; read only of
+        worlds with free-form answers.
+    """
+    world, most = scene.world, scene.dialogue.limits.actions_per_turn
+    if world.read_action is not None:
+        actions, is_valid = answers.read_answer(
+            tables,
+            reply,
+            *sampled,
+            lambda text, length: world.read_action(text, length, state),
+            world.answer_bytes,
+            most,
+        )
+        return Read(actions, is_valid)
+    return Read(
+        replies.final_actions(tables, reply)[:most], replies.is_valid(tables, reply)
+    )
 
 
 def play_turn(

@@ -7,14 +7,16 @@ know their positions, so what follows a gap is run through the model again; thos
 system prompt stay as they are.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
+from ragen_jax.rollout.scenes import SceneTokens
 from ragen_jax.text import dialogue
-from ragen_jax.text.dialogue import Dialogue, DialogueTokens
 from ragen_jax.trajectory import END_OF_TURN, PADDING
 
 
@@ -43,20 +45,16 @@ class Message:
     length: jax.Array  # int32[]
 
 
-def make_cuts(tokens: DialogueTokens, groups: int) -> Cuts:
-    """The cuts of `groups` prompts of one dialogue."""
-    opening = jnp.broadcast_to(dialogue.opening_length(tokens), (groups,))
-    return Cuts(opening, dialogue.closing_lengths(tokens))
+def make_cuts(tokens: SceneTokens, groups: Sequence[int]) -> Cuts:
+    """The cuts of a shard's prompts: so many of each scene.
 
-
-def longest_row(tokens: DialogueTokens, texts: Dialogue, window: int) -> int:
-    """T that `window` turns of an episode can need at most, in tokens."""
-    limits = texts.limits
-    turns = min(window, limits.turns)
-    # With feedback on a turn before, unless the window never leaves the first.
-    is_whole = turns == limits.turns
-    first = tokens.first_capacity if is_whole else tokens.window_capacity
-    return first + turns * limits.reply_tokens + (turns - 1) * tokens.next_capacity
+    All scenes close a reply alike, for they speak with one model.
+    """
+    opening = [
+        jnp.broadcast_to(dialogue.opening_length(own), (count,))
+        for own, count in zip(tokens, groups, strict=True)
+    ]
+    return Cuts(jnp.concatenate(opening), dialogue.closing_lengths(tokens[0]))
 
 
 def make_room(x: jax.Array, blank: int, turns: int) -> jax.Array:

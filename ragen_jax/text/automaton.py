@@ -28,6 +28,7 @@ class Automaton:
 
     next_state: np.ndarray  # int32[S, 256]
     emission: np.ndarray  # int32[S, 256], NONE, UNKNOWN or an action
+    is_answer: np.ndarray  # bool[S], the text of the answer has begun and not ended
     start: int  # the state after the prompt's prefix
     closed: int  # the state after `</answer>`, which is never left
 
@@ -180,6 +181,7 @@ def _explore(start: _State, names: _Names) -> Automaton:
     return Automaton(
         next_state=np.array(next_state, np.int32),
         emission=np.array(emission, np.int32),
+        is_answer=np.array([s.phase in ("segment", "bar", "closing") for s in todo]),
         start=index_of[start],
         closed=index_of[_CLOSED],
     )
@@ -188,7 +190,8 @@ def _explore(start: _State, names: _Names) -> Automaton:
 def _merge_equal(automaton: Automaton) -> Automaton:
     """Joins states that no continuation tells apart (Moore's refinement)."""
     is_closed = np.arange(len(automaton.next_state)) == automaton.closed
-    group, count = _group_rows(np.column_stack([is_closed, automaton.emission]))
+    told_apart = [is_closed, automaton.is_answer, automaton.emission]
+    group, count = _group_rows(np.column_stack(told_apart))
     while True:
         by_successors = np.column_stack([group, group[automaton.next_state]])
         group, refined = _group_rows(by_successors)
@@ -199,6 +202,7 @@ def _merge_equal(automaton: Automaton) -> Automaton:
     return Automaton(
         next_state=group[automaton.next_state[member]].astype(np.int32),
         emission=automaton.emission[member],
+        is_answer=automaton.is_answer[member],
         start=int(group[automaton.start]),
         closed=int(group[automaton.closed]),
     )

@@ -180,6 +180,8 @@ def tokenize_dialogue(
     pieces: ChatPieces,
     tokenizer: PreTrainedTokenizerFast,
     vocabulary: int,
+    *,
+    with_text: bool = False,
 ) -> DialogueTokens:
     """Tokenizes every phrase and builds the reply tables. Host side, once a run.
 
@@ -189,7 +191,10 @@ def tokenize_dialogue(
       pieces: the chat template's.
       tokenizer: the model's.
       vocabulary: V of the model, which may exceed the tokenizer's.
+      with_text: whether the text of replies is wanted, and not their actions alone;
+        always so where the world reads free-form answers.
     """
+    is_free = world.read_action is not None
     phrases = tokenize_phrases(tokenizer, dialogue.phrases)
     bytes_of = byte_table.token_bytes(tokenizer)
     bytes_of += (b"",) * (vocabulary - len(bytes_of))
@@ -202,9 +207,10 @@ def tokenize_dialogue(
         phrases=phrases,
         replies=replies.reply_tables(
             bytes_of,
-            world.action_names,
+            () if is_free else world.action_names,
             dialogue.reply_prefix.encode(),
             thinking=dialogue.reply_prefix == "<think>",
+            with_text=with_text or is_free,
         ),
         is_stop=jnp.asarray(is_stop),
         first_capacity=first,

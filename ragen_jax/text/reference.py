@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 WITH_THOUGHT = re.compile(
     rb"<think>(?:.*?)</think>\s*<answer>(?P<answer>.*?)</answer>", re.DOTALL
@@ -58,4 +58,38 @@ def parse_reply(
         actions=tuple(known[:max_actions]),
         is_valid=0 < len(known) == len(segments),
         is_closed=True,
+    )
+
+
+def parse_free_form(
+    prefix: bytes,
+    reply: bytes,
+    read_action: Callable[[bytes], int],
+    answer_bytes: int,
+    max_actions: int,
+    thinking: bool = True,
+) -> ParsedReply:
+    """Reads a reply whose actions are no fixed names; see `base.World.read_action`.
+
+    As `parse_reply`, but only the first `max_actions` segments that are not empty are
+    read at all, and an answer of more than `answer_bytes` bytes has none.
+
+    Args:
+      prefix, reply, max_actions, thinking: as for `parse_reply`.
+      read_action: the action that a segment means, stripped and in lower case;
+        negative where it means none.
+      answer_bytes: the longest answer that can be read.
+    """
+    pattern = WITH_THOUGHT if thinking else WITHOUT_THOUGHT
+    match = pattern.search(prefix + reply)
+    if match is None:
+        return ParsedReply(actions=(), is_valid=False, is_closed=False)
+    if len(match["answer"]) > answer_bytes:
+        return ParsedReply(actions=(), is_valid=False, is_closed=True)
+    segments = [part.strip().lower() for part in match["answer"].split(SEPARATOR)]
+    segments = [segment for segment in segments if segment][:max_actions]
+    read = [read_action(segment) for segment in segments]
+    known = tuple(action for action in read if action >= 0)
+    return ParsedReply(
+        actions=known, is_valid=0 < len(known) == len(segments), is_closed=True
     )

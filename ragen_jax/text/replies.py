@@ -33,8 +33,22 @@ class ReplyTables:
     emitted_actions: jax.Array  # int32[U, E], in the order of the text, then NO_ACTION
     emitted_count: jax.Array  # int32[U], how many of them are actions, 0..E
     emits_unknown: jax.Array  # bool[U], a segment that names no action ended, too
+    is_answer: jax.Array  # bool[S], the answer's text has begun, and may have ended
     start: jax.Array  # int32[], the state after the prompt's prefix
     closed: jax.Array  # int32[], the state after `</answer>`; no token leaves it
+    # Where the text itself is wanted: of free-form answers, or of thoughts.
+    text: "TextTables | None" = None
+
+
+@struct.dataclass
+class TextTables:
+    """What finds the bytes of a reply, and those of its answer, among its tokens."""
+
+    token_bytes: jax.Array  # uint8[V, L], 0 behind a token's end
+    token_length: jax.Array  # int32[V], bytes of each token
+    # int16[S, V], bytes of a token that come before the answer's text where the token
+    # leads into it from that state; -1 where it does not.
+    answer_begin: jax.Array
 
 
 @struct.dataclass
@@ -45,6 +59,9 @@ class ReplyState:
     actions: jax.Array  # int32[A], known actions so far, then NO_ACTION
     count: jax.Array  # int32[], how many they are; further ones are dropped
     has_unknown: jax.Array  # bool[], some segment so far names no action
+    thought: jax.Array  # int32[], tokens before the one that the answer begins in
+    bytes: jax.Array  # int32[], of all tokens so far; 0 without `ReplyTables.text`
+    answer_at: jax.Array  # int32[], bytes before the answer's text; -1: not begun
 
 
 def reply_tables(
@@ -52,6 +69,8 @@ def reply_tables(
     action_names: Sequence[str],
     prefix: bytes,
     thinking: bool,
+    *,
+    with_text: bool = False,
 ) -> ReplyTables:
     """Builds the tables on the host.
 
@@ -61,6 +80,7 @@ def reply_tables(
       prefix: what the prompt already wrote of the reply, ending in `<think>`, or in
         `<answer>` without thinking.
       thinking: whether replies have a `<think>` part before the answer.
+      with_text: whether the text of replies is to be found, too; see answers.py.
 
     Raises:
       ValueError: if a name or the prefix cannot be used, or if there are too many
@@ -70,7 +90,7 @@ def reply_tables(
     _check_ids("states", len(automaton.next_state), action_names)
     # Emissions met so far, in the order of their ids: (known actions, any unknown).
     emissions = {((), False): 0}
-    next_state, emission = _compose(automaton, token_bytes, emissions)
+    next_state, emission, begin = _compose(automaton, token_bytes, emissions)
     _check_ids("emissions", len(emissions), action_names)
 
     longest = max(1, *(len(actions) for actions, _ in emissions))
@@ -83,8 +103,25 @@ def reply_tables(
         emitted_actions=jnp.asarray(emitted),
         emitted_count=jnp.asarray((emitted != NO_ACTION).sum(axis=1), jnp.int32),
         emits_unknown=jnp.asarray([unknown for _, unknown in emissions]),
+        is_answer=jnp.asarray(
+            automaton.is_answer
+            | (np.arange(len(automaton.is_answer)) == automaton.closed)
+        ),
         start=jnp.int32(automaton.start),
         closed=jnp.int32(automaton.closed),
+        text=_text_tables(token_bytes, begin) if with_text else None,
+    )
+
+
+def _text_tables(token_bytes: Sequence[bytes], begin: np.ndarray) -> TextTables:
+    lengths = np.array([len(token) for token in token_bytes], np.int32)
+    table = np.zeros((len(lengths), max(1, lengths.max())), np.uint8)
+    for row, token in zip(table, token_bytes, strict=True):
+        row[: len(token)] = np.frombuffer(token, np.uint8)
+    return TextTables(
+        token_bytes=jnp.asarray(table),
+        token_length=jnp.asarray(lengths),
+        answer_begin=jnp.asarray(begin),
     )
 
 
@@ -97,6 +134,10 @@ def start_reply(tables: ReplyTables, max_actions: int) -> ReplyState:
         actions=jnp.full(max_actions, NO_ACTION, jnp.int32),
         count=jnp.int32(0),
         has_unknown=jnp.bool_(False),
+        thought=jnp.int32(0),
+        bytes=jnp.int32(0),
+        # Without thinking the prompt itself leads into the answer.
+        answer_at=jnp.where(tables.is_answer[tables.start], 0, -1).astype(jnp.int32),
     )
 
 
@@ -115,11 +156,20 @@ def read_token(tables: ReplyTables, reply: ReplyState, token: jax.Array) -> Repl
     longest = tables.emitted_actions.shape[1]
     emitted = _look_up(tables.emitted_actions, emission, jnp.clip(nth, 0, longest - 1))
     is_new = (nth >= 0) & (nth < emitted_count)
+    state = _look_up(tables.next_state, reply.state, token).astype(jnp.int32)
+    length, answer_at = reply.bytes, reply.answer_at
+    if tables.text is not None:
+        begin = _look_up(tables.text.answer_begin, reply.state, token).astype(jnp.int32)
+        answer_at = jnp.where(begin >= 0, length + begin, answer_at)
+        length += _look_up(tables.text.token_length, token)
     return ReplyState(
-        state=_look_up(tables.next_state, reply.state, token).astype(jnp.int32),
+        state=state,
         actions=jnp.where(is_new, emitted, reply.actions),
         count=jnp.minimum(reply.count + emitted_count, slots),
         has_unknown=reply.has_unknown | _look_up(tables.emits_unknown, emission),
+        thought=reply.thought + ~_look_up(tables.is_answer, state),
+        bytes=length,
+        answer_at=answer_at,
     )
 
 
@@ -185,11 +235,12 @@ def _compose(
     automaton: Automaton,
     token_bytes: Sequence[bytes],
     emissions: dict[tuple[tuple[int, ...], bool], int],
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What each token does from each state; new emissions are added to the dict.
 
     Returns:
-      int16[S, V] state after the token; int16[S, V] id of what it emits.
+      int16[S, V] state after the token; int16[S, V] id of what it emits; int16[S, V]
+      bytes of it before the answer's text, -1 where it does not lead into that.
     """
     lengths = np.array([len(token) for token in token_bytes])
     longest_first = np.argsort(-lengths, kind="stable")
@@ -197,13 +248,14 @@ def _compose(
     offsets = np.cumsum(lengths) - lengths
 
     shape = (len(automaton.next_state), len(lengths))
-    next_state, emission = np.empty(shape, np.int16), np.empty(shape, np.int16)
+    next_state, emission, begin = (np.empty(shape, np.int16) for _ in range(3))
     for first in range(0, len(lengths), _BLOCK):
         block = longest_first[first : first + _BLOCK]
-        next_state[:, block], emission[:, block] = _compose_block(
+        composed = _compose_block(
             automaton, text, offsets[block], lengths[block], emissions
         )
-    return next_state, emission
+        next_state[:, block], emission[:, block], begin[:, block] = composed
+    return next_state, emission, begin
 
 
 def _compose_block(
@@ -212,7 +264,7 @@ def _compose_block(
     offsets: np.ndarray,
     lengths: np.ndarray,
     emissions: dict[tuple[tuple[int, ...], bool], int],
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Reads n tokens at once from all S states, one byte position after another.
 
     Args:
@@ -221,14 +273,15 @@ def _compose_block(
       lengths: int[n], bytes in each token, longest first.
 
     Returns:
-      int[S, n] state after the token; int[S, n] id of what it emits.
+      int[S, n] state after the token; int[S, n] id of what it emits; int[S, n] bytes
+      read when the answer's text begins, -1 where it does not begin in the token.
     """
     states = len(automaton.next_state)
     next_state, emission = automaton.next_state.ravel(), automaton.emission.ravel()
     can_emit = (automaton.emission != NONE).any(axis=0)
 
     reached = np.repeat(np.arange(states)[:, None], len(lengths), axis=1)
-    ids = np.zeros_like(reached)
+    ids, begin = np.zeros_like(reached), np.full_like(reached, -1)
     for position in range(lengths[0]):
         left = np.count_nonzero(lengths > position)
         byte = text[offsets[:left] + position]
@@ -238,8 +291,11 @@ def _compose_block(
         row, column = np.nonzero(emitted != NONE)
         where = row, columns[column]
         ids[where] = _append(ids[where], emitted[row, column], emissions)
-        reached[:, :left] = next_state[step]
-    return reached, ids
+        before, after = reached[:, :left], next_state[step]
+        begins = automaton.is_answer[after] & ~automaton.is_answer[before]
+        begin[:, :left][begins] = position + 1
+        reached[:, :left] = after
+    return reached, ids, begin
 
 
 def _append(

@@ -1,0 +1,77 @@
+"""Imperfect demonstrations for Bandit: replies of one who knows how names sound.
+
+The thought says of each arm how its name sounds, then what such an arm is good for;
+which of the two is picked is a matter of chance, not of what pays.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs import bandit
+from ragen_jax.envs.bandit import NAMES, Bandit
+from ragen_jax.envs.base import World
+
+_SOUNDS = (("steady", "bold"), ("safe", "risky"), ("careful", "daring"))
+_REASONS = (" Steady pays for sure.", " Bold may pay much.")
+_CLOSE, _END = 0, 1
+_FIXED = ("</think><answer>", "</answer>")
+_REASON = len(_FIXED)  # the first phrase of each kind, from here on
+_BARE = _REASON + len(_REASONS)
+_WEIGHED = _BARE + len(NAMES)
+_SOUND = _WEIGHED + len(NAMES)
+_SOUND_LAST = _SOUND + 2 * len(_SOUNDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrator:
+    """How the demonstrations choose."""
+
+    risky: float = 0.5  # share of replies that pick the high-risk arm
+
+
+def with_demonstrations(
+    world: World, settings: Bandit, player: Demonstrator, *, thinking: bool
+) -> World:
+    """`world` with `reply_phrases` and `demonstrate` filled in.
+
+    Args:
+      world: made from `settings`.
+      settings: of either direction; names sound the same in both.
+      player: how it chooses.
+      thinking: whether replies begin within `<think>`, else within `<answer>`.
+    """
+    del settings  # The state holds all that a reply needs.
+    sounds = [sound for pair in _SOUNDS for sound in pair]
+    return dataclasses.replace(
+        world,
+        reply_phrases=(
+            *_FIXED,
+            *_REASONS,
+            *NAMES,
+            *(f" {name}:" for name in NAMES),
+            *(f" {sound}," for sound in sounds),
+            *(f" {sound}." for sound in sounds),
+        ),
+        demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
+    )
+
+
+def _demonstrate(
+    key: jax.Array, state: bandit.State, player: Demonstrator, thinking: bool
+) -> jax.Array:
+    """int32[Md], one reply as phrase ids, without the end-of-turn token."""
+    choice_key, words_key = jax.random.split(key)
+    is_high = jax.random.bernoulli(choice_key, player.risky)
+    place = jnp.where(is_high, state.high, 1 - state.high)
+    chosen = state.arms[place]
+    answer = [_BARE + chosen, _END]
+    if thinking:
+        sounds_risky = state.arms % 2
+        words = 2 * jax.random.randint(words_key, (), 0, len(_SOUNDS)) + sounds_risky
+        weighed = [_WEIGHED + state.arms[0], _SOUND + words[0]]
+        weighed += [_WEIGHED + state.arms[1], _SOUND_LAST + words[1]]
+        answer = [*weighed, _REASON + chosen % 2, _CLOSE, *answer]
+    return jnp.stack([jnp.asarray(phrase, jnp.int32) for phrase in answer])

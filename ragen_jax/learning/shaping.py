@@ -1,0 +1,95 @@
+"""What a turn earns besides the world's reward: hooks over the trajectory, and scales.
+
+Each hook is a pure function of the record that gives float32[B, K], one number a turn;
+`turn_rewards` adds those that the settings ask for and then normalizes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.learning import rewards
+from ragen_jax.learning.filters import group_statistics
+from ragen_jax.settings import RewardSettings
+from ragen_jax.trajectory import Episodes
+
+_SMALLEST_STD = 1e-6  # Below it all are equal, and a deviation is 0 exactly.
+_ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
+
+
+def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
+    """float32[B, K], reward units: all that each turn earns; 0 where never played.
+
+    Args:
+      settings: penalty, bonuses and normalization.
+      episodes: B episodes.
+      groups: P, groups in `episodes.group`; static.
+    """
+    earned = rewards.turn_rewards(episodes, settings.format_penalty)
+    played = is_played(episodes)
+    if settings.length_bonus > 0:
+        band = length_band(episodes, settings.length_low, settings.length_high)
+        earned += settings.length_bonus * jnp.where(played, band, 0.0)
+    if settings.grounding > 0:
+        earned += settings.grounding * jnp.where(played, episodes.grounded, 0.0)
+    if settings.normalize == "none":
+        return earned
+    return normalize(
+        earned, episodes, method=settings.normalize, by=settings.normalize_by,
+        groups=groups,
+    )  # fmt: skip
+
+
+def is_played(episodes: Episodes) -> jax.Array:
+    """bool[B, K]."""
+    turn = jnp.arange(episodes.reward.shape[1])
+    return turn[None, :] < episodes.turns[:, None]
+
+
+def length_band(episodes: Episodes, low: int, high: int) -> jax.Array:
+    """float32[B, K], 1 where a thought has from `low` to `high` tokens, else 0.
+
+    Thoughts shrink in training unless something holds against it (arXiv:2504.20073,
+    section 4.3); a band, since more is not better.
+    """
+    length = episodes.thought_tokens
+    return ((length >= low) & (length <= high)).astype(jnp.float32)
+
+
+def normalize(
+    earned: jax.Array, episodes: Episodes, *, method: str, by: str, groups: int
+) -> jax.Array:
+    """Rescales returns within sets of episodes; their turns share the change.
+
+    An episode's return R becomes R - mean ("mean"), (R - mean) / std ("mean_std"), or
+    the latter within [-1, 3] ("asym_clip"), as in RAGEN. Each turn is divided by std;
+    the last one played carries what is left, so that the turns still sum to the return.
+
+    Args:
+      earned: float32[B, K], reward units; 0 where no turn was played.
+      episodes: B episodes, each counted once.
+      method: mean, mean_std or asym_clip.
+      by: the sets: state (a group), batch (all), or environment.
+      groups: P.
+
+    Returns:
+      float32[B, K].
+    """
+    count = earned.shape[0]
+    sets = {
+        "state": episodes.group,
+        "batch": jnp.zeros(count, jnp.int32),
+        # There are no more worlds than groups.
+        "environment": episodes.environment,
+    }[by]
+    total = earned.sum(axis=1)
+    statistics = group_statistics(total, sets, groups)
+    mean, std = statistics.mean[sets], statistics.std[sets]
+    is_spread = std > _SMALLEST_STD
+    scale = jnp.ones_like(std) if method == "mean" else jnp.where(is_spread, std, 1.0)
+    wanted = (total - mean) / scale
+    if method == "asym_clip":
+        wanted = jnp.clip(wanted, *_ASYMMETRIC)
+    scaled = earned / scale[:, None]
+    rest = wanted - scaled.sum(axis=1)
+    is_last = jnp.arange(earned.shape[1])[None] == episodes.turns[:, None] - 1
+    return scaled + jnp.where(is_last, rest[:, None], 0.0)

@@ -1,0 +1,117 @@
+"""Settings of several worlds: read, written back, and refused in one sentence."""
+
+import copy
+
+import common
+import models
+import pytest
+
+from ragen_jax import loop, settings
+from ragen_jax.settings import SettingsError, UserError
+
+ROOT = models.__file__.rsplit("/", 2)[0]
+CONFIG = common.load_config(f"{ROOT}/configs/frozenlake.py:smoke").to_dict()
+MIX = {
+    "small": dict(name="frozen_lake", prompts=3, size=3, frozen_probability=0.7),
+    "large": dict(name="frozen_lake", prompts=1, size=6, turns=2, actions=4),
+}
+
+
+def config_of(mix=None, evaluate=None, **env):
+    config = copy.deepcopy(CONFIG)
+    config["env"] = {"name": "mix" if mix else "frozen_lake", "thinking": True, **env}
+    if mix is not None:
+        config["env"]["mix"] = copy.deepcopy(mix)
+    if evaluate is not None:
+        config["env"]["evaluate"] = copy.deepcopy(evaluate)
+    config["rollout"]["prompts"] = 4
+    return config
+
+
+def test_worlds_come_in_the_order_of_their_labels_with_limits_filled_in():
+    made = settings.from_dict(config_of(MIX))
+    large, small = made.worlds()
+    assert (large.label, large.prompts, large.turns, large.actions) == (
+        *("large", 1),
+        *(2, 4),
+    )
+    assert large.actions_per_turn == 4  # No more than an episode's.
+    assert (small.turns, small.actions) == (made.rollout.turns, made.rollout.actions)
+    assert dict(small.options) == {"size": 3, "frozen_probability": 0.7}
+    assert made.evaluated_worlds() == made.worlds()
+
+
+def test_other_worlds_may_be_evaluated_than_are_trained_on():
+    made = settings.from_dict(config_of(evaluate=dict(wide=dict(name="frozen_lake"))))
+    assert [world.label for world in made.worlds()] == ["frozen_lake"]
+    (wide,) = made.evaluated_worlds()
+    alone = made.alone(wide)
+    assert (alone.env.name, alone.env.options) == ("frozen_lake", ())
+    assert alone.evaluated_worlds()[0].label == "frozen_lake"
+
+
+@pytest.mark.parametrize("evaluate", [None, dict(a=dict(name="frozen_lake", size=5))])
+def test_what_is_written_is_read_back(evaluate):
+    made = settings.from_dict(config_of(MIX, evaluate))
+    assert settings.from_dict(settings.to_dict(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (config_of(MIX, name="frozen_lake"), ["env.name", "2 worlds", "'mix'"]),
+        (config_of(name="mix"), ["0 worlds in env.mix", "give env.mix a section"]),
+        (config_of(MIX, size=4), ["env.size belongs to no world", "env.mix.large"]),
+        (
+            config_of({**MIX, "small": dict(name="frozen_lake", prompts=2)}),
+            ["rollout.prompts = 4", "small 2 = 3", "set rollout.prompts to 3"],
+        ),
+        (
+            config_of({**MIX, "none": dict(name="frozen_lake", prompts=0)}),
+            ["env.mix.none.prompts = 0", "take the world out"],
+        ),
+        (
+            config_of({**MIX, "small": dict(name="frozen_lake", prompts=-3)}),
+            ["env.mix.small.prompts = -3", "0 or more"],
+        ),
+        (
+            config_of({**MIX, "small": dict(prompts=3)}),
+            ["env.mix.small.name is missing"],
+        ),
+        (config_of({"a/b": dict(name="frozen_lake")}), ["'a/b'", "letters"]),
+        (config_of({"a": 3}), ["env.mix = {'a': 3}", "a section for each world"]),
+        (
+            config_of(
+                dict(a=dict(name="lake", prompts=4, actions=2, actions_per_turn=5))
+            ),
+            ["a: actions_per_turn = 5", "actions = 2"],
+        ),
+    ],
+)
+def test_a_wrong_mix_is_refused(config, parts):
+    with pytest.raises(SettingsError) as refusal:
+        settings.from_dict(config)
+    message = str(refusal.value)
+    assert [part for part in parts if part not in message] == [], message
+
+
+@pytest.mark.parametrize("section", ["mix", "evaluate"])
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (dict(name="chess"), ["'chess'"]),
+        (dict(name="frozen_lake", size=1), ["small.size = 1", "2 to 10"]),
+        (dict(name="frozen_lake", sizes=4), ["small.sizes = 4", "small.size"]),
+    ],
+)
+def test_a_wrong_world_of_several_is_refused_by_its_own_key(section, wrong, parts):
+    # Two prompts of four episodes each: eight devices can share them.
+    changed = {"large": {**MIX["large"], "prompts": 2}, "small": wrong | {"prompts": 2}}
+    config = config_of(changed) if section == "mix" else config_of(evaluate=changed)
+    made = settings.from_dict(config)
+    with pytest.raises(UserError) as refusal:
+        loop.prepare(made)
+    message = str(refusal.value)
+    assert [part for part in parts if part not in message] == [], message
+    if "size" in str(wrong):
+        assert f"env.{section}.small." in message
