@@ -1,5 +1,7 @@
 """Rows of the last turns alone: their tokens, log-probabilities and episodes."""
 
+import dataclasses
+
 import jax
 import models
 import numpy as np
@@ -8,8 +10,9 @@ from replay import Host, HostGame
 
 from ragen_jax import mesh as meshes
 from ragen_jax import transcripts
+from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.learning.policy import score_tokens
-from ragen_jax.rollout import keys, scenes
+from ragen_jax.rollout import keys, sample, scenes
 from ragen_jax.text.dialogue import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, PADDING, REPLY_BUDGET, check_rows
 
@@ -17,9 +20,12 @@ EPISODES, TURNS, REPLY_TOKENS = 16, 4, 5
 
 
 CASES = {
-    "two turns": dict(window=2),
+    # Of two worlds, each with its own system prompt and number of turns.
+    "two turns": dict(worlds=2, window=2),
     # The first two turns take up exactly this; two later ones, told of a reward, more.
-    "what fits, greedy": dict(window=TURNS, context=262, slots=5, greedy=True),
+    "what fits, greedy": dict(
+        worlds=1, window=TURNS, context=262, slots=5, greedy=True
+    ),
 }
 # By case: (turn, turns of its row).
 HELD = {
@@ -29,20 +35,34 @@ HELD = {
 
 
 @pytest.fixture(scope="module")
-def scene():
-    return models.make_scene(TurnLimits(TURNS, 2, 8, REPLY_TOKENS))
+def worlds():
+    """The usual lake with more turns, and a wider one with fewer."""
+    wide = FrozenLake(4, 0.8, observation="both")
+    return (
+        models.make_scene(TurnLimits(TURNS, 2, 8, REPLY_TOKENS)),
+        models.make_scene(TurnLimits(TURNS - 1, 2, 8, REPLY_TOKENS), settings=wide),
+    )
 
 
 @pytest.fixture(scope="module")
-def sampled(scene):
+def sampled(worlds):
     """By name of a case: its plan and its record, sampled once."""
     made = {}
 
     def get(name: str):
         if name not in made:
-            plan = scene.plan(**CASES[name])
-            program = models.compile_rollout(scene, plan)
-            record = program(scene.parameters, (scene.tokens,), models.call())
+            sizes = dict(CASES[name])
+            own = worlds[: sizes.pop("worlds")]
+            shares = tuple(scene.share(4 // len(own)) for scene in own)
+            tokens = tuple(scene.tokens for scene in own)
+            usual = dict(group_size=4, slots=0, context=0, shards=1)
+            usual |= dict(decode_chunk=2, buckets=1)
+            plan = sample.make_plan(shares, tokens, **(usual | sizes))
+            setting = own[0].setting(models.one_device())
+            rollout = sample.make_rollout(
+                dataclasses.replace(setting, scenes=shares), plan
+            )
+            record = rollout(own[0].parameters, tokens, models.call())
             made[name] = plan, jax.device_get(record)
         return made[name]
 
@@ -50,16 +70,17 @@ def sampled(scene):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_equal_windows_put_together_in_plain_python(scene, sampled, case):
+def test_rows_equal_windows_put_together_in_plain_python(worlds, sampled, case):
     plan, record = sampled(case)
     check_rows(record.rows)
-    rows, host = record.rows, Host(scene)
+    rows, hosts = record.rows, [Host(scene) for scene in worlds]
     assert rows.tokens.shape == (EPISODES * TURNS, plan.context)
     key = keys.iteration_key(np.uint32(0), models.call().split, 2)
     row_of = transcripts.rows_of_turns(rows)
     assert len(row_of) == record.episodes.turns.sum()
     held = set()
-    for index in range(EPISODES):
+    for index, world in enumerate(record.episodes.environment):
+        host = hosts[world]
         game = HostGame(host, key, models.call().split, index // 4, index)
         message, messages, replies = game.first_message(), [], []
         while not game.end:
@@ -113,11 +134,11 @@ def _check_row(host, plan, row, index, messages, replies) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recorded_log_probabilities_are_those_of_the_rows(scene, sampled, case):
+def test_recorded_log_probabilities_are_those_of_the_rows(worlds, sampled, case):
     _, record = sampled(case)
     rows = record.rows
     score = jax.jit(score_tokens, static_argnums=2)
-    scores = score(scene.parameters, rows.tokens, scene.config, 1.0)
+    scores = score(worlds[0].parameters, rows.tokens, worlds[0].config, 1.0)
     for name in ("logprobs", "entropy"):
         expected = np.where(rows.is_reply, getattr(scores, name), 0)
         np.testing.assert_allclose(getattr(rows, name), expected, rtol=0, atol=1e-4)
@@ -159,8 +180,8 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
     assert one == other
 
 
-def test_transcripts_of_windows_hold_every_message_and_reply(scene, sampled):
-    _, record = sampled("what fits, greedy")
+def test_transcripts_of_windows_hold_every_message_and_reply(worlds, sampled):
+    scene, (_, record) = worlds[0], sampled("what fits, greedy")
     reader = transcripts.make_reader(
         scene.tokenizer, scene.world, scene.dialogue, "the test's model"
     )
@@ -174,7 +195,8 @@ def test_transcripts_of_windows_hold_every_message_and_reply(scene, sampled):
             assert turn.reply.startswith("<think>")
 
 
-def test_shorter_windows_need_shorter_rows(scene):
+def test_shorter_windows_need_shorter_rows(worlds):
+    scene = worlds[0]
     lengths = [
         scenes.longest_row((scene.share(),), (scene.tokens,), window)
         for window in (1, 2, 3, TURNS, TURNS + 1, 0)
