@@ -2,9 +2,10 @@ r"""The supervised start of the embedded `tiny` model, from nothing.
 
   python launch/warm_start.py --config=configs/warm_start.py --out=my_tiny
 
-Trains the tokenizer, then the model, on demonstrated episodes of training lakes. The
-result is a Hugging Face folder. Takes about half an hour on two CPU cores;
-docs/tiny_model.md says how the shipped file was made and what it scores.
+Trains the tokenizer, then the model, on demonstrated episodes of training levels of
+FrozenLake, Sokoban and Bandit. The result is a Hugging Face folder. Takes above an hour
+on two CPU cores; docs/tiny_model.md says how the shipped file was made and what it
+scores.
 """
 
 from ml_collections import ConfigDict
@@ -16,22 +17,46 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(f"unknown variant {variant!r}; choose '' or 'smoke'")
     config = ConfigDict()
     config.seed = 0
-    # How far from good the demonstrations are (ragen_jax/envs/demonstrations.py); the
-    # share of aimless plans is each stage's own.
-    config.demonstrator = dict(heedless=0.6, noise=0.05, longest=5)
-    config.env = dict(size=4, frozen_probability=0.9, success_probability=0.8)
-    config.limits = dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48)
-    # First short rows without the system prompt, cheap and with no aimless plans, until
-    # boards are read and the goal is walked to; then whole dialogues in every variant:
-    # as they are to be, mostly aimed until the goal is read without fail, and again as
-    # they are to be. `rows` of `context` tokens a step; `draws` seeds the data.
+    # Each world, its limits, and how far from good the demonstrations are
+    # (ragen_jax/envs/*demonstrations.py). A share of aimless plans is each stage's own.
+    config.frozen_lake = ConfigDict(
+        dict(
+            env=dict(size=4, frozen_probability=0.9, success_probability=0.8),
+            limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48),
+            demonstrator=dict(heedless=0.6, noise=0.05, longest=5, aimless=0.0),
+        )
+    )
+    config.sokoban = ConfigDict(
+        dict(
+            env=dict(size=6, boxes=1),
+            limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
+            demonstrator=dict(heedless=0.3, noise=0.1, longest=5, aimless=0.0),
+        )
+    )
+    config.bandit = ConfigDict(
+        dict(
+            env=dict(low_reward=0.15, high_probability=0.25),
+            limits=dict(turns=1, actions_per_turn=1, actions=1, reply_tokens=48),
+            demonstrator=dict(risky=0.5),
+        )
+    )
+    # First short rows of lakes without the system prompt, cheap and with no aimless
+    # plans, until boards are read and the goal is walked to; then whole dialogues in
+    # every variant: as they are to be, mostly aimed until the goal is read without
+    # fail, and again as they are to be. Then the same for Sokoban and Bandit, with the
+    # lakes kept. `rows` of `context` tokens a step; `draws` seeds the data; `kinds` are
+    # launch/warm_start.py's.
     config.boards = _stage(700, lr=3e-3, aimless=0.0, draws=1, rows=64, context=128)
-    config.boards.short = True
+    config.boards.update(short=True, kinds="lake")
     config.dialogues = _stage(300, lr=1.5e-3, aimless=0.65, draws=1)
     config.surer = _stage(170, lr=1e-3, aimless=0.2, draws=2)
     config.last = _stage(80, lr=5e-4, aimless=0.65, draws=3)
+    config.rooms = _stage(700, lr=2e-3, aimless=0.0, draws=4, rows=48, context=176)
+    config.rooms.update(short=True, kinds="rooms")
+    config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=896)
+    config.worlds.kinds = "worlds"
     if variant == "smoke":
-        for name in ("boards", "dialogues", "surer", "last"):
+        for name in ("boards", "dialogues", "surer", "last", "rooms", "worlds"):
             config[name].steps = 4
     config.optimizer = dict(warmup=100, beta2=0.98, weight_decay=0.01, clip_norm=1.0)
     config.log_every = 1 if variant == "smoke" else 25
@@ -48,5 +73,6 @@ def _stage(steps: int, *, lr, aimless, draws, rows=24, context=640) -> ConfigDic
             aimless=aimless,
             draws=draws,
             short=False,
+            kinds="lakes",
         )
     )

@@ -1,9 +1,14 @@
 """Supervised start: makes the embedded `tiny` model from nothing.
 
 Trains a byte-level BPE tokenizer on the worlds' texts, then a small transformer on
-demonstrated episodes, and writes both as a Hugging Face folder.
+demonstrated episodes of FrozenLake, Sokoban and Bandit, and writes both as a Hugging
+Face folder.
 
   python launch/warm_start.py --config=configs/warm_start.py --out=my_tiny
+
+Any stage can be the first, on a model that is there:
+
+  python launch/warm_start.py --start=my_tiny --stage=rooms --out=my_other
 """
 
 import dataclasses
@@ -11,6 +16,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import common
 import jax
@@ -19,9 +25,15 @@ import numpy as np
 import optax
 from absl import flags
 
-from ragen_jax.envs import base, demonstrations, frozen_lake
+from ragen_jax import envs
+from ragen_jax.envs import (
+    bandit_demonstrations,
+    base,
+    demonstrations,
+    sokoban_demonstrations,
+)
 from ragen_jax.learning import supervised
-from ragen_jax.models import hugging_face, parameters
+from ragen_jax.models import hugging_face, parameters, sources
 from ragen_jax.models.presets import TINY
 from ragen_jax.settings import UserError
 from ragen_jax.text import chat, dialogue, tiny_tokenizer
@@ -30,17 +42,50 @@ from ragen_jax.text.phrases import tokenize_phrases
 _CONFIG = common.define_config("configs/warm_start.py")
 _OUT = flags.DEFINE_string("out", "runs/tiny", "Folder to write; must not exist.")
 
-STAGES = ("boards", "dialogues", "surer", "last")
-
-# Settings of the lake and of the reply, and how often a step draws them, in eighths.
-_VARIANTS = (
-    (4, {}, True),
-    (1, {}, False),
-    (1, {"success_probability": 1.0}, True),
-    (1, {"observation": "coordinates"}, True),
-    (1, {"observation": "both"}, True),
+_START = flags.DEFINE_string(
+    "start", None, "Folder of a model to go on from; default: a new one."
 )
+STAGES = ("boards", "dialogues", "surer", "last", "rooms", "worlds")
+_STAGE = flags.DEFINE_enum("stage", STAGES[0], STAGES, "The first stage.")
+
 _STOP = tiny_tokenizer.END
+_DEMONSTRATIONS = {
+    "frozen_lake": demonstrations,
+    "sokoban": sokoban_demonstrations,
+    "bandit": bandit_demonstrations,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of dialogue, and how often a step draws it beside others."""
+
+    weight: int
+    world: str
+    changes: dict[str, Any]  # of the world's settings in the config
+    thinking: bool = True
+
+
+_LAKES = (
+    Kind(4, "frozen_lake", {}),
+    Kind(1, "frozen_lake", {}, thinking=False),
+    Kind(1, "frozen_lake", {"success_probability": 1.0}),
+    Kind(1, "frozen_lake", {"observation": "coordinates"}),
+    Kind(1, "frozen_lake", {"observation": "both"}),
+)
+# What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
+KINDS = {
+    "lake": _LAKES[:1],
+    "lakes": _LAKES,
+    "rooms": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
+    "worlds": (
+        *_LAKES,
+        Kind(7, "sokoban", {}),
+        Kind(1, "sokoban", {}, thinking=False),
+        Kind(2, "bandit", {}),
+        Kind(1, "bandit", {}, thinking=False),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +94,7 @@ class Variant:
 
     weight: int
     world: base.World
+    limits: dialogue.TurnLimits
     thinking: bool
 
 
@@ -57,53 +103,61 @@ def main() -> None:
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out={out} is not empty; give a new folder")
-    limits = dialogue.TurnLimits(**config.limits)
-    aimless = config[STAGES[-1]].aimless
-    variants = [_variant(config, *v, aimless=aimless) for v in _VARIANTS]
-    tokenizer = tiny_tokenizer.train_tokenizer(_corpus(variants, limits))
+    if (_STAGE.value != STAGES[0]) != bool(_START.value):
+        raise UserError(
+            f"--stage={_STAGE.value} and --start={_START.value} go together: the first"
+            " stage begins a new model, later ones go on from a folder"
+        )
+    tokenizer, weights = _begin(config)
     pieces = chat.cut_pieces(tokenizer, "tiny")
-    print(f"tokenizer: {len(tokenizer)} tokens; model: ", end="")
-    weights = parameters.initialize(
-        jax.random.key(config.seed), parameters.declare(TINY)
-    )
-    print(f"{parameters.count(weights):,} parameters", flush=True)
-    for name in STAGES:
-        weights = train_stage(weights, name, config, limits, pieces, tokenizer)
+    count = parameters.count(weights)
+    print(f"tokenizer: {len(tokenizer)} tokens; model: {count:,} parameters")
+    for name in STAGES[STAGES.index(_STAGE.value) :]:
+        weights = train_stage(weights, name, config, pieces, tokenizer)
     hugging_face.write_folder(out, TINY, jax.device_get(weights), tokenizer)
     print(f"wrote {out}; next: python launch/evaluate.py --model={out}")
 
 
-def train_stage(weights, name: str, config, limits, pieces, tokenizer):
+def _begin(config):
+    """A tokenizer and weights: new ones, or those of --start."""
+    if _START.value:
+        source = sources.locate(_START.value)
+        if source.read_config() != TINY:
+            raise UserError(
+                f"--start={_START.value} is a model of another shape: choose one that"
+                " this script wrote"
+            )
+        weights = source.read_parameters(TINY, parameters.declare(TINY))
+        return source.read_tokenizer(), weights
+    # Of the lakes alone: the words of the other worlds are in tiny_tokenizer.py.
+    aimless = config["last"].aimless
+    variants = [_variant(config, kind, aimless=aimless) for kind in _LAKES]
+    tokenizer = tiny_tokenizer.train_tokenizer(_corpus(variants, variants[0].limits))
+    return tokenizer, parameters.initialize(
+        jax.random.key(config.seed), parameters.declare(TINY)
+    )
+
+
+def train_stage(weights, name: str, config, pieces, tokenizer):
     """One of STAGES: an optimizer of its own, on demonstrations as the stage says."""
     stage = config[name]
-    kinds = [_variant(config, *v, aimless=stage.aimless) for v in _VARIANTS]
-    if stage.short:
-        kinds = kinds[:1]
-    batches = [
-        _batches(
-            limits,
-            pieces,
-            tokenizer,
-            kind,
-            stage.rows,
-            stage.context,
-            short=stage.short,
-        )
-        for kind in kinds
-    ]
-    return _train(weights, batches, [v.weight for v in kinds], stage, config, name)
+    kinds = KINDS[stage.kinds]
+    variants = [_variant(config, kind, aimless=stage.aimless) for kind in kinds]
+    batches = [_batches(pieces, tokenizer, variant, stage) for variant in variants]
+    return _train(weights, batches, [k.weight for k in kinds], stage, config, name)
 
 
-def _variant(
-    config, weight: int, changes: dict, thinking: bool, **player_changes: float
-) -> Variant:
-    settings = frozen_lake.FrozenLake(**{**config.env.to_dict(), **changes})
-    told = {**config.demonstrator.to_dict(), **player_changes}
-    player = demonstrations.Demonstrator(**told)
-    world = demonstrations.with_demonstrations(
-        frozen_lake.world(settings), settings, player, thinking=thinking
+def _variant(config, kind: Kind, **player_changes: float) -> Variant:
+    module, section = _DEMONSTRATIONS[kind.world], config[kind.world]
+    settings_type, make = envs.lookup(kind.world)
+    settings = settings_type(**{**section.env.to_dict(), **kind.changes})
+    told = section.demonstrator.to_dict()
+    told |= {k: v for k, v in player_changes.items() if k in told}
+    world = module.with_demonstrations(
+        make(settings), settings, module.Demonstrator(**told), thinking=kind.thinking
     )
-    return Variant(weight, world, thinking)
+    limits = dialogue.TurnLimits(**section.limits)
+    return Variant(kind.weight, world, limits, kind.thinking)
 
 
 def _corpus(variants: list[Variant], limits: dialogue.TurnLimits) -> list[str]:
@@ -134,14 +188,12 @@ def _corpus(variants: list[Variant], limits: dialogue.TurnLimits) -> list[str]:
     return texts
 
 
-def _batches(
-    limits, pieces, tokenizer, variant: Variant, rows: int, context: int, *, short: bool
-) -> tuple[Callable, jax.Array]:
+def _batches(pieces, tokenizer, variant: Variant, stage) -> tuple[Callable, jax.Array]:
     """A function from a key to demonstrated rows; int32[S], how all rows begin."""
     texts = dialogue.make_dialogue(
-        variant.world, limits, pieces, thinking=variant.thinking
+        variant.world, variant.limits, pieces, thinking=variant.thinking
     )
-    if short:  # No system prompt: only the pieces around the first observation.
+    if stage.short:  # No system prompt: only the pieces around the first observation.
         opening = (pieces.after_reply, *texts.phrases[1:])
         texts = dataclasses.replace(texts, phrases=opening)
     tokens = dialogue.tokenize_dialogue(
@@ -153,9 +205,9 @@ def _batches(
     def batch(key):
         return jax.vmap(
             lambda key: supervised.demonstrate_episode(
-                key, variant.world, texts, tokens, reply_table, stop, context
+                key, variant.world, texts, tokens, reply_table, stop, stage.context
             )
-        )(jax.random.split(key, rows))
+        )(jax.random.split(key, stage.rows))
 
     return batch, jnp.array(dialogue.opening_tokens(tokens))
 

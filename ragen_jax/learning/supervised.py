@@ -8,6 +8,7 @@ from ragen_jax.learning import policy, reduce
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import keys, turns
+from ragen_jax.rollout.scenes import Scene
 from ragen_jax.text import replies
 from ragen_jax.text.dialogue import (
     Dialogue,
@@ -68,15 +69,18 @@ def demonstrate_episode(
 
         blank = replies.start_reply(tokens.replies, dialogue.limits.actions_per_turn)
         parsed, _ = jax.lax.scan(read, blank, (jnp.arange(capacity), reply))
-        actions = replies.final_actions(tokens.replies, parsed)
+        scene = Scene(world.name, world, dialogue, prompts=0)
+        said = turns.read_reply(scene, tokens.replies, parsed, game.state, reply, size)
         chance = keys.world_key(key, turn, turn)
-        after, played = turns.play_turn(chance, world, dialogue.limits, game, actions)
+        after, played = turns.play_turn(
+            chance, world, dialogue.limits, game, said.actions
+        )
         ids = turns.answer_to_turn(
             world,
             dialogue,
             after,
             played,
-            replies.is_valid(tokens.replies, parsed),
+            said.is_valid,
             jnp.ones((), bool),
         )
         message, fed = message_tokens(tokens, ids, is_first=False)

@@ -56,6 +56,9 @@ _OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP, _HAND_OVER, _WARNING = range(5)
 def system_prompt(world: World, limits: TurnLimits, thinking: bool) -> str:
     """The system prompt: the world's rules, then the reply format and its limits."""
     example = " || ".join(world.example_actions[: limits.actions_per_turn])
+    most = "one action"
+    if limits.actions_per_turn > 1:
+        most = f"up to {limits.actions_per_turn} actions, separated by ||"
     answer = f"<answer>{example}</answer>"
     if thinking:
         reply = f"<think>your thoughts</think>{answer}"
@@ -63,10 +66,14 @@ def system_prompt(world: World, limits: TurnLimits, thinking: bool) -> str:
         reply = answer
     return (
         f"{world.instruction}\n"
-        f"You have {limits.turns} turns and {limits.actions} actions in all. In one"
-        f" turn name up to {limits.actions_per_turn} actions, separated by ||.\n"
+        f"You have {_count(limits.turns, 'turn')} and"
+        f" {_count(limits.actions, 'action')} in all. In one turn name {most}.\n"
         f"Reply in this format, in at most {limits.reply_tokens} tokens: {reply}"
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def make_dialogue(

@@ -1,0 +1,43 @@
+r"""StarPO-S with a critic (PPO) on Bandit: one turn, two arms, chosen by their names.
+
+  python launch/train.py --config=configs/bandit.py --workdir=runs/bandit
+
+trains the small model that comes with ragen_jax, on whatever devices there are. Names
+of training, validation and test are different ones. Variants, after a colon:
+
+  --config=configs/bandit.py:rev    BanditRev: the names mislead
+  --config=configs/bandit.py:smoke  two small iterations, to see that all works
+  --config=configs/bandit.py:paper  Qwen2.5-0.5B-Instruct with the settings of "RAGEN",
+                                    arXiv:2504.20073; wants a GPU or TPU; with
+                                    --config.env.reverse also for BanditRev
+
+What is not said here is as in configs/frozenlake.py.
+"""
+
+import runpy
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+_VARIANTS = ("", "rev", "smoke", "paper")
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the settings; `variant` is "", "rev", "smoke" or "paper"."""
+    if variant not in _VARIANTS:
+        known = ", ".join(repr(name) for name in _VARIANTS if name)
+        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
+    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
+    config = frozenlake["get_config"]("" if variant == "rev" else variant)
+    config.env = ConfigDict(
+        dict(
+            name="bandit",
+            thinking=True,  # Replies begin with <think>, else with <answer>.
+            low_reward=0.15,  # What the low-risk arm pays.
+            high_probability=0.25,  # Of the high-risk arm's reward, 1; else 0.
+            reverse=variant == "rev",  # Names that sound steady are the high risk.
+        )
+    )
+    # One arm is pulled, once.
+    config.rollout.update(turns=1, actions_per_turn=1, actions=1)
+    return config
