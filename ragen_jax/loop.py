@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax import envs, evaluation, weights
+from ragen_jax import envs, evaluation, room, weights
 from ragen_jax import mesh as meshes
 from ragen_jax.envs.base import TRAIN
 from ragen_jax.learning import state as states
@@ -28,11 +28,11 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.sources import Source
 from ragen_jax.rollout import sample
-from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
-from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening, longest_row
+from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening
+from ragen_jax.rollout.slots import Plan
 from ragen_jax.settings import Settings, UserError, WorldSettings, check_devices
-from ragen_jax.text import chat, replies
+from ragen_jax.text import chat
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import (
     DialogueTokens,
@@ -155,9 +155,9 @@ def _make_scene(
         with_text=settings.reward.grounding > 0,
     )
     scene = Scene(chosen.label, world, dialogue, chosen.prompts)
-    _check_context(settings, config, scene, tokens)
+    room.check_context(settings, config, scene, tokens)
     if world.read_action is None:
-        _check_reply(settings, tokens)
+        room.check_reply(settings, tokens)
     return scene, tokens
 
 
@@ -178,79 +178,6 @@ def compute_dtype(name: str):
     if name == "auto":  # On CPU bfloat16 is emulated, and ten times slower.
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
-
-
-def _check_context(
-    settings: Settings, config: ModelConfig, scene: Scene, tokens: DialogueTokens
-) -> None:
-    if settings.rollout.window_turns:
-        _check_window(settings, config, scene, tokens)
-        return
-    needed, context = longest_row((scene,), (tokens,)), settings.rollout.context
-    parts = (
-        f"a first prompt of up to {tokens.first_capacity} tokens,"
-        f" {scene.dialogue.limits.turns} replies of {settings.rollout.reply_tokens}"
-        f" and later messages of up to {tokens.next_capacity}"
-    )
-    if settings.env.mix or settings.env.evaluate:
-        parts = f"{scene.label}: {parts}"
-    if 0 < context < needed:
-        raise UserError(
-            f"rollout.context = {context} is too short: {parts} can need {needed}"
-            " tokens; set it to 0, which takes exactly that, lower rollout.turns or"
-            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
-        )
-    if needed > config.longest_context:
-        raise UserError(
-            f"{parts} can need {needed} tokens, more than the {config.longest_context}"
-            " positions that model.path was made for; lower rollout.turns or"
-            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
-        )
-    if context > config.longest_context:
-        raise UserError(
-            f"rollout.context = {context} is more than the {config.longest_context}"
-            " positions that model.path was made for; set it to 0 or to fewer"
-        )
-
-
-def _check_window(
-    settings: Settings, config: ModelConfig, scene: Scene, tokens: DialogueTokens
-) -> None:
-    rollout, positions = settings.rollout, config.longest_context
-    least = longest_row((scene,), (tokens,), window=1)
-    longest = longest_row((scene,), (tokens,), rollout.window_turns)
-    one = (
-        f"system prompt, one message and a reply of {rollout.reply_tokens} can need"
-        f" {least} tokens"
-    )
-    some = f"rollout.history = {rollout.history!r} can need {longest} tokens"
-    if settings.env.mix or settings.env.evaluate:
-        one, some = f"{scene.label}: {one}", f"{scene.label}: {some}"
-    if least > positions:
-        raise UserError(
-            f"{one}, more than the {positions} positions that model.path was made for;"
-            " lower rollout.reply_tokens"
-        )
-    if 0 < rollout.context < least:
-        raise UserError(
-            f"rollout.context = {rollout.context} is too short: {one}; set it to"
-            f" {least} or more, or to 0 for all that the turns of a window can need"
-        )
-    if min(longest, rollout.context or longest) > positions:
-        raise UserError(
-            f"{some}, more than the {positions} positions that model.path was made for;"
-            f" set rollout.context to {positions}, which drops the oldest turns where"
-            f" they do not fit, or rollout.window to fewer than {rollout.window_turns}"
-        )
-
-
-def _check_reply(settings: Settings, tokens: DialogueTokens) -> None:
-    room, fewest = settings.rollout.reply_tokens, replies.fewest_tokens(tokens.replies)
-    if room < fewest:
-        raise UserError(
-            f"rollout.reply_tokens = {room} leaves no room for a valid reply, which"
-            f" takes {fewest} tokens of model.path at least; set it to {fewest} or more"
-        )
 
 
 # The iteration -----------------------------------------------------------------------

@@ -16,7 +16,9 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
 from ragen_jax.rollout import engine, keys, turns, windows
-from ragen_jax.rollout.engine import (
+from ragen_jax.rollout.scenes import Scene, SceneTokens, longest_row
+from ragen_jax.rollout.slots import (
+    IDLE,
     Answer,
     Inputs,
     Part,
@@ -24,10 +26,9 @@ from ragen_jax.rollout.engine import (
     Prompts,
     RolloutState,
 )
-from ragen_jax.rollout.scenes import Scene, SceneTokens, longest_row
 from ragen_jax.text import answers
 from ragen_jax.text.dialogue import first_message, message_tokens
-from ragen_jax.trajectory import UNFINISHED, Episodes, Rows
+from ragen_jax.trajectory import END_OF_TURN, UNFINISHED, Episodes, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +257,7 @@ def _shard_rollout(
         )
 
     def is_busy(carry):
-        return (carry[0].slots.status != engine.IDLE).any()
+        return (carry[0].slots.status != IDLE).any()
 
     state, _ = jax.lax.while_loop(is_busy, one_round, (state, tuple(games)))
     rows, episodes = engine.finish(plan, inputs, state, call.policy_version)
@@ -372,7 +373,7 @@ def _play_part(
         if worlds.setting.with_grounding and scene.world.landmarks is not None:
             places = scene.world.landmarks(game.state)
             grounded = answers.grounded(tokens.replies, reply, *sampled, places)
-        stopped = reply_end == engine.END_OF_TURN
+        stopped = reply_end == END_OF_TURN
         ids = turns.answer_to_turn(
             scene.world, scene.dialogue, after, played, read.is_valid, stopped
         )
