@@ -81,7 +81,15 @@ def _rollout() -> dict:
         actions_per_turn=5,  # A
         actions=10,  # In a whole episode.
         reply_tokens=48,  # Most tokens sampled in one turn.
-        context=0,  # T; 0: exactly what prompt and turns can need.
+        # What a reply is sampled from, and learned from: "full", the whole episode so
+        # far, one row an episode; "window", the system prompt and the last `window`
+        # turns with this one, one row a turn; or "single", a window of this turn alone.
+        # One row a turn makes more updates, for a minibatch counts rows.
+        history="full",
+        window=5,  # k; read by "window" alone.
+        # T; 0: exactly what prompt and turns can need. A shorter one drops the oldest
+        # turns of a window; "full" drops nothing and refuses it.
+        context=0,
         temperature=1.0,
         stop_at_answer=False,  # On: exported models do not learn to stop.
         layout="replicated",  # or "tensor", for weights too large for one device.

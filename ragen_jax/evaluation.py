@@ -79,6 +79,8 @@ def make_evaluator(
     decode_chunk: int,
     buckets: int,
     greedy: bool,
+    context: int = 0,
+    window: int = 0,
 ) -> Evaluator:
     """Compiles nothing yet.
 
@@ -91,6 +93,7 @@ def make_evaluator(
       shards: devices that share rows.
       decode_chunk, buckets: as for `sample.make_plan`.
       greedy: temperature 0.
+      context, window: as for `sample.make_plan`.
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     scene = dataclasses.replace(scene, prompts=each)
@@ -100,11 +103,12 @@ def make_evaluator(
         (tokens,),
         group_size=rollouts,
         slots=0,
-        context=0,
+        context=context,
         decode_chunk=decode_chunk,
         buckets=buckets,
         shards=shards,
         greedy=greedy,
+        window=window,
     )
     return Evaluator(sample.make_rollout(setting, plan), (tokens,), each, rollouts)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax import envs, evaluation, weights
+from ragen_jax import envs, evaluation, room, weights
 from ragen_jax import mesh as meshes
 from ragen_jax.envs.base import TRAIN
 from ragen_jax.learning import state as states
@@ -28,11 +28,11 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.sources import Source
 from ragen_jax.rollout import sample
-from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
-from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening, longest_row
+from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening
+from ragen_jax.rollout.slots import Plan
 from ragen_jax.settings import Settings, UserError, WorldSettings, check_devices
-from ragen_jax.text import chat, replies
+from ragen_jax.text import chat
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import (
     DialogueTokens,
@@ -103,6 +103,7 @@ def prepare(settings: Settings) -> Run:
         buckets=rollout.buckets,
         shards=meshes.row_shards(mesh),
         stop_at_answer=rollout.stop_at_answer,
+        window=rollout.window_turns,
     )
     grounding = settings.reward.grounding > 0
     return Run(
@@ -155,9 +156,9 @@ def _make_scene(
         with_text=settings.reward.grounding > 0,
     )
     scene = Scene(chosen.label, world, dialogue, chosen.prompts)
-    _check_context(settings, config, scene, tokens)
+    room.check_context(settings, config, scene, tokens)
     if world.read_action is None:
-        _check_reply(settings, tokens)
+        room.check_reply(settings, tokens)
     return scene, tokens
 
 
@@ -178,45 +179,6 @@ def compute_dtype(name: str):
     if name == "auto":  # On CPU bfloat16 is emulated, and ten times slower.
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
-
-
-def _check_context(
-    settings: Settings, config: ModelConfig, scene: Scene, tokens: DialogueTokens
-) -> None:
-    needed, context = longest_row((scene,), (tokens,)), settings.rollout.context
-    parts = (
-        f"a first prompt of up to {tokens.first_capacity} tokens,"
-        f" {scene.dialogue.limits.turns} replies of {settings.rollout.reply_tokens}"
-        f" and later messages of up to {tokens.next_capacity}"
-    )
-    if settings.env.mix or settings.env.evaluate:
-        parts = f"{scene.label}: {parts}"
-    if 0 < context < needed:
-        raise UserError(
-            f"rollout.context = {context} is too short: {parts} can need {needed}"
-            " tokens; set it to 0, which takes exactly that, or lower rollout.turns or"
-            " rollout.reply_tokens"
-        )
-    if needed > config.longest_context:
-        raise UserError(
-            f"{parts} can need {needed} tokens, more than the {config.longest_context}"
-            " positions that model.path was made for; lower rollout.turns or"
-            " rollout.reply_tokens"
-        )
-    if context > config.longest_context:
-        raise UserError(
-            f"rollout.context = {context} is more than the {config.longest_context}"
-            " positions that model.path was made for; set it to 0 or to fewer"
-        )
-
-
-def _check_reply(settings: Settings, tokens: DialogueTokens) -> None:
-    room, fewest = settings.rollout.reply_tokens, replies.fewest_tokens(tokens.replies)
-    if room < fewest:
-        raise UserError(
-            f"rollout.reply_tokens = {room} leaves no room for a valid reply, which"
-            f" takes {fewest} tokens of model.path at least; set it to {fewest} or more"
-        )
 
 
 # The iteration -----------------------------------------------------------------------
@@ -385,6 +347,7 @@ def make_evaluator(
     greedy: bool,
 ) -> evaluation.Evaluator:
     """An evaluator of one world. See `evaluation.make_evaluator`."""
+    rollout = run.settings.rollout
     return evaluation.make_evaluator(
         run.setting,
         scene,
@@ -393,7 +356,9 @@ def make_evaluator(
         rollouts=rollouts,
         slots=run.settings.evaluation.slots,
         shards=meshes.row_shards(run.mesh),
-        decode_chunk=run.settings.rollout.decode_chunk,
-        buckets=run.settings.rollout.buckets,
+        context=rollout.context if rollout.window_turns else 0,
+        decode_chunk=rollout.decode_chunk,
+        buckets=rollout.buckets,
+        window=rollout.window_turns,
         greedy=greedy,
     )

@@ -56,7 +56,9 @@ METRICS: dict[str, Metric] = {
     "rollout/valid_reply_rate": Metric("1", "replies that are well formed"),
     "rollout/turns": Metric("turns", "mean turns of an episode"),
     "rollout/actions": Metric("actions", "mean actions of an episode"),
-    "rollout/episode_tokens": Metric("tokens", "mean tokens of an episode's rows"),
+    "rollout/episode_tokens": Metric(
+        "tokens", "mean tokens of all rows of an episode; windows may share some"
+    ),
     "rollout/utilization": Metric("1", "kept tokens / (slots x passes)"),
     "rollout/tokens_per_second": Metric(
         "tokens/s", "reply tokens sampled, all devices"

@@ -235,19 +235,24 @@ def _check_estimator(settings: Settings) -> None:
 
 def _check_batches(settings: Settings) -> None:
     mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
-    prompts, group_size = settings.rollout.prompts, settings.rollout.group_size
     if mini % micro:
         divisor = max(d for d in range(1, min(mini, micro) + 1) if mini % d == 0)
         raise SettingsError(
             f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
             f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
         )
-    if mini > prompts * group_size:
+    rollout, rows = settings.rollout, "episodes"
+    names, sizes = ["prompts", "group_size"], [rollout.prompts, rollout.group_size]
+    if rollout.window_turns:
+        names, sizes = [*names, "turns"], [*sizes, settings.most_turns()]
+        rows = "turns"
+    if mini > (most := math.prod(sizes)):
         raise SettingsError(
-            f"optimizer.minibatch = {mini} rows is more than the {prompts} *"
-            f" {group_size} = {prompts * group_size} episodes of rollout.prompts *"
-            " rollout.group_size: lower optimizer.minibatch (and optimizer.microbatch,"
-            f" which must divide it) to at most {prompts * group_size}"
+            f"optimizer.minibatch = {mini} rows is more than the"
+            f" {' * '.join(map(str, sizes))} = {most} {rows} of"
+            f" {' * '.join(f'rollout.{name}' for name in names)}: lower"
+            " optimizer.minibatch (and optimizer.microbatch, which must divide it) to"
+            f" at most {most}"
         )
 
 

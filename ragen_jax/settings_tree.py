@@ -155,12 +155,19 @@ class RolloutSettings:
     actions_per_turn: int = _at_least(1)  # A, actions of one reply that count
     actions: int = _at_least(1)  # most actions of an episode
     reply_tokens: int = _at_least(1)  # most tokens sampled in one turn
+    history: str = _one_of("full", "window", "single")  # what a reply is sampled from
+    window: int = _at_least(1)  # k, most turns of a row; read by "window" alone
     context: int = _at_least(0)  # T; 0: exactly what prompt and turns can need
     temperature: float = _above(0)
     stop_at_answer: bool  # a reply ends at </answer>
     layout: str = _one_of("replicated", "tensor")  # of the weights while sampling
     decode_chunk: int = _at_least(1)  # tokens between looks at the loop's predicate
     buckets: int = _at_least(1)  # lengths of the cache that decoding chooses from
+
+    @property
+    def window_turns(self) -> int:
+        """Most turns of a row, of which each turn has one; 0: an episode is a row."""
+        return {"full": 0, "window": self.window, "single": 1}[self.history]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +233,7 @@ class OptimizerSettings:
     warmup: int = _at_least(0)  # real updates
     schedule: str = _one_of("constant", "linear", "cosine")
     clip_norm: float = _above(0)  # global norm of the gradient
-    minibatch: int = _at_least(1)  # E, rows of one update
+    minibatch: int = _at_least(1)  # E, rows of one update: episodes, or turns
     microbatch: int = _at_least(1)  # rows of one gradient accumulation step
     epochs: int = _at_least(1)  # passes over the kept rows
     critic_warmup: int = _at_least(0)  # iterations in which only the critic learns
@@ -303,6 +310,10 @@ class Settings:
             options=env.options,
         )
         return tuple(map(self._with_limits, env.mix or (alone,)))
+
+    def most_turns(self) -> int:
+        """K, most turns of an episode of any world of a batch."""
+        return max(world.turns for world in self.worlds())
 
     def evaluated_worlds(self) -> tuple[WorldSettings, ...]:
         """The worlds that validation and test play, with all limits filled in."""

@@ -341,6 +341,8 @@ def banner(run: Run, workdir: Path) -> str:
     kept = f"keeps {s.filter.strategy}"
     if s.filter.strategy != "none":
         kept += f" {s.filter.fraction:g} of the prompts by {s.filter.metric}"
+    window = rollout.window_turns
+    held = f", one for each turn, of {window} turns at most" if window else ""
     rows = [
         ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
         ("mesh", f"{meshes.describe(run.mesh)}, {run.dtype} computation"),
@@ -353,7 +355,7 @@ def banner(run: Run, workdir: Path) -> str:
         (
             "iteration",
             f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
-            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens;"
+            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens{held};"
             f" updates on {s.optimizer.minibatch} rows",
         ),
         ("run", f"{s.iterations} iterations in {workdir}"),

@@ -1,7 +1,7 @@
 """Episodes as text, on the host: chat messages for files, and scenes for a reader.
 
-Text is a view of the recorded tokens and is never tokenized again. Each row has to hold
-a whole episode, as rows do that keep the full history.
+Text is a view of the recorded tokens and is never tokenized again. A turn is read from
+the row that holds its reply as one: rows of whole episodes or windows.
 """
 
 import contextlib
@@ -122,19 +122,19 @@ def read(
       episodes: B episodes, host arrays.
       first_episode: what `rows.episode` calls the first of them.
     """
-    row_of = {int(episode): row for row, episode in enumerate(rows.episode[:, 0])}
+    row_of = rows_of_turns(rows)
     rollouts: dict[int, int] = {}
     found = []
     for index, level in enumerate(episodes.group.tolist()):
-        row = row_of[first_episode + index]
         turns = range(int(episodes.turns[index]))
+        row = [row_of[first_episode + index, turn] for turn in turns]
         found.append(
             Transcript(
                 level=level,
                 rollout=rollouts.setdefault(level, 0),
                 system=reader.dialogue.system,
                 turns=tuple(
-                    _read_turn(reader, rows, row, episodes, index, turn)
+                    _read_turn(reader, rows, row[turn], episodes, index, turn)
                     for turn in turns
                 ),
                 success=bool(episodes.success[index]),
@@ -143,6 +143,13 @@ def read(
         )
         rollouts[level] += 1
     return found
+
+
+def rows_of_turns(rows: Rows) -> dict[tuple[int, int], int]:
+    """Which row holds the reply of an episode's turn."""
+    row, place = np.nonzero(rows.turn_end)
+    ends = zip(rows.episode[row, place], rows.turn[row, place], row, strict=True)
+    return {(int(episode), int(turn)): int(row) for episode, turn, row in ends}
 
 
 def _read_turn(
@@ -157,7 +164,7 @@ def _read_turn(
     prefix = dialogue.reply_prefix
     names = _action_names(reader, _bytes(reader.token_bytes, sampled))
     return Turn(
-        message=_message(reader, text_of_tokens(reader, fed), is_first=turn == 0),
+        message=_message(reader, text_of_tokens(reader, fed)),
         reply=prefix + text_of_tokens(reader, sampled),
         actions=names[: int(episodes.actions[index, turn])],
         reward=float(episodes.reward[index, turn]),
@@ -184,14 +191,17 @@ def _action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _message(reader: Reader, fed: str, *, is_first: bool) -> str:
+def _message(reader: Reader, fed: str) -> str:
     """The user's message within the text that was fed before a reply."""
     pieces, dialogue = reader.pieces, reader.dialogue
-    if is_first:
-        openings = [pieces.before_system + dialogue.system + pieces.before_user]
-    else:  # The end-of-turn token is fed only where the policy did not sample it.
-        closing = pieces.after_reply
-        openings = [closing, closing.removeprefix(pieces.end_of_turn)]
+    closing = pieces.after_reply
+    openings = [
+        # The oldest message of a row stands behind the system prompt.
+        pieces.before_system + dialogue.system + pieces.before_user,
+        closing,
+        # The end-of-turn token is fed only where the policy did not sample it.
+        closing.removeprefix(pieces.end_of_turn),
+    ]
     ending = pieces.before_reply + dialogue.reply_prefix
     for opening in openings:
         if fed.startswith(opening) and fed.endswith(ending):

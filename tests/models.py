@@ -20,8 +20,8 @@ from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import sample, scenes
-from ragen_jax.rollout.engine import Plan
 from ragen_jax.rollout.sample import Call, Rollout, Setting
+from ragen_jax.rollout.slots import Plan
 from ragen_jax.text import chat, dialogue, tiny_tokenizer
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import Dialogue, DialogueTokens, TurnLimits

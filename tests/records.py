@@ -1,5 +1,6 @@
 """Small records written as text, for tests."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,6 +31,31 @@ def rows_of(*lines: str, episode: list[int]) -> Rows:
         turn_end=jnp.asarray(turn_end),
         policy_version=jnp.arange(len(lines), dtype=jnp.int32) + 3,
     )
+
+
+def split_turns(rows: Rows) -> Rows:
+    """One row a turn from rows of whole episodes: each cut behind a turn's reply.
+
+    Earlier replies of a row become its prompt, as in a window of all turns.
+    """
+    whole, pieces = jax.device_get(rows), []
+    for row, end in np.argwhere(whole.turn_end):
+        is_in = np.arange(whole.tokens.shape[1]) <= end
+        is_own = is_in & (whole.turn[row] == whole.turn[row, end])
+        is_reply = is_own & whole.is_reply[row]
+        pieces.append(
+            Rows(
+                tokens=np.where(is_in, whole.tokens[row], 0),
+                is_reply=is_reply,
+                logprobs=np.where(is_reply, whole.logprobs[row], 0),
+                entropy=np.where(is_reply, whole.entropy[row], 0),
+                episode=np.where(is_in, whole.episode[row], -1),
+                turn=np.where(is_in, whole.turn[row], -1),
+                turn_end=is_own & whole.turn_end[row],
+                policy_version=whole.policy_version[row],
+            )
+        )
+    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *pieces)
 
 
 def episodes_of(

@@ -105,6 +105,7 @@ def prepare(**changes) -> Run:
         decode_chunk=rollout.decode_chunk,
         buckets=rollout.buckets,
         shards=1,
+        window=rollout.window_turns,
     )
     setting = dataclasses.replace(run.setting, mesh=mesh)
     return dataclasses.replace(run, mesh=mesh, setting=setting, plan=plan)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from records import rows_of
+from records import rows_of, split_turns
 
 from ragen_jax.learning import advantages
 
@@ -73,6 +73,59 @@ def test_with_lambda_zero_only_the_next_value_is_seen():
     np.testing.assert_allclose(
         result.advantages, [[0.0, 0.5, 0.5, 0.0, 0.5, 1.0, 0.0]], rtol=1e-6
     )
+
+
+def test_gae_across_rows_goes_on_from_one_turns_row_to_the_next():
+    """The row above cut in two, its end first, and an episode of one turn between."""
+    rows = rows_of("ooorR..", "orR....", ".......", "orR....", episode=[1, 0, -1, 1])
+    rows = rows.replace(turn=rows.turn.at[0].add(rows.turn[0] >= 0))
+    rewards = np.full((4, 7), np.nan, np.float32)
+    values = np.full((4, 7), np.nan, np.float32)
+    rewards[3, 1:3], values[3, 1:3] = REWARDS[0, 1:3], VALUES[0, 1:3]
+    rewards[0, 3:5], values[0, 3:5] = REWARDS[0, 4:6], VALUES[0, 4:6]
+    rewards[1, 1:3], values[1, 1:3] = (0, 3), (1, 2)
+    expected = np.zeros((4, 7))
+    expected[3, 1:3], expected[0, 3:5] = BY_HAND[0, 1:3], BY_HAND[0, 4:6]
+    # From the last: 3 - 2 = 1; 0.5 * 2 - 1 + 0.25 * 1 = 0.25.
+    expected[1, 1:3] = 0.25, 1
+    result = advantages.gae_across_rows(
+        jnp.asarray(rewards), jnp.asarray(values), rows, (2, 3, 4), gamma=0.5, lam=0.5
+    )
+    np.testing.assert_allclose(result.advantages, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        result.returns, np.where(rows.is_reply, expected + values, 0.0), rtol=1e-6
+    )
+
+
+def test_gae_across_rows_of_one_turn_equals_gae_along_whole_episodes():
+    chance = np.random.default_rng(3)
+    lines = []
+    for turns in (3, 1, 2, 3, 2):
+        sizes = chance.integers(0, 4, (turns, 2))
+        line = "".join("o" * (1 + o) + "r" * r + "R" for o, r in sizes)
+        lines.append(line.ljust(26, "."))
+    whole = rows_of(*lines, episode=[3, 0, 4, 1, 2])
+    # By token, for every token of these rows is another.
+    reward, value = chance.normal(size=(2, 5 * 26 + 1)).astype(np.float32)
+    settings = dict(gamma=0.9, lam=0.8)
+    expected = advantages.gae(
+        reward[whole.tokens], value[whole.tokens], whole.is_reply, **settings
+    )
+    split = split_turns(whole)
+    order = chance.permutation(11)
+    for rows in (whole, jax.tree.map(lambda x: x[order], split)):
+        found = advantages.gae_across_rows(
+            reward[rows.tokens], value[rows.tokens], rows, (5, 3, 4), **settings
+        )
+        for name in ("advantages", "returns"):
+            by_token = np.zeros(len(value))
+            by_token[whole.tokens] = getattr(expected, name)
+            np.testing.assert_allclose(
+                getattr(found, name),
+                np.where(rows.is_reply, by_token[rows.tokens], 0),
+                rtol=1e-5,
+                atol=1e-6,
+            )
 
 
 def test_a_row_of_turns_equals_the_same_row_without_its_observations():

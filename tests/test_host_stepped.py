@@ -13,6 +13,14 @@ from ragen_jax.envs.base import TRAIN
 from ragen_jax.rollout import cache as kv
 from ragen_jax.rollout import engine, keys
 from ragen_jax.rollout.sample import Passes, Rollout
+from ragen_jax.rollout.slots import (
+    DECODING,
+    IDLE,
+    WAITING,
+    Answer,
+    Inputs,
+    Prompts,
+)
 
 
 class Engine:
@@ -30,7 +38,7 @@ class Engine:
             for episode in range(plan.episodes)
         ]
         firsts = [host.tokens(game.first_message()) for game in self.games[::4]]
-        prompts = engine.Prompts(
+        prompts = Prompts(
             tokens=_padded(firsts, scene.tokens.first_capacity),
             lengths=jnp.array([len(tokens) for tokens in firsts]),
             group=jnp.arange(plan.episodes) // 4,
@@ -40,7 +48,7 @@ class Engine:
         )
         weights = kv.lay_out(scene.parameters, jnp.float32)
         prefill = jax.jit(kv.prefill_prompts, static_argnums=1)
-        self.inputs = engine.Inputs(
+        self.inputs = Inputs(
             weights=weights,
             prompts=prompts,
             prompt_cache=prefill(weights, self.policy, prompts.tokens),
@@ -88,7 +96,7 @@ def test_a_slot_that_waits_is_not_touched_while_others_decode(driver):
     state = state.replace(
         cache=jax.tree.map(noise, state.cache),
         slots=slots.replace(
-            status=slots.status.at[0].set(engine.WAITING),
+            status=slots.status.at[0].set(WAITING),
             length=slots.length.at[0].set(300),
         ),
     )
@@ -108,13 +116,13 @@ def test_lower_slots_are_answered_first_and_unused_places_are_marked(driver):
         both = engine.choose_waiting(driver.plan, state.replace(slots=slots))
         return [values.tolist() for values in both]
 
-    idle, decoding, waiting = engine.IDLE, engine.DECODING, engine.WAITING
+    idle, decoding, waiting = IDLE, DECODING, WAITING
     assert chosen(decoding, waiting, idle, waiting, waiting) == [[1, 3], [True, True]]
     slot, is_used = chosen(idle, decoding, decoding, waiting, idle)
     assert slot[0] == 3 and is_used == [True, False]
 
 
-def _answer(driver, state, slot, is_used) -> engine.Answer:
+def _answer(driver, state, slot, is_used) -> Answer:
     """What the games say to the chosen slots' replies."""
     scene, slots = driver.scene, jax.device_get(state.slots)
     rows = np.asarray(state.rows.tokens)
@@ -133,7 +141,7 @@ def _answer(driver, state, slot, is_used) -> engine.Answer:
     reward, is_valid, taken, success, end = zip(
         *told, *[(0.0, False, 0, False, 0)] * unused, strict=True
     )
-    return engine.Answer(
+    return Answer(
         slot=jnp.asarray(slot),
         is_used=jnp.asarray(is_used),
         tokens=_padded(messages, scene.tokens.next_capacity),

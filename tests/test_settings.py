@@ -100,6 +100,14 @@ def test_the_paper_variant_holds_the_papers_numbers():
     assert dict(made.env.options)["success_probability"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    ("history", "turns"), [("full", 0), ("window", 3), ("single", 1)]
+)
+def test_a_history_says_how_many_turns_a_row_holds(history, turns):
+    made = read(rollout__history=history, rollout__window=3)
+    assert made.rollout.window_turns == turns
+
+
 def test_an_unknown_variant_names_the_known_ones():
     with pytest.raises(ValueError, match=r"'smok'.*'smoke', 'smollm2', 'paper'"):
         get_config("smok")
@@ -214,6 +222,10 @@ WRONG = [
         ["minibatch = 256", "8 * 16 = 128", "at most 128"],
     ),
     (
+        dict(rollout__history="window", optimizer__minibatch=1024),
+        ["minibatch = 1024", "8 * 16 * 5 = 640 turns", "rollout.turns", "at most 640"],
+    ),
+    (
         dict(loss__kl=0.01, loss__kl_in="loss", loss__kl_kind="k1"),
         ["loss.kl = 0.01", "kl_in to 'reward'", "kl_kind to 'k3'"],
     ),
@@ -239,6 +251,7 @@ def test_remedies_of_combinations_are_accepted():
     read(rollout__actions_per_turn=10)
     read(optimizer__microbatch=8)
     read(optimizer__minibatch=128)
+    read(optimizer__minibatch=640, rollout__history="window")
     read(loss__kl=0.01, loss__kl_in="loss", loss__kl_kind="k3")
     read(loss__kl=0.01, loss__kl_in="reward", loss__kl_kind="k1")
 

@@ -1,5 +1,7 @@
 """The update against one written out plainly, and what must not change it."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,9 @@ import plain_update
 import pytest
 import updates
 
+from ragen_jax.learning import state as states
+from ragen_jax.learning import update
+from ragen_jax.learning.batch import Batch
 from ragen_jax.trajectory import PADDING
 
 CASES = {
@@ -217,6 +222,53 @@ def test_where_no_group_is_kept_nothing_changes_but_the_counts():
     assert set(updates.fields(learned).values()) == {0.0}
     state, learned = run(rows, episodes, state)
     assert (state.empty_in_row, state.skipped_empty, learned.made) == (0, 2, 2)
+
+
+# Windows -----------------------------------------------------------------------------
+
+
+def test_rows_of_one_turn_each_teach_what_rows_of_whole_episodes_teach():
+    """Where windows hold all turns, each reply has the same tokens before it."""
+    case = CASES["ppo, starpo"] | updates.TWICE
+    windows = dict(rollout__history="window", optimizer__minibatch=48)
+    chosen = updates.settings(**case | windows)
+    learn = updates.compiled(chosen, sampled=updates.record_of_turns)
+    found = learn(*updates.record_of_turns())
+    updates.check_same(found, program("ppo, starpo")(*updates.record()))
+
+
+def test_minibatches_of_turns_differ_by_one_row_at_most():
+    """13 rows of weight 1 among 24, at most 5 in a minibatch: 4, 4 and 5."""
+    chance = np.random.default_rng(0)
+    real = np.sort(chance.permutation(24)[:13])
+    weight = np.isin(np.arange(24), real).astype(np.float32)
+    lengths = chance.integers(1, 6, 24) * (weight > 0)
+    is_reply = jnp.arange(6)[None] < lengths[:, None]
+    names = [field.name for field in dataclasses.fields(Batch)]
+    batch = Batch(**dict.fromkeys(names, jnp.arange(24.0)))
+    batch = batch.replace(weight=jnp.asarray(weight), is_reply=is_reply)
+    order = jnp.asarray(np.concatenate([chance.permutation(real), np.arange(11)]))
+    shares = []
+    for index in range(3):
+        share = update.even_share(batch, order, jnp.int32(index), 3, 13, 5)
+        rows = share.tokens[share.weight > 0].astype(int).tolist()
+        assert share.tokens.shape == (5,)
+        own = share.is_reply.sum(axis=1).tolist()
+        assert own == sorted(own, reverse=True) and own[len(rows) :] == [0] * (
+            5 - len(rows)
+        )
+        assert own[: len(rows)] == lengths[rows].tolist()
+        shares.append(rows)
+    assert [len(rows) for rows in shares] == [4, 4, 5]
+    assert sorted(sum(shares, [])) == real.tolist()
+
+
+def test_schedules_expect_an_update_of_every_turn_that_may_be_played():
+    usual = dict(iterations=7, filter__fraction=0.5, optimizer__minibatch=8)
+    whole = updates.settings(**usual)
+    turns = updates.settings(**usual, rollout__history="single", rollout__turns=3)
+    assert states.updates_expected(whole) == 7  # 2 groups of 4.
+    assert states.updates_expected(turns) == 21
 
 
 # Several minibatches and epochs ------------------------------------------------------

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import models
 import numpy as np
+import records
 from jax.sharding import Mesh
 
 from ragen_jax import mesh as meshes
@@ -147,6 +148,26 @@ def record(gap: float = 0.3) -> tuple[Rows, Episodes]:
     return rows, episodes
 
 
+@functools.cache
+def record_of_turns() -> tuple[Rows, Episodes]:
+    """The same episodes, a row for each turn of a window that holds all turns.
+
+    Rows of turns that were never played are padding, and the order is any.
+    """
+    whole, episodes = record()
+    played = records.split_turns(whole)
+    count, order = PROMPTS * GROUP_SIZE * TURNS, np.random.default_rng(1)
+    room = jax.tree.map(lambda x: np.zeros((count, *x.shape[1:]), x.dtype), played)
+    room = room.replace(episode=room.episode + PADDING, turn=room.turn + PADDING)
+    places = order.permutation(count)[: len(played.tokens)]
+
+    def put(room, x):
+        room[places] = x
+        return jnp.asarray(room)
+
+    return jax.tree.map(put, room, played), episodes
+
+
 def log_policy(weights: Parameters, tokens, temperature: float) -> jax.Array:
     """float32[R, T, V], log softmax(logits / temperature) before each token.
 
@@ -172,9 +193,11 @@ def compiled(
     lengths: tuple[int, ...] = (LENGTH,),
     prefix: tuple[int, ...] = (),
     mesh: Mesh | None = None,
+    sampled: Callable[[], tuple[Rows, Episodes]] = record,
 ) -> Callable:
     """(rows, episodes, state=None) -> (state, Learned), in and out on the host.
 
+    Compiled for records of the shapes of `sampled()`.
     Without a state the run begins with `new_state`; the reference is `reference()`.
     """
     mesh = mesh or models.one_device()
@@ -190,7 +213,7 @@ def compiled(
         episodic = jax.device_put(jax.device_get((rows, episodes)), shared)
         return state, {}, frozen, *episodic
 
-    program = update.make_update(plan, placed).lower(*arguments(*record(), None))
+    program = update.make_update(plan, placed).lower(*arguments(*sampled(), None))
     program = program.compile(compiler_options=QUICK_TO_COMPILE)
 
     def run(rows, episodes, state=None):

@@ -95,6 +95,27 @@ LENGTHS = {
         "to at most 10",
         rollout__actions_per_turn=11,
     ),
+    "window of nothing": train("window = 0", "choose 1 or", rollout__window=0),
+    "short window": train(
+        "context = 99 is too short",
+        "one message and a reply of 8 can need",
+        "or more, or to 0",
+        rollout__history="single",
+        rollout__context=99,
+    ),
+    "long window": train(
+        "rollout.history = 'window' can need",
+        "set rollout.context to 1024",
+        rollout__history="window",
+        rollout__window=60,
+        rollout__turns=60,
+    ),
+    "long message": train(
+        "system prompt, one message and a reply of 1000 can need",
+        "lower rollout.reply_tokens",
+        rollout__history="single",
+        rollout__reply_tokens=1000,
+    ),
 }
 NAMES = {
     "targets": train("lora.targets = 'querry'", "choose", lora__targets="querry"),
@@ -119,6 +140,9 @@ NAMES = {
     "kl_in": train("loss.kl_in = 'both'", "loss, reward", loss__kl_in="both"),
     "aggregation": train(
         "aggregation = 'mean'", "choose one of token_mean", loss__aggregation="mean"
+    ),
+    "history": train(
+        "history = 'last'", "one of full, window, single", rollout__history="last"
     ),
     "layout": train("layout = 'split'", "one of repl", rollout__layout="split"),
     "schedule": train("schedule = 'wsd'", "linear", optimizer__schedule="wsd"),

@@ -74,6 +74,46 @@ def gae(
     return Gae(advantages=advantages, returns=advantages + values)
 
 
+def gae_across_rows(
+    rewards: jax.Array,
+    values: jax.Array,
+    rows: Rows,
+    most: tuple[int, int, int],
+    *,
+    gamma: float,
+    lam: float,
+) -> Gae:
+    """`gae` along the replies of each episode, in whichever rows they stand.
+
+    The last reply token of a turn is followed by the first of the next, which with
+    windows stands in another row. A reply stands whole in one row, and no reply in two.
+
+    Args:
+      rewards, values: float[R, T], as for `gae`.
+      rows: R rows in any order; a row that is missing is passed over.
+      most: B episodes, K turns of each, and the most tokens of a reply; static.
+      gamma, lam: as for `gae`.
+    """
+    chex.assert_equal_shape([rewards, values, rows.is_reply])
+    is_reply = rows.is_reply & (rows.episode >= 0)
+    # Which token of its reply: counted in the row from where the last reply ended.
+    count = jnp.cumsum(is_reply, axis=1)
+    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
+    nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+    # Out of range, so dropped, where no reply is.
+    place = (jnp.where(is_reply, rows.episode, most[0]), rows.turn, nth)
+
+    def chain(x: jax.Array) -> jax.Array:
+        replies = jnp.zeros(most, x.dtype).at[place].set(x, mode="drop")
+        return replies.reshape(most[0], -1)
+
+    def unchain(x: jax.Array) -> jax.Array:
+        return jnp.where(is_reply, x.reshape(most)[place], 0.0)
+
+    chained = gae(chain(rewards), chain(values), chain(is_reply), gamma=gamma, lam=lam)
+    return jax.tree.map(unchain, chained)
+
+
 def group_advantages(
     returns: jax.Array,
     group: jax.Array,

@@ -68,7 +68,10 @@ def prepare(
         fraction=settings.filter.fraction,
     )
     minibatch = settings.optimizer.minibatch
-    capacity = -(-most * settings.rollout.group_size // minibatch) * minibatch
+    capacity = most * settings.rollout.group_size
+    if settings.rollout.window_turns:
+        capacity *= episodes.reward.shape[1]
+    capacity = -(-capacity // minibatch) * minibatch
     is_kept = filters.kept_rows(rows, episodes, keep)
     rows, weight = filters.gather_rows(rows, is_kept, capacity)
     # Longest first, padding rows last: microbatches of like length.
@@ -125,9 +128,12 @@ def _advantages(
     """(advantages, returns), float32[C, T] each, from rewards by token and episode."""
     chosen = settings.advantage
     if settings.estimator == "ppo":
-        result = advantages.gae(
-            earned, old_values, rows.is_reply, gamma=chosen.gamma, lam=chosen.lam
-        )
+        along = dict(gamma=chosen.gamma, lam=chosen.lam)
+        if settings.rollout.window_turns:
+            most = (*episodes.reward.shape, settings.rollout.reply_tokens)
+            result = advantages.gae_across_rows(earned, old_values, rows, most, **along)
+        else:
+            result = advantages.gae(earned, old_values, rows.is_reply, **along)
         return result.advantages, result.returns
     gain = advantages.group_advantages(
         totals,

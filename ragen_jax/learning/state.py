@@ -51,10 +51,15 @@ def new_state(actor: Parameters, critic: Parameters, settings: Settings) -> Trai
 
 
 def updates_expected(settings: Settings) -> int:
-    """Real updates of the whole run if every filter keeps all that it may."""
+    """Real updates of the whole run if every filter keeps all that it may.
+
+    In windows, if every episode plays all its turns too: each turn is a row.
+    """
     rollout, optimizer = settings.rollout, settings.optimizer
     share = settings.filter.fraction if settings.filter.strategy != "none" else 1.0
     rows = max(1, round(rollout.prompts * share)) * rollout.group_size
+    if rollout.window_turns:
+        rows *= settings.most_turns()
     each = -(-rows // optimizer.minibatch) * optimizer.epochs
     return settings.iterations * each
 

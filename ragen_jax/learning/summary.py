@@ -13,7 +13,7 @@ def summarize(
     """Means over episodes, turns or reply tokens, each float32[].
 
     Args:
-      rows: full-history rows, one an episode.
+      rows: all rows of the episodes.
       episodes: the B episodes.
       format_penalty: reward units, <= 0.
     """
@@ -36,7 +36,9 @@ def summarize(
         "entropy": reduce.token_mean(rows.entropy, rows.is_reply).value(),
         "turns": episodes.turns.mean(dtype=jnp.float32),
         "actions": episodes.actions.sum(axis=1).mean(dtype=jnp.float32),
-        "episode_tokens": row_lengths(rows).mean(dtype=jnp.float32),
+        # Of all rows of an episode: what windows share counts in each of them.
+        "episode_tokens": row_lengths(rows).sum(dtype=jnp.float32)
+        / episodes.turns.shape[0],
         "sampled_tokens": episodes.reply_tokens.sum().astype(jnp.float32),
     }
 

@@ -115,10 +115,16 @@ class _Learner:
 
         def minibatch(index, carry):
             new, sums, norms, made, order = carry
-            rows = jax.lax.dynamic_slice_in_dim(
-                order, index * chosen.minibatch, chosen.minibatch
-            )
-            return *self._one_update(new, batch, rows, sums, norms, made), order
+            if self.settings.rollout.window_turns:
+                picked = even_share(
+                    batch, order, index, count, real_rows, chosen.minibatch
+                )
+            else:
+                rows = jax.lax.dynamic_slice_in_dim(
+                    order, index * chosen.minibatch, chosen.minibatch
+                )
+                picked = _longest_first(batch, rows)
+            return *self._one_update(new, picked, sums, norms, made), order
 
         def epoch(index, carry):
             key = jax.random.fold_in(jax.random.key(self.settings.seed), old.iteration)
@@ -131,13 +137,9 @@ class _Learner:
         carry = (old, _no_sums(), norms, _Made(zero, zero, zero))
         return jax.lax.fori_loop(0, chosen.epochs, epoch, carry)
 
-    def _one_update(self, old: TrainState, batch: Batch, rows, sums, norms, made):
+    def _one_update(self, old: TrainState, picked: Batch, sums, norms, made):
         """Accumulates the gradients of one minibatch and applies them."""
         micro = self.settings.optimizer.microbatch
-        # Longest first: microbatches of like length, padding rows last.
-        lengths = reply_lengths(batch.is_reply)[rows]
-        rows = rows[jnp.argsort(-lengths, stable=True)]
-        picked = jax.tree.map(lambda x: x[rows], batch)
         pieces = self.forward.microbatches(picked)
         is_first = made.attempted == 0
 
@@ -263,6 +265,43 @@ def _step(optimizer, gradient, old_state, parameters, should_apply):
         jax.tree.map(choose, new, parameters),
         jax.tree.map(choose, new_state, old_state),
     )
+
+
+def even_share(
+    batch: Batch,
+    order: jax.Array,
+    index: jax.Array,
+    count: jax.Array,
+    real_rows: jax.Array,
+    minibatch: int,
+) -> Batch:
+    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
+
+    How many turns are played is up to the episodes: cut into whole minibatches the last
+    could hold a single row, and yet make as large a step as the others.
+
+    Args:
+      batch: C rows, enough for `count` whole minibatches.
+      order: int32[C], the `real_rows` rows of weight 1 in front.
+      index, count, real_rows: int32[].
+      minibatch: rows of the result, of which the last are padding; static.
+    """
+    start, end = (real_rows * i // count for i in (index, index + 1))
+    rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
+    is_own = jnp.arange(minibatch) < end - start
+    picked = jax.tree.map(lambda x: x[rows], batch)
+    picked = picked.replace(
+        is_reply=picked.is_reply & is_own[:, None],
+        weight=jnp.where(is_own, picked.weight, 0),
+    )
+    return _longest_first(picked, jnp.arange(minibatch))
+
+
+def _longest_first(batch: Batch, rows: jax.Array) -> Batch:
+    """The given rows: microbatches of like length, padding rows last."""
+    lengths = reply_lengths(batch.is_reply)[rows]
+    rows = rows[jnp.argsort(-lengths, stable=True)]
+    return jax.tree.map(lambda x: x[rows], batch)
 
 
 def _shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:

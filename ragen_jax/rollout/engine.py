@@ -8,18 +8,29 @@ A slot's cache holds `length` tokens; one more, `pending`, is known but not yet 
 through the model. That is the last sampled token, or the last token fed.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout import keys, sampling
+from ragen_jax.rollout import hearing, keys, record, sampling, windows
 from ragen_jax.rollout.cache import Cache, Policy
+from ragen_jax.rollout.slots import (
+    DECODING,
+    IDLE,
+    WAITING,
+    Answer,
+    Inputs,
+    Part,
+    Plan,
+    RolloutState,
+    Slots,
+    Written,
+    last_token,
+    row_of,
+)
 from ragen_jax.text import replies
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
@@ -31,122 +42,6 @@ from ragen_jax.trajectory import (
     Episodes,
     Rows,
 )
-
-IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One world's share of a shard: ranges of its episodes, slots and answers."""
-
-    first_episode: int
-    episodes: int
-    groups: int  # distinct prompts
-    first_slot: int
-    slots: int  # at most `episodes`; they play no other world
-    first_answer: int  # within the W answers of a feed pass
-    feed_width: int  # of those
-    prompts: int  # P of this world in the whole batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Sizes and switches of one shard's rollout. Static."""
-
-    parts: tuple[Part, ...]  # one for each world; the next four are their sums
-    episodes: int  # B on this shard
-    groups: int  # distinct prompts on this shard
-    slots: int  # S
-    feed_width: int  # W, waiting slots answered in one pass
-    group_size: int  # N in the whole batch
-    context: int  # T, tokens of a row
-    turns: int  # K
-    actions_per_turn: int  # A
-    reply_tokens: int  # most tokens sampled in one turn
-    decode_chunk: int  # decode passes between looks at the loop's predicate
-    buckets: tuple[int, ...]  # lengths of the cache that decoding chooses from
-    greedy: bool = False
-    stop_at_answer: bool = False
-
-
-@struct.dataclass
-class Prompts:
-    """What the episodes of one shard start from."""
-
-    tokens: jax.Array  # int32[groups, Tp], right-padded
-    lengths: jax.Array  # int32[groups]
-    group: jax.Array  # int32[B], index of each episode's prompt among those here
-    group_name: jax.Array  # int32[B], its group in the whole batch
-    # int32[B], each episode's number in the whole batch, whichever shard it is on: what
-    # its noise is drawn by.
-    number: jax.Array
-    first_place: jax.Array  # int32[], of the shard's rows in the batch's record
-
-
-@struct.dataclass
-class Slots:
-    """S slots."""
-
-    status: jax.Array  # int32[S], IDLE, DECODING or WAITING
-    episode: jax.Array  # int32[S], row on this shard; `Plan.episodes` when idle
-    turn: jax.Array  # int32[S], 0-based turn being played
-    length: jax.Array  # int32[S], tokens in the cache
-    pending: jax.Array  # int32[S], the token after those
-    sampled: jax.Array  # int32[S], tokens of the current reply
-    reply: replies.ReplyState  # of S slots: what the reply says so far
-    reply_end: jax.Array  # int32[S], why the last reply ended
-
-
-@struct.dataclass
-class Written:
-    """Rows being written; mark = 2 * turn + (1 on reply tokens), -1 on padding."""
-
-    tokens: jax.Array  # int32[B, T]
-    logprobs: jax.Array  # float32[B, T], nats
-    entropy: jax.Array  # float32[B, T], nats
-    mark: jax.Array  # int32[B, T]
-
-
-@struct.dataclass
-class RolloutState:
-    """Everything that changes during a rollout."""
-
-    slots: Slots
-    cache: Cache
-    rows: Written
-    episodes: Episodes
-    next_episode: jax.Array  # int32[parts], heads of the parts' queues
-    decode_passes: jax.Array  # int32[]
-    feed_passes: jax.Array  # int32[]
-
-
-@struct.dataclass
-class Inputs:
-    """What a rollout reads and never changes."""
-
-    weights: Parameters  # from `cache.lay_out`
-    prompts: Prompts
-    prompt_cache: Cache  # of `Plan.groups` entries
-    tables: tuple[replies.ReplyTables, ...]  # of the parts
-    is_stop: jax.Array  # bool[V]
-    key: jax.Array  # key[], from `keys.iteration_key`
-    temperature: jax.Array  # float32[]
-
-
-@struct.dataclass
-class Answer:
-    """What the world answers to W waiting slots."""
-
-    slot: jax.Array  # int32[W]
-    is_used: jax.Array  # bool[W], False where fewer than W slots waited
-    tokens: jax.Array  # int32[W, M], the next message, right-padded
-    length: jax.Array  # int32[W], tokens of it, 1..M
-    reward: jax.Array  # float32[W], the world's reward of the turn
-    is_valid: jax.Array  # bool[W], of the turn's reply
-    grounded: jax.Array  # float32[W], share of the landmarks that its thought names
-    taken: jax.Array  # int32[W], actions that reached the world
-    success: jax.Array  # bool[W], of the episode so far
-    end: jax.Array  # int32[W], UNFINISHED, or why the episode ended
 
 
 def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
@@ -165,6 +60,12 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
         entropy=zeros,
         mark=jnp.where(in_prompt, 0, PADDING),
     )
+    if plan.window:
+        rows = jax.tree.map(
+            lambda x, blank: windows.make_room(x, blank, plan.turns),
+            rows,
+            Written(tokens=0, logprobs=0, entropy=0, mark=PADDING),
+        )
     # Each part's first episodes.
     first = np.concatenate([p.first_episode + np.arange(p.slots) for p in plan.parts])
     longer = [(0, 0), (0, 0), (0, 0), (0, plan.context - width)]
@@ -177,14 +78,14 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
             episode=jnp.asarray(first, jnp.int32),
             turn=zero,
             length=lengths[first] - 1,
-            pending=_last_token(prompts, lengths)[first],
+            pending=last_token(prompts, lengths)[first],
             sampled=zero,
             reply=_blank_replies(plan, inputs, [part.slots for part in plan.parts]),
             reply_end=zero,
         ),
         cache=jax.tree.map(extend, inputs.prompt_cache),
         rows=rows,
-        episodes=_blank_episodes(plan, inputs.prompts),
+        episodes=record.blank_episodes(plan, inputs.prompts),
         next_episode=jnp.array(heads, jnp.int32),
         decode_passes=none,
         feed_passes=none,
@@ -257,7 +158,7 @@ def _decode_pass(
         inputs.key, episode, slots.turn, slots.sampled
     )
     drawn = sampling.sample(token_keys, logits, inputs.temperature, greedy=plan.greedy)
-    row = jnp.where(active, slots.episode, plan.episodes)  # out of range is dropped
+    row = jnp.where(active, row_of(plan, slots), plan.rows)  # out of range is dropped
     at = slots.length + 1
     rows = Written(
         tokens=rows.tokens.at[row, at].set(drawn.token, mode="drop"),
@@ -330,20 +231,22 @@ def feed(
     """
     slots = jax.tree.map(lambda x: x[answer.slot], state.slots)
     goes_on = answer.is_used & (answer.end == UNFINISHED)
-    episodes = _record_turn(plan, inputs, state.episodes, slots, answer)
+    episodes = record.record_turn(plan, state.episodes, slots, answer)
 
-    # The pending token, then the message without its last, which is pending next.
-    chunk = jnp.concatenate([slots.pending[:, None], answer.tokens[:, :-1]], axis=1)
-    width = chunk.shape[1]
-    entries = jax.tree.map(lambda x: x[answer.slot], state.cache)
-    # Slots that end may stand too near the end of the context for a whole chunk.
-    place = jnp.where(goes_on, slots.length, 0)
-    fed = kv.feed(inputs.weights, policy, entries, chunk, place)
-
+    hear = hearing.in_window if plan.window else hearing.in_full
+    heard = hear(
+        plan,
+        policy,
+        inputs,
+        state.replace(episodes=episodes),
+        slots,
+        answer,
+        goes_on,
+    )
     taken_up, is_new, next_episode = _take_up(
         plan, state.next_episode, answer.is_used & ~goes_on
     )
-    fed = _copy_prompts(plan, inputs, fed, taken_up, is_new)
+    fed = _copy_prompts(plan, inputs, heard.entries, taken_up, is_new)
     # Entries of slots that neither go on nor start anew are never attended to again.
     cache = jax.tree.map(
         lambda whole, part: whole.at[_only(answer.slot, answer.is_used, plan)].set(
@@ -352,18 +255,16 @@ def feed(
         state.cache,
         fed,
     )
-    rows = _write_message(plan, state.rows, slots, answer, goes_on, width)
     group = inputs.prompts.group[jnp.where(is_new, taken_up, 0)]
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    last = _last_token(answer.tokens, answer.length)
     after = Slots(
         status=jnp.where(goes_on | is_new, DECODING, IDLE),
         episode=jnp.where(
             goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)
         ),
         turn=jnp.where(goes_on, slots.turn + 1, 0),
-        length=jnp.where(goes_on, slots.length + answer.length, lengths - 1),
-        pending=jnp.where(goes_on, last, _last_token(prompts, lengths)),
+        length=jnp.where(goes_on, heard.length, lengths - 1),
+        pending=jnp.where(goes_on, heard.pending, last_token(prompts, lengths)),
         sampled=jnp.zeros_like(slots.sampled),
         reply=_blank_replies(plan, inputs, [part.feed_width for part in plan.parts]),
         reply_end=jnp.zeros_like(slots.reply_end),
@@ -375,10 +276,10 @@ def feed(
     state = state.replace(
         slots=new_slots,
         cache=cache,
-        rows=rows,
+        rows=heard.rows,
         episodes=episodes,
         next_episode=next_episode,
-        feed_passes=state.feed_passes + 1,
+        feed_passes=state.feed_passes + heard.passes,
     )
     return state, jnp.where(is_new, taken_up, -1)
 
@@ -416,7 +317,7 @@ def reply_tokens(
       int32[n, plan.reply_tokens] tokens and int32[n] how many of them are the reply's.
     """
     slots = jax.tree.map(lambda x: x[slot], state.slots)
-    row = jnp.minimum(slots.episode, plan.episodes - 1)
+    row = jnp.minimum(row_of(plan, slots), plan.rows - 1)
     first = slots.length + 1 - slots.sampled
     at = first[:, None] + jnp.arange(plan.reply_tokens)[None]
     tokens = state.rows.tokens[row[:, None], jnp.clip(at, 0, plan.context - 1)]
@@ -432,6 +333,8 @@ def finish(
     turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
     following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
     episode = inputs.prompts.first_place + jnp.arange(plan.episodes)
+    if plan.window:
+        episode = jnp.repeat(episode, plan.rows_each)
     rows = Rows(
         tokens=written.tokens,
         is_reply=is_reply,
@@ -442,39 +345,9 @@ def finish(
         ),
         turn=turn,
         turn_end=is_reply & (following != written.mark),
-        policy_version=jnp.full(plan.episodes, policy_version, jnp.int32),
+        policy_version=jnp.full(plan.rows, policy_version, jnp.int32),
     )
     return rows, state.episodes
-
-
-def _record_turn(plan, inputs, episodes: Episodes, slots: Slots, answer: Answer):
-    row = jnp.where(answer.is_used, slots.episode, plan.episodes)
-    put = lambda x, new: x.at[row].set(new, mode="drop")  # noqa: E731
-    at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")  # noqa: E731
-    return episodes.replace(
-        success=put(episodes.success, answer.success),
-        end=put(episodes.end, answer.end),
-        turns=put(episodes.turns, slots.turn + 1),
-        reward=at_turn(episodes.reward, answer.reward),
-        is_valid=at_turn(episodes.is_valid, answer.is_valid),
-        actions=at_turn(episodes.actions, answer.taken),
-        reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
-        reply_end=at_turn(episodes.reply_end, slots.reply_end),
-        thought_tokens=at_turn(episodes.thought_tokens, slots.reply.thought),
-        grounded=at_turn(episodes.grounded, answer.grounded),
-    )
-
-
-def _write_message(plan, rows: Written, slots: Slots, answer: Answer, goes_on, width):
-    index = jnp.arange(width)[None]
-    is_real = goes_on[:, None] & (index < answer.length[:, None])
-    row = jnp.where(is_real, slots.episode[:, None], plan.episodes)
-    at = slots.length[:, None] + 1 + index
-    mark = jnp.broadcast_to(2 * (slots.turn[:, None] + 1), at.shape)
-    return rows.replace(
-        tokens=rows.tokens.at[row, at].set(answer.tokens, mode="drop"),
-        mark=rows.mark.at[row, at].set(mark, mode="drop"),
-    )
 
 
 def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -> Cache:
@@ -486,28 +359,6 @@ def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -
         return entry.at[..., :width].set(head)
 
     return jax.tree.map(copy, entries, inputs.prompt_cache)
-
-
-def _blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
-    each = jnp.zeros(plan.episodes, jnp.int32)
-    turn = jnp.zeros((plan.episodes, plan.turns), jnp.int32)
-    environment = np.repeat(
-        np.arange(len(plan.parts)), [part.episodes for part in plan.parts]
-    )
-    return Episodes(
-        group=prompts.group_name,
-        environment=jnp.asarray(environment, jnp.int32),
-        success=each.astype(bool),
-        end=each,
-        turns=each,
-        reward=turn.astype(jnp.float32),
-        is_valid=turn.astype(bool),
-        actions=turn,
-        reply_tokens=turn,
-        reply_end=turn,
-        thought_tokens=turn,
-        grounded=turn.astype(jnp.float32),
-    )
 
 
 def _blank_replies(plan: Plan, inputs: Inputs, counts: list[int]):
@@ -526,10 +377,6 @@ def _joined(parts) -> Any:
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-
-
-def _last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
 
 
 def _only(slot: jax.Array, is_used: jax.Array, plan: Plan) -> jax.Array:

@@ -15,8 +15,10 @@ from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout import engine, keys, turns
-from ragen_jax.rollout.engine import (
+from ragen_jax.rollout import engine, keys, turns, windows
+from ragen_jax.rollout.scenes import Scene, SceneTokens, longest_row
+from ragen_jax.rollout.slots import (
+    IDLE,
     Answer,
     Inputs,
     Part,
@@ -24,10 +26,9 @@ from ragen_jax.rollout.engine import (
     Prompts,
     RolloutState,
 )
-from ragen_jax.rollout.scenes import Scene, SceneTokens, longest_row
 from ragen_jax.text import answers
 from ragen_jax.text.dialogue import first_message, message_tokens
-from ragen_jax.trajectory import UNFINISHED, Episodes, Rows
+from ragen_jax.trajectory import END_OF_TURN, UNFINISHED, Episodes, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,7 @@ def make_plan(
     shards: int,
     greedy: bool = False,
     stop_at_answer: bool = False,
+    window: int = 0,
 ) -> Plan:
     """Sizes of one shard's rollout.
 
@@ -93,15 +95,18 @@ def make_plan(
       group_size: N.
       slots: of the whole batch, shared out as the episodes are; 0 means one for every
         episode.
-      context: T; 0 means `longest_row`.
+      context: T; 0 means `longest_row`. In windows a shorter one drops turns, and
+        what is longer is left out.
       decode_chunk: decode passes between looks at the predicate.
       buckets: how many cache lengths to compile for.
       shards: how many devices share the batch; divides each scene's episodes.
       greedy: take the likeliest token.
       stop_at_answer: end a reply at `</answer>`.
+      window: most turns of a row; 0: a row holds a whole episode.
     """
     limits = [scene.dialogue.limits for scene in scenes]
-    context = context or longest_row(scenes, tokens)
+    longest = longest_row(scenes, tokens, window)
+    context = min(context, longest) if context and window else context or longest
     first_capacity = max(part.first_capacity for part in tokens)
     step = -(-context // buckets)
     lengths = {min(context, step * (i + 1)) for i in range(buckets)}
@@ -122,6 +127,7 @@ def make_plan(
         buckets=tuple(sorted(lengths)),
         greedy=greedy,
         stop_at_answer=stop_at_answer,
+        window=window,
     )
 
 
@@ -251,7 +257,7 @@ def _shard_rollout(
         )
 
     def is_busy(carry):
-        return (carry[0].slots.status != engine.IDLE).any()
+        return (carry[0].slots.status != IDLE).any()
 
     state, _ = jax.lax.while_loop(is_busy, one_round, (state, tuple(games)))
     rows, episodes = engine.finish(plan, inputs, state, call.policy_version)
@@ -293,7 +299,10 @@ def _draw_levels(
     if len(pieces) > 1:
         pieces[:1] = [jax.tree.map(lambda *x: jnp.concatenate(x), *pieces)]
     place = call.first_prompt * size + shard * plan.episodes
-    return tuple(levels), Prompts(first_place=place, **pieces[0])
+    cuts = None
+    if plan.window:
+        cuts = windows.make_cuts(tokens, [part.groups for part in plan.parts])
+    return tuple(levels), Prompts(first_place=place, cuts=cuts, **pieces[0])
 
 
 def _first_prompt(scene: Scene, tokens, level) -> tuple[jax.Array, jax.Array]:
@@ -364,7 +373,7 @@ def _play_part(
         if worlds.setting.with_grounding and scene.world.landmarks is not None:
             places = scene.world.landmarks(game.state)
             grounded = answers.grounded(tokens.replies, reply, *sampled, places)
-        stopped = reply_end == engine.END_OF_TURN
+        stopped = reply_end == END_OF_TURN
         ids = turns.answer_to_turn(
             scene.world, scene.dialogue, after, played, read.is_valid, stopped
         )

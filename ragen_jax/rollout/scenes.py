@@ -22,13 +22,21 @@ class Scene:
 SceneTokens = tuple[DialogueTokens, ...]  # one for each scene, in their order
 
 
-def longest_row(scenes: Sequence[Scene], tokens: SceneTokens) -> int:
-    """T that a first prompt and all turns of any scene can need at most, in tokens."""
+def longest_row(scenes: Sequence[Scene], tokens: SceneTokens, window: int = 0) -> int:
+    """T that a row of any scene can need at most, in tokens.
+
+    Args:
+      scenes, tokens: the worlds and their texts.
+      window: most turns of a row; 0: all turns of an episode.
+    """
 
     def one(scene: Scene, own: DialogueTokens) -> int:
         limits = scene.dialogue.limits
-        replies = limits.turns * limits.reply_tokens
-        return own.first_capacity + replies + (limits.turns - 1) * own.next_capacity
+        turns = min(window or limits.turns, limits.turns)
+        # With feedback on a turn before, unless a row never leaves the first.
+        is_whole = turns == limits.turns
+        first = own.first_capacity if is_whole else own.window_capacity
+        return first + turns * limits.reply_tokens + (turns - 1) * own.next_capacity
 
     return max(map(one, scenes, tokens))
 

@@ -177,6 +177,8 @@ class DialogueTokens:
     # Capacities, static: enough for any message this dialogue can produce.
     first_capacity: int = struct.field(pytree_node=False)
     next_capacity: int = struct.field(pytree_node=False)
+    # Of the system prompt with a later message directly behind it.
+    window_capacity: int = struct.field(pytree_node=False)
 
 
 def tokenize_dialogue(
@@ -205,7 +207,9 @@ def tokenize_dialogue(
     bytes_of += (b"",) * (vocabulary - len(bytes_of))
     is_stop = np.zeros(vocabulary, bool)
     is_stop[list(pieces.stop_tokens)] = True
-    first, following = _capacities(dialogue, world, np.asarray(phrases.lengths))
+    first, following, behind_opening = _capacities(
+        dialogue, world, np.asarray(phrases.lengths)
+    )
     return DialogueTokens(
         phrases=phrases,
         replies=replies.reply_tables(
@@ -218,6 +222,7 @@ def tokenize_dialogue(
         is_stop=jnp.asarray(is_stop),
         first_capacity=first,
         next_capacity=following,
+        window_capacity=behind_opening,
     )
 
 
@@ -228,8 +233,24 @@ def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:
     return tuple(opening.tolist())
 
 
-def _capacities(dialogue: Dialogue, world: World, lengths) -> tuple[int, int]:
-    """Most tokens that a first and a later message can have."""
+def opening_length(tokens: DialogueTokens) -> jax.Array:
+    """int32[], tokens of the system prompt with what stands before the first message.
+
+    Any message may follow it directly, without the tokens that close a reply.
+    """
+    return tokens.phrases.lengths[_OPEN]
+
+
+def closing_lengths(tokens: DialogueTokens) -> jax.Array:
+    """int32[2], leading tokens of a later message that close the reply before it.
+
+    First after a reply that was cut off, then after one that sampled its end of turn.
+    """
+    return tokens.phrases.lengths[jnp.array([_CLOSE_AND_OPEN, _OPEN_AFTER_STOP])]
+
+
+def _capacities(dialogue: Dialogue, world: World, lengths) -> tuple[int, int, int]:
+    """Most tokens of a first message, a later one, and that behind the opening."""
     ours = lengths[: dialogue.world_offset]
     limits = dialogue.limits
     turns = ours[5 : 5 + limits.turns].max()
@@ -241,11 +262,9 @@ def _capacities(dialogue: Dialogue, world: World, lengths) -> tuple[int, int]:
     else:
         longest = world.longest_observation(theirs)
     shared = int(longest + turns + left + ours[_HAND_OVER])
-    opening = max(ours[_CLOSE_AND_OPEN], ours[_OPEN_AFTER_STOP])
-    return (
-        int(ours[_OPEN]) + shared,
-        int(opening + reward + ours[_WARNING]) + shared,
-    )
+    closing = int(max(ours[_CLOSE_AND_OPEN], ours[_OPEN_AFTER_STOP]))
+    opening, later = int(ours[_OPEN]), int(reward + ours[_WARNING]) + shared
+    return opening + shared, closing + later, opening + later
 
 
 def message_tokens(

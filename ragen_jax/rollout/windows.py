@@ -1,0 +1,174 @@
+"""Windows: replies sampled from the last turns alone, a training row for each turn.
+
+A row is the system prompt, the last turns that there is room for, and the reply. When
+a slot goes on to its next turn the row of that turn is made from the row before: whole
+turns fall out behind the system prompt, and the world's message is added. Cache entries
+know their positions, so what follows a gap is run through the model again; those of the
+system prompt stay as they are.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import cache as kv
+from ragen_jax.rollout.scenes import SceneTokens
+from ragen_jax.text import dialogue
+from ragen_jax.trajectory import END_OF_TURN, PADDING
+
+
+@struct.dataclass
+class Cuts:
+    """Where rows may be cut."""
+
+    opening: jax.Array  # int32[groups], tokens of the system prompt; see `dialogue`
+    closing: jax.Array  # int32[2], of a message that follows a reply; see `dialogue`
+
+
+@struct.dataclass
+class Row:
+    """One row while it is being written, before its reply; mark as in `engine`."""
+
+    tokens: jax.Array  # int32[T]
+    mark: jax.Array  # int32[T]
+    length: jax.Array  # int32[]
+
+
+@struct.dataclass
+class Message:
+    """What the world says next."""
+
+    tokens: jax.Array  # int32[M], right-padded
+    length: jax.Array  # int32[]
+
+
+def make_cuts(tokens: SceneTokens, groups: Sequence[int]) -> Cuts:
+    """The cuts of a shard's prompts: so many of each scene.
+
+    All scenes close a reply alike, for they speak with one model.
+    """
+    opening = [
+        jnp.broadcast_to(dialogue.opening_length(own), (count,))
+        for own, count in zip(tokens, groups, strict=True)
+    ]
+    return Cuts(jnp.concatenate(opening), dialogue.closing_lengths(tokens[0]))
+
+
+def make_room(x: jax.Array, blank: int, turns: int) -> jax.Array:
+    """[B * K, T], the rows of all turns, from those of the first turns: [B, T]."""
+    room = jnp.full((x.shape[0], turns, x.shape[1]), blank, x.dtype)
+    return room.at[:, 0].set(x).reshape(-1, x.shape[1])
+
+
+def closing_before(cuts: Cuts, reply_end: jax.Array) -> jax.Array:
+    """int32[W, K], tokens that close the reply before each turn's message.
+
+    Args:
+      cuts: of the shard.
+      reply_end: int32[W, K], why each turn's reply ended. Turn 0 has none before it,
+        and its entry means nothing.
+    """
+    before = jnp.roll(reply_end, 1, axis=1)
+    return jnp.where(before == END_OF_TURN, cuts.closing[1], cuts.closing[0])
+
+
+def next_row(
+    window: int,
+    reply_tokens: int,
+    row: Row,
+    turn: jax.Array,
+    opening: jax.Array,
+    closing: jax.Array,
+    message: Message,
+) -> tuple[Row, jax.Array]:
+    """The row of a slot's next turn, before its reply. `vmap` over slots.
+
+    It begins with the oldest turn that is within the window, still in the row before,
+    and leaves room for a whole reply. If that is not the one that the row before began
+    with, its message loses the tokens that close a reply.
+
+    Args:
+      window: k, most turns of a row.
+      reply_tokens: most tokens sampled in one turn.
+      row: of `turn`, with its reply.
+      turn: int32[], the turn that ended.
+      opening: int32[], tokens of the system prompt.
+      closing: int32[K], from `closing_before`.
+      message: that follows the reply.
+
+    Returns:
+      The row, and int32[], how many of its tokens stand where they stood before.
+    """
+    capacity = row.tokens.shape[0]
+    turn_of = jnp.where(row.mark >= 0, row.mark // 2, PADDING)
+    oldest = turn_of[0]
+    # For each turn that may come first: how many tokens of the old row, with the
+    # message behind it, stand before what is kept of that turn.
+    which = jnp.arange(closing.shape[0])
+    is_before = (turn_of >= 0)[None] & (turn_of[None] < which[:, None])
+    cut = jnp.where(which == oldest, opening, is_before.sum(axis=1) + closing)
+    lengths = opening + row.length + message.length - cut
+    may_be_first = (
+        (which >= jnp.maximum(oldest, turn + 2 - window))
+        & (which <= turn + 1)
+        & (lengths + reply_tokens <= capacity)
+    )
+    # The context has room for the latest message by itself: checked at start.
+    first = jnp.where(may_be_first.any(), jnp.argmax(may_be_first), turn + 1)
+    place = jnp.arange(capacity)
+    source = jnp.where(place < opening, place, place + cut[first] - opening)
+    is_old = source < row.length
+    take = lambda x, index: x[jnp.clip(index, 0, x.shape[0] - 1)]  # noqa: E731
+    tokens = jnp.where(
+        is_old, take(row.tokens, source), take(message.tokens, source - row.length)
+    )
+    turns = jnp.where(is_old, take(turn_of, source), turn + 1)
+    turns = jnp.where(place < opening, first, turns)
+    length = lengths[first]
+    is_real = place < length
+    made = Row(
+        tokens=jnp.where(is_real, tokens, 0),
+        mark=jnp.where(is_real, 2 * turns, PADDING),
+        length=length,
+    )
+    return made, jnp.where(first == oldest, row.length, opening)
+
+
+def prefill(
+    weights: Parameters,
+    policy: kv.Policy,
+    entries: kv.Cache,
+    tokens: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    width: int,
+) -> tuple[kv.Cache, jax.Array]:
+    """Runs tokens `first` up to, not with, `last` of every row through the model.
+
+    In pieces, so that short stretches cost little, and long ones no more memory than a
+    message does.
+
+    Args:
+      weights, policy: as for `cache.feed`.
+      entries: of W slots, filled with the `first` positions of their rows.
+      tokens: int32[W, T], the rows.
+      first, last: int32[W].
+      width: tokens of a piece.
+
+    Returns:
+      The entries, and int32[], how many pieces there were.
+    """
+    context = tokens.shape[1]
+    pieces = (-(-(last - first) // width)).max()
+
+    def one(index, entries):
+        # Near the row's end a piece begins earlier: the same tokens, the same entries.
+        at = jnp.minimum(first + index * width, context - width)
+        where = at[:, None] + jnp.arange(width)[None]
+        piece = jnp.take_along_axis(tokens, where, axis=1)
+        return kv.feed(weights, policy, entries, piece, at)
+
+    return jax.lax.fori_loop(0, pieces, one, entries), pieces
