@@ -1,10 +1,7 @@
 """Hugging Face folders: config.json, safetensors, tokenizer; read and written."""
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax import files
 from ragen_jax.models import config as model_config
 from ragen_jax.models import safetensors_files
 from ragen_jax.models.config import ModelConfig
@@ -276,11 +274,7 @@ def write_folder(
     Raises:
       UserError: if `folder` holds anything.
     """
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with files.new_folder(folder) as scratch:
         _write_weights(scratch, config, parameters, np.dtype(dtype), max_shard_bytes)
         ids = {
             kind: getattr(tokenizer, f"{kind}_token_id")
@@ -294,10 +288,3 @@ def write_folder(
         _write_json(scratch / "generation_config.json", known)
         tokenizer.save_pretrained(scratch)
         _forget_origin(scratch / "tokenizer_config.json")
-        if folder.exists():
-            folder.rmdir()
-        os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
-        scratch.rename(folder)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
