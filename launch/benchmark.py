@@ -1,49 +1,127 @@
-"""Measures this machine: the world alone, the phases of an iteration, memory.
+"""Measures this machine: the world alone, an iteration's phases, the sampler's passes.
 
   python launch/benchmark.py --config=configs/frozenlake.py --iterations=5
 
-Trains for a few iterations without saving anything, and prints a table and, with
---out, JSON. Gymnasium's FrozenLake is measured in the same run if it is installed.
+Trains for a few iterations without saving anything, then samples conversations of fixed
+lengths, and prints a table and, with --out, JSON. Gymnasium's FrozenLake is measured in
+the same run if it is installed; with --peers so are transformers (with torch) and
+google-tunix, on the same weights and tokens. --shape takes random weights in the shape
+of a model that is not there:
+
+  python launch/benchmark.py --config=configs/frozenlake.py:smollm2 --shape=smollm2 \
+      --iterations=0 --peers
 """
 
+import dataclasses
+import functools
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 import common
 from absl import flags
 
+from ragen_jax.models.presets import SHAPES, TINY_FOLDER
+
 _CONFIG = common.define_config("configs/frozenlake.py")
 _ITERATIONS = flags.DEFINE_integer(
-    "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=1
+    "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=0
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+_SHAPE = flags.DEFINE_enum(
+    "shape", None, list(SHAPES), "Random weights in this shape, with tiny's tokenizer."
+)
+_PEERS = flags.DEFINE_boolean("peers", False, "Run other programs beside ours.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Timings of each talk.", lower_bound=1)
+
+
+def _size(name: str, usual: int, told: str):
+    return flags.DEFINE_integer(name, usual, told, lower_bound=1)
+
+
+_BATCH = _size("batch", 8, "Conversations side by side.")
+_PROMPT = _size("prompt_tokens", 128, "Of a prompt, to which one reply is sampled.")
+_NEW = _size("new_tokens", 64, "Of that reply.")
+_TURNS = _size("turns", 5, "Turns of a conversation of several.")
+_OBSERVATION = _size("observation_tokens", 100, "Told in each of those turns.")
+_REPLY = _size("reply_tokens", 48, "Of each reply in them.")
 
 
 def main() -> None:
     settings = common.read_settings(_CONFIG.value)
     common.use_every_core(settings)
     common.start_jax(settings.deterministic)
+    with tempfile.TemporaryDirectory(prefix="benchmark.") as scratch:
+        report = _measure(settings, Path(scratch))
+    for title, figures in report.items():
+        print(title)
+        for name, value in figures.items():
+            told = value if isinstance(value, str) else f"{value:14,.3f}"
+            print(f"  {name:44s} {told}")
+    if _OUT.value:
+        Path(_OUT.value).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _measure(settings, scratch: Path) -> dict[str, dict]:
+    """Title -> name -> a number, or a text where there is none."""
     import jax
 
-    from ragen_jax import loop, training, weights, worldspeed
+    from ragen_jax import loop, speed, weights
 
     with common.user_mistakes():
+        if _SHAPE.value:
+            settings = _with_shape(settings, scratch / "shape")
         run = loop.prepare(settings)
         weights.check_weights(run)
-    figures = _ceilings()
-    matmul, copy = figures.values()
-    figures["world steps/s"] = worldspeed.steps_per_second(
-        run.world, batch=1024, steps=1000
+    model = settings.model.path
+    if _SHAPE.value:
+        model = f"random weights in the shape of {_SHAPE.value}"
+    best = speed.ceilings()
+    devices = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
+    report = {
+        "device": {"devices": devices, "jax": jax.__version__, **best.figures()},
+        "model": {"weights": model, "computation": str(run.dtype)},
+        "world": _world_figures(run.world),
+    }
+    if _ITERATIONS.value:
+        report["iteration"] = _iteration_figures(run, best)
+    return report | _talks(run, best, scratch)
+
+
+def _with_shape(settings, folder: Path):
+    """The settings with a model of random weights, written to a new folder."""
+    import jax
+
+    from ragen_jax import loop
+    from ragen_jax.models import hugging_face, parameters
+
+    config = SHAPES[_SHAPE.value]
+    declared = parameters.declare(config)
+    tree = jax.jit(lambda key: parameters.initialize(key, declared))(jax.random.key(0))
+    dtype = loop.compute_dtype(settings.model.compute_dtype)
+    tokenizer = hugging_face.read_tokenizer(TINY_FOLDER)
+    hugging_face.write_folder(folder, config, jax.device_get(tree), tokenizer, dtype)
+    return dataclasses.replace(
+        settings,
+        model=dataclasses.replace(settings.model, path=str(folder)),
+        # Such a model wins nothing; the update is to have as many rows all the same.
+        filter=dataclasses.replace(settings.filter, keep_zero=True),
     )
-    figures["world resets/s"] = worldspeed.resets_per_second(run.world, batch=1024)
-    if (peer := _gymnasium_steps()) is not None:
-        figures["Gymnasium steps/s"] = peer
+
+
+# An iteration ------------------------------------------------------------------------
+
+
+def _iteration_figures(run, best) -> dict[str, float]:
+    from ragen_jax import loop, speed, training, weights
+
     programs, state = loop.make_programs(run), weights.new_state(run)
     started = time.perf_counter()
-    state, _, _ = loop.iterate(run, programs, state)
-    figures["first iteration, s"] = time.perf_counter() - started
+    with speed.counting() as compiled:
+        state, _, _ = loop.iterate(run, programs, state)
+    first = time.perf_counter() - started
     rows = []
     for index in range(_ITERATIONS.value):
         print(f"\riteration {index + 1}/{_ITERATIONS.value}", end="", flush=True)
@@ -52,7 +130,11 @@ def main() -> None:
     print("\r", end="")
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
-    figures |= {
+    return {
+        "first iteration, s": first,
+        "of it compiling, s": compiled.seconds,
+        "programs compiled": compiled.programs - compiled.from_cache,
+        "programs from the cache of compiled ones": compiled.from_cache,
         "iteration, s": statistics.median(seconds),
         "iteration, slowest, s": max(seconds),
         "rollout, s": middle["time/rollout_seconds"],
@@ -63,18 +145,11 @@ def main() -> None:
         "mean episode, turns": middle["rollout/turns"],
         "mean reply, tokens": middle["rollout/reply_tokens"],
         "update, row tokens/s": middle["update tokens/s"],
-        "update, share of matmul": middle["update flop/s"] / matmul / 1e12,
-        "decoding, GB/s": middle["decode bytes/s"] / 1e9,
-        "decoding, share of copy": middle["decode bytes/s"] / copy / 1e9,
+        "update, model FLOP utilization": middle["update flop/s"] / best.matmul,
+        "rollout, GB/s in decoding": middle["decode bytes/s"] / 1e9,
+        "rollout, share of copy": middle["decode bytes/s"] / best.copy,
         "peak memory, GiB": training.peak_memory(),
     }
-    device = jax.devices()[0].device_kind
-    print(f"{device} x {jax.device_count()}, jax {jax.__version__}")
-    for name, value in figures.items():
-        print(f"  {name:24s} {value:14,.3f}")
-    if _OUT.value:
-        record = {"device": device, "jax": jax.__version__, **figures}
-        Path(_OUT.value).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
@@ -87,12 +162,9 @@ def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
     """
     import jax.numpy as jnp
 
-    from ragen_jax.models import parameters
+    from ragen_jax import speed
 
-    config = run.config
-    declared = parameters.declare(config)
-    layers = parameters.count(declared["layers"])
-    vocabulary = config.vocabulary * config.width
+    layers, vocabulary = speed.weight_counts(run.config)
     is_reply = rollout.rows.is_reply
     ends = jnp.where(is_reply, jnp.arange(1, is_reply.shape[1] + 1)[None], 0).max(1)
     kept = values["filter/kept_fraction"]
@@ -102,11 +174,10 @@ def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
     epochs = run.settings.optimizer.epochs
     actor = 6 * epochs * (layers * tokens + vocabulary * replies * kept)
     critic = (6 * epochs + 2) * layers * tokens if has_critic else 0.0
-    size = jnp.dtype(run.dtype).itemsize
     positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
-    entry = 2 * config.layers * config.kv_heads * config.head_dim
+    entries = float(positions) * speed.cache_entry(run.config)
     weights_read = float(rollout.passes.decode.sum()) * (layers + vocabulary)
-    read = size * (weights_read + float(positions) * entry)
+    read = jnp.dtype(run.dtype).itemsize * (weights_read + entries)
     return {
         "update tokens/s": tokens / values["time/update_seconds"],
         "update flop/s": (actor + critic) / values["time/update_seconds"],
@@ -114,33 +185,82 @@ def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _ceilings() -> dict[str, float]:
-    """What the device can do at best: a large matrix product, and a copy."""
-    import jax
-    import jax.numpy as jnp
+# Conversations of fixed lengths ------------------------------------------------------
 
-    on_cpu = jax.default_backend() == "cpu"
-    size, dtype = (2048, jnp.float32) if on_cpu else (8192, jnp.bfloat16)
-    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    long = jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)
-    product = _seconds(jax.jit(lambda x: x @ x), x)
-    copy = _seconds(jax.jit(lambda x: x + 1), long)
-    return {
-        f"matmul {dtype.__name__}, TFLOP/s": 2 * size**3 / product / 1e12,
-        "copy, GB/s read and written": 2 * long.nbytes / copy / 1e9,
+
+def _talks(run, best, scratch: Path) -> dict[str, dict]:
+    """What `generate` and a conversation of several turns take, by us and by peers."""
+    import jax
+
+    from ragen_jax import speed, weights
+
+    batch, vocabulary = _BATCH.value, run.config.vocabulary
+    sizes = {
+        "generating": (1, _PROMPT.value, _NEW.value),
+        "several turns": (_TURNS.value, _OBSERVATION.value, _REPLY.value),
     }
+    talks = {
+        name: speed.random_talk(vocabulary, batch, *of) for name, of in sizes.items()
+    }
+    actor = weights.load_parameters(run, value_head=False)
+    laid_out = speed.decoding_weights(run, actor)
+    talkers = {
+        name: speed.make_talker(run, laid_out, talk) for name, talk in talks.items()
+    }
+    with speed.counting() as compiled:
+        jax.block_until_ready([talker.speak() for talker in talkers.values()])
+    alone = speed.talk_figures(
+        run, talkers["generating"], talks["generating"], best, _REPEATS.value
+    )
+    figures = {"compiling both, s": compiled.seconds, **alone}
+    (_, told, reply), (turns, each, answer) = sizes.values()
+    lengths = {
+        "generating": f"{batch} x ({told} + {reply}) tokens",
+        "several turns": f"{batch} x {turns} x ({each} + {answer}) tokens",
+    }
+    report = {"lengths": lengths, "sampler, generating": figures}
+    return report | _races(run, talks, talkers, actor, scratch)
 
 
-def _seconds(run, x) -> float:
-    import jax
+def _races(run, talks, talkers, actor, scratch: Path) -> dict[str, dict]:
+    """Ours beside each peer; a sentence for a peer that is not there."""
+    from ragen_jax import peers, speed
 
-    jax.block_until_ready(run(x))
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        jax.block_until_ready(run(x))
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    def race(rivals) -> dict[str, float]:
+        figures = {}
+        for name, talk in talks.items():
+            runs = {"ours": talkers[name].speak}
+            for rival, speaker in rivals.items():
+                runs[rival] = functools.partial(speaker, talk)
+            figures |= speed.race(name, talk, runs, _REPEATS.value)
+        return figures
+
+    if not _PEERS.value:
+        return {"whole conversations": race({})}
+    missing = peers.missing(run.config)
+    report = {f"beside {name}": {"state": why} for name, why in missing.items()}
+    if len(missing) == len(peers.OPEN):
+        return {"whole conversations": race({})} | report
+    folder = peers.model_folder(run, actor, scratch / "model")
+    for name in [name for name in peers.OPEN if name not in missing]:
+        speaker, told = peers.OPEN[name](folder, run)
+        report[f"beside {name}"] = {"state": told} | race({name: speaker})
+    return report
+
+
+# The world ---------------------------------------------------------------------------
+
+
+def _world_figures(world) -> dict[str, float]:
+    from ragen_jax import worldspeed
+
+    figures = {
+        "steps/s": worldspeed.steps_per_second(world, batch=1024, steps=1000),
+        "resets/s": worldspeed.resets_per_second(world, batch=1024),
+    }
+    if (peer := _gymnasium_steps()) is not None:
+        figures["Gymnasium steps/s"] = peer
+    return figures
 
 
 def _gymnasium_steps(steps: int = 50_000) -> float | None:
