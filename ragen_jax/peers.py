@@ -5,6 +5,8 @@ history again in every turn, as agents written in Python around them do. None of
 is needed by anything else.
 """
 
+import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -85,4 +87,81 @@ def transformers_speaker(folder: Path, run: Run) -> tuple[Speaker, str]:
     )
 
 
-OPEN = {TRANSFORMERS: transformers_speaker}
+class _Numbers:
+    """A tokenizer, as Tunix wants one, of texts that are token ids already."""
+
+    def encode(self, text: str) -> list[int]:
+        return [int(part) for part in text.split()]
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def bos_id(self) -> None:
+        """Nothing stands in front of a text."""
+
+    def eos_id(self) -> int:
+        return -1  # Never sampled, so that no row ends early.
+
+    def pad_id(self) -> int:
+        return -1  # No row is padded: all are of one length.
+
+
+def tunix_speaker(folder: Path, run: Run) -> tuple[Speaker, str]:
+    """Tunix's sampler on the first device, greedy, never ending early.
+
+    Args:
+      folder: from `model_folder`.
+      run: for the model's shape and dtype.
+    """
+    from tunix.generate import sampler
+
+    config, family = run.config, run.config.family
+    name = {"llama": "llama3"}.get(family, family)
+    model, params = (
+        importlib.import_module(f"tunix.models.{name}.{part}")
+        for part in ("model", "params")
+    )
+    tied = "weight_tying" if family == "llama" else "use_tied_embedding"
+    typed = {} if family == "llama" else {"dtype": run.dtype, "param_dtype": run.dtype}
+    shape = model.ModelConfig(
+        num_layers=config.layers,
+        vocab_size=config.vocabulary,
+        embed_dim=config.width,
+        hidden_dim=config.mlp_width,
+        num_heads=config.heads,
+        head_dim=config.head_dim,
+        num_kv_heads=config.kv_heads,
+        rope_theta=config.rope_base,
+        norm_eps=config.norm_epsilon,
+        **{tied: config.tied},
+        **typed,
+    )
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), devices=jax.local_devices()[:1])
+    loaded = params.create_model_from_safe_tensors(
+        str(folder), shape, mesh, dtype=run.dtype
+    )
+
+    @functools.cache
+    def sampler_of(length: int) -> sampler.Sampler:
+        """With a cache of that length exactly, for all of it is attended to."""
+        sizes = (length, config.layers, config.kv_heads, config.head_dim)
+        return sampler.Sampler(loaded, _Numbers(), sampler.CacheConfig(*sizes))
+
+    def speak(talk: Talk) -> np.ndarray:
+        history = np.empty((talk.fed.shape[1], 0), np.int32)
+        for fed in talk.fed:
+            history = np.concatenate([history, fed], axis=1)
+            length = history.shape[1]
+            with mesh:
+                said = sampler_of(length + talk.reply)(
+                    [" ".join(map(str, row)) for row in history.tolist()],
+                    max_generation_steps=talk.reply,
+                    max_prompt_length=length,
+                ).tokens
+            history = np.concatenate([history, np.stack(said)], axis=1)
+        return history
+
+    return speak, f"{TUNIX} {importlib.metadata.version(TUNIX)}, one device"
+
+
+OPEN = {TRANSFORMERS: transformers_speaker, TUNIX: tunix_speaker}
