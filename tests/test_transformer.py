@@ -12,8 +12,6 @@ from ragen_jax.models import transformer
 
 CONFIG = models.small_config(40)
 
-CONFIG = models.small_config(40)
-
 
 def test_rms_norm_equals_its_formula():
     x = jnp.array([[[3.0, 4.0], [0.0, 0.0]]])
