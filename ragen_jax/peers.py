@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from ragen_jax.loop import Run
 from ragen_jax.models import hugging_face
@@ -136,7 +137,7 @@ def tunix_speaker(folder: Path, run: Run) -> tuple[Speaker, str]:
         **{tied: config.tied},
         **typed,
     )
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), devices=jax.local_devices()[:1])
+    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     loaded = params.create_model_from_safe_tensors(
         str(folder), shape, mesh, dtype=run.dtype
     )

@@ -196,7 +196,7 @@ def decoding_weights(run: Run, actor: Parameters) -> Parameters:
 
 
 def _one_device() -> Mesh:
-    return jax.make_mesh((1, 1, 1), meshes.AXES, devices=jax.local_devices()[:1])
+    return Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), meshes.AXES)
 
 
 def _plan(run: Run, talk: Talk, batch: int) -> Plan:
