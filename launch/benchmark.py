@@ -18,12 +18,13 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import common
 from absl import flags
 
-from ragen_jax.models.presets import SHAPES, TINY_FOLDER
+from ragen_jax.models.presets import SHAPES
 
 _CONFIG = common.define_config("configs/frozenlake.py")
 _ITERATIONS = flags.DEFINE_integer(
@@ -53,19 +54,24 @@ def main() -> None:
     settings = common.read_settings(_CONFIG.value)
     common.use_every_core(settings)
     common.start_jax(settings.deterministic)
+    report = {}
     with tempfile.TemporaryDirectory(prefix="benchmark.") as scratch:
-        report = _measure(settings, Path(scratch))
-    for title, figures in report.items():
-        print(title)
-        for name, value in figures.items():
-            told = value if isinstance(value, str) else f"{value:14,.3f}"
-            print(f"  {name:44s} {told}")
+        for title, figures in _measure(settings, Path(scratch)):
+            report[title] = figures
+            _tell(title, figures)
     if _OUT.value:
         Path(_OUT.value).write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _measure(settings, scratch: Path) -> dict[str, dict]:
-    """Title -> name -> a number, or a text where there is none."""
+def _tell(title: str, figures: dict) -> None:
+    print(title)
+    for name, value in figures.items():
+        told = value if isinstance(value, str) else f"{value:14,.3f}"
+        print(f"  {name:44s} {told}", flush=True)
+
+
+def _measure(settings, scratch: Path) -> Iterator[tuple[str, dict]]:
+    """Titles, and by name numbers, or texts where there is none, as they are known."""
     import jax
 
     from ragen_jax import loop, speed, weights
@@ -75,34 +81,25 @@ def _measure(settings, scratch: Path) -> dict[str, dict]:
             settings = _with_shape(settings, scratch / "shape")
         run = loop.prepare(settings)
         weights.check_weights(run)
+    best = speed.ceilings()
+    devices = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
+    yield "device", {"devices": devices, "jax": jax.__version__, **best.figures()}
     model = settings.model.path
     if _SHAPE.value:
         model = f"random weights in the shape of {_SHAPE.value}"
-    best = speed.ceilings()
-    devices = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
-    report = {
-        "device": {"devices": devices, "jax": jax.__version__, **best.figures()},
-        "model": {"weights": model, "computation": str(run.dtype)},
-        "world": _world_figures(run.world),
-    }
+    yield "model", {"weights": model, "computation": str(run.dtype)}
+    yield "world", _world_figures(run.world)
     if _ITERATIONS.value:
-        report["iteration"] = _iteration_figures(run, best)
-    return report | _talks(run, best, scratch)
+        yield "iteration", _iteration_figures(run, best)
+    yield from _talks(run, best, scratch)
 
 
 def _with_shape(settings, folder: Path):
     """The settings with a model of random weights, written to a new folder."""
-    import jax
+    from ragen_jax import loop, speed
 
-    from ragen_jax import loop
-    from ragen_jax.models import hugging_face, parameters
-
-    config = SHAPES[_SHAPE.value]
-    declared = parameters.declare(config)
-    tree = jax.jit(lambda key: parameters.initialize(key, declared))(jax.random.key(0))
     dtype = loop.compute_dtype(settings.model.compute_dtype)
-    tokenizer = hugging_face.read_tokenizer(TINY_FOLDER)
-    hugging_face.write_folder(folder, config, jax.device_get(tree), tokenizer, dtype)
+    speed.write_random_model(folder, SHAPES[_SHAPE.value], dtype)
     return dataclasses.replace(
         settings,
         model=dataclasses.replace(settings.model, path=str(folder)),
@@ -188,7 +185,7 @@ def _work(run, rollout, values: dict[str, float]) -> dict[str, float]:
 # Conversations of fixed lengths ------------------------------------------------------
 
 
-def _talks(run, best, scratch: Path) -> dict[str, dict]:
+def _talks(run, best, scratch: Path) -> Iterator[tuple[str, dict]]:
     """What `generate` and a conversation of several turns take, by us and by peers."""
     import jax
 
@@ -218,11 +215,12 @@ def _talks(run, best, scratch: Path) -> dict[str, dict]:
         "generating": f"{batch} x ({told} + {reply}) tokens",
         "several turns": f"{batch} x {turns} x ({each} + {answer}) tokens",
     }
-    report = {"lengths": lengths, "sampler, generating": figures}
-    return report | _races(run, talks, talkers, actor, scratch)
+    yield "lengths", lengths
+    yield "sampler, generating", figures
+    yield from _races(run, talks, talkers, actor, scratch)
 
 
-def _races(run, talks, talkers, actor, scratch: Path) -> dict[str, dict]:
+def _races(run, talks, talkers, actor, scratch: Path) -> Iterator[tuple[str, dict]]:
     """Ours beside each peer; a sentence for a peer that is not there."""
     from ragen_jax import peers, speed
 
@@ -235,17 +233,17 @@ def _races(run, talks, talkers, actor, scratch: Path) -> dict[str, dict]:
             figures |= speed.race(name, talk, runs, _REPEATS.value)
         return figures
 
-    if not _PEERS.value:
-        return {"whole conversations": race({})}
-    missing = peers.missing(run.config)
-    report = {f"beside {name}": {"state": why} for name, why in missing.items()}
-    if len(missing) == len(peers.OPEN):
-        return {"whole conversations": race({})} | report
+    missing = peers.missing(run.config) if _PEERS.value else {}
+    present = [x for x in peers.OPEN if x not in missing] if _PEERS.value else []
+    for name, why in missing.items():
+        yield f"beside {name}", {"state": why}
+    if not present:
+        yield "whole conversations", race({})
+        return
     folder = peers.model_folder(run, actor, scratch / "model")
-    for name in [name for name in peers.OPEN if name not in missing]:
+    for name in present:
         speaker, told = peers.OPEN[name](folder, run)
-        report[f"beside {name}"] = {"state": told} | race({name: speaker})
-    return report
+        yield f"beside {name}", {"state": told} | race({name: speaker})
 
 
 # The world ---------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,9 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ragen_jax import mesh as meshes
 from ragen_jax.loop import Run
-from ragen_jax.models import parameters
+from ragen_jax.models import hugging_face, parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.presets import TINY_FOLDER
 from ragen_jax.rollout import cache as kv
 from ragen_jax.rollout import engine, keys
 from ragen_jax.rollout.cache import Cache, Policy
@@ -101,6 +103,15 @@ def counting() -> Iterator[Compilations]:
     finally:
         jax.monitoring.unregister_event_duration_listener(timed)
         jax.monitoring.unregister_event_listener(happened)
+
+
+def write_random_model(folder: Path, config: ModelConfig, dtype) -> None:
+    """A new model folder of a shape, with the embedded model's tokenizer."""
+    declared = parameters.declare(config)
+    make = jax.jit(lambda key: parameters.initialize(key, declared))
+    tokenizer = hugging_face.read_tokenizer(TINY_FOLDER)
+    weights = jax.device_get(make(jax.random.key(0)))
+    hugging_face.write_folder(folder, config, weights, tokenizer, dtype)
 
 
 # Conversations of fixed lengths ------------------------------------------------------

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import runs
 
-from ragen_jax import peers, speed, weights
-from ragen_jax.models import hugging_face, transformer
+from ragen_jax import loop, peers, speed, weights
+from ragen_jax.models import hugging_face, parameters, presets, transformer
 
 BATCH, TURNS, TOLD, REPLY = 8, 3, 10, 6
 EVERY = speed.Ceilings(matmul=1e9, copy=1e9, dtype="float32")
@@ -49,8 +49,6 @@ def test_a_talk_is_what_is_told_and_the_likeliest_replies(run, actor, spoken):
 
 
 def test_eight_devices_share_a_batch_and_say_the_same(run, actor, spoken):
-    from ragen_jax import loop
-
     talk, rows = spoken
     wide = loop.prepare(run.settings)
     talker = speed.make_talker(
@@ -138,3 +136,28 @@ def test_a_gguf_models_weights_are_written_for_peers(run, actor, tmp_path):
     folder = peers.model_folder(other, actor, tmp_path / "new")
     assert folder == tmp_path / "new"
     assert hugging_face.read_config(folder) == run.config
+
+
+def test_shapes_are_those_of_the_models_that_they_are_named_after():
+    """As their cards say: 135 M and 494 M; the embedded one as its file says."""
+    counts = {
+        name: parameters.count(parameters.declare(config))
+        for name, config in presets.SHAPES.items()
+    }
+    assert counts == {
+        "tiny": parameters.count(
+            hugging_face.read_parameters(
+                presets.TINY_FOLDER, presets.TINY, parameters.declare(presets.TINY)
+            )
+        ),
+        "smollm2": 134_515_008,
+        "qwen2.5-0.5b": 494_032_768,
+    }
+
+
+def test_a_model_of_random_weights_is_a_folder_like_any_other(tmp_path):
+    config = presets.SHAPES["tiny"]
+    speed.write_random_model(tmp_path / "model", config, jnp.bfloat16)
+    other = loop.prepare(runs.settings(model__path=str(tmp_path / "model")))
+    assert other.config == config
+    weights.check_weights(other)
