@@ -54,10 +54,6 @@ class Source:
         """Checks that the files hold the declared tensors; reads no numbers."""
         self._reader.check_parameters(self.path, config, declared)
 
-    def read_parameters(self, config: ModelConfig, declared: Parameters) -> Parameters:
-        """The weights as float32 NumPy arrays, laid out as `declared`."""
-        return self._reader.read_parameters(self.path, config, declared)
-
     def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
         """Reads parts of the declared leaves; the files are checked at once."""
         return self._reader.open_parameters(self.path, config, declared)
