@@ -110,6 +110,9 @@ class _Numbers:
 def tunix_speaker(folder: Path, run: Run) -> tuple[Speaker, str]:
     """Tunix's sampler on the first device, greedy, never ending early.
 
+    Its Llama (0.1.7) rotates by a theta of 1,000,000, whatever the config says: its
+    tokens then differ from ours, its work does not.
+
     Args:
       folder: from `model_folder`.
       run: for the model's shape and dtype.
