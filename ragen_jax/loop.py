@@ -33,6 +33,7 @@ from ragen_jax.rollout.scenes import Scene, SceneTokens, common_opening
 from ragen_jax.rollout.slots import Plan
 from ragen_jax.settings import Settings, UserError, WorldSettings, check_devices
 from ragen_jax.text import chat
+from ragen_jax.text.byte_table import highest_id
 from ragen_jax.text.chat import ChatPieces
 from ragen_jax.text.dialogue import (
     DialogueTokens,
@@ -78,10 +79,11 @@ def prepare(settings: Settings) -> Run:
     source = sources.locate(settings.model.path)
     config = source.read_config()
     tokenizer = source.read_tokenizer()
-    if len(tokenizer) > config.vocabulary:
+    # Not how many tokens there are: ids may have gaps.
+    if (ids := highest_id(tokenizer) + 1) > config.vocabulary:
         raise UserError(
-            f"{source.name}: the tokenizer has {len(tokenizer)} tokens but the model"
-            f" has vocab_size = {config.vocabulary}; take both from one model"
+            f"{source.name}: the tokenizer's ids need a vocabulary of {ids} but the"
+            f" model has vocab_size = {config.vocabulary}; take both from one model"
         )
     rollout = settings.rollout
     pieces = chat.cut_pieces(tokenizer, source.name)

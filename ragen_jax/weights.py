@@ -6,6 +6,7 @@ from `model.path`, once, and serves actor, critic and reference.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,19 +121,48 @@ def state_shardings(run: "Run") -> TrainState:
 
 
 def load_parameters(run: "Run", *, value_head: bool) -> Parameters:
-    """The model's parameters on the mesh, as training shares them."""
-    declared = parameters.declare(run.config)
-    host = run.source.read_parameters(run.config, declared)
-    if value_head:
-        host = {**host, "value_head": np.zeros(run.config.width, np.float32)}
-        host.pop("head", None)
-        declared = parameters.declare(run.config, value_head=True)
-    placed = _placed(run, declared)
+    """The model's parameters on the mesh, as training shares them.
 
-    def place(array, sharding):
-        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+    Each process reads what its own devices hold, one device's part of one leaf at a
+    time.
+    """
+    read = run.source.open_parameters(run.config, parameters.declare(run.config))
+    declared = parameters.declare(run.config, value_head=value_head)
 
-    return jax.tree.map(place, host, placed)
+    def load(keys, leaf: parameters.Leaf, sharding: NamedSharding) -> jax.Array:
+        path = tuple(key.key for key in keys)
+        if path == ("value_head",):  # In no file.
+            return _place(
+                lambda index: np.zeros(leaf.shape, np.float32)[index], leaf, sharding
+            )
+        return _place(lambda index: read(path, index), leaf, sharding)
+
+    return jax.tree.map_with_path(
+        load, declared, _placed(run, declared), is_leaf=parameters.is_leaf
+    )
+
+
+def _place(
+    read: Callable[[tuple[slice, ...]], np.ndarray],
+    leaf: parameters.Leaf,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """An array whose parts are read one after the other; equal ones only once."""
+
+    def begins(device_and_index) -> tuple:
+        return tuple(
+            part.indices(n)
+            for part, n in zip(device_and_index[1], leaf.shape, strict=True)
+        )
+
+    parts = sharding.addressable_devices_indices_map(leaf.shape).items()
+    arrays = []
+    for _, equal in itertools.groupby(sorted(parts, key=begins), begins):
+        devices, indices = zip(*equal, strict=True)
+        part = read(indices[0])
+        # Waited for, so that the host holds no second part meanwhile.
+        arrays += [jax.device_put(part, d).block_until_ready() for d in devices]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
 
 def abstract_parameters(run: "Run") -> Parameters:

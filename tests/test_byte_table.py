@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.text.byte_table import token_bytes
+from ragen_jax.text.byte_table import highest_id, token_bytes
 
 CORPUS = [
     "<think>go left</think><answer>left || up</answer>",
@@ -82,3 +82,11 @@ def test_rejects_a_tokenizer_that_is_not_byte_level(decoder):
         words.decoder = decoder
     with pytest.raises(ValueError, match="not with ByteLevel"):
         token_bytes(PreTrainedTokenizerFast(tokenizer_object=words))
+
+
+def test_the_highest_id_is_not_the_number_of_tokens():
+    words = tokenizers.Tokenizer(models.WordLevel({"left": 0, "up": 7}))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    assert (len(tokenizer), highest_id(tokenizer)) == (2, 7)
+    tokenizer.add_tokens(["down"])
+    assert highest_id(tokenizer) == max(tokenizer.get_vocab().values())

@@ -12,12 +12,25 @@ import models
 import numpy as np
 import pytest
 
-from ragen_jax.models import hugging_face, parameters, presets, sources, transformer
+from ragen_jax.models import (
+    hugging_face,
+    parameters,
+    presets,
+    slices,
+    sources,
+    transformer,
+)
 from ragen_jax.settings import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
 golden = runpy.run_path(str(GOLDEN / "make_smollm2.py"))
 stored = np.load(GOLDEN / "smollm2.npz")
+
+
+def read_all(source: sources.Source, config):
+    """All weights on the host."""
+    declared = parameters.declare(config)
+    return slices.read_tree(source.open_parameters(config, declared), declared)
 
 
 def test_tiny_is_the_embedded_model():
@@ -26,7 +39,7 @@ def test_tiny_is_the_embedded_model():
     assert source.name == str(presets.TINY_FOLDER)
     declared = parameters.declare(presets.TINY)
     source.check_parameters(presets.TINY, declared)
-    found = source.read_parameters(presets.TINY, declared)
+    found = read_all(source, presets.TINY)
     assert parameters.count(found) == parameters.count(declared)
     assert len(source.read_tokenizer()) <= presets.TINY.vocabulary
 
@@ -42,7 +55,7 @@ def test_a_folder_is_read_as_hugging_faces_wherever_it_lies(tmp_path, monkeypatc
     for path in (str(folder), "owner/name", "~/owner/name"):
         source = sources.locate(path)
         assert not source.is_gguf and source.path.samefile(folder)
-        found = source.read_parameters(config, parameters.declare(config))
+        found = read_all(source, config)
         jax.tree.map(np.testing.assert_array_equal, found, weights)
 
 
@@ -169,7 +182,7 @@ def test_smollm2s_tokens_are_those_of_transformers():
 def test_smollm2s_logits_and_greedy_tokens_are_those_of_transformers():
     source = sources.locate("smollm2")
     config = source.read_config()
-    weights = source.read_parameters(config, parameters.declare(config))
+    weights = read_all(source, config)
     weights = jax.tree.map(jnp.asarray, weights)
     rows, tokens = golden["ROWS"], stored["tokens"]
 

@@ -6,57 +6,11 @@ import jax
 import jax.numpy as jnp
 import models
 import numpy as np
-import pytest
 
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models import transformer
 
 CONFIG = models.small_config(40)
-PATHS = {
-    "on CPU": transformer.causal_attention,
-    "elsewhere": transformer._blocked_attention,
-}
-
-
-def _plain_attention(query, key, value):
-    """softmax(q k / sqrt(d)) v over all T x T pairs, a key head for each query head."""
-    rows, length, heads, dim = query.shape
-    key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-    scores = jnp.einsum("rthd,rshd->rhts", query, key) / np.sqrt(dim)
-    seen = np.tril(np.ones((length, length), bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("rhts,rshd->rthd", weights, value)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("length", [1, 5, 64, 150])  # blocks of 64
-def test_blocked_attention_equals_a_plain_softmax_and_so_do_its_gradients(path, length):
-    assert transformer._QUERY_BLOCK == 64
-    chance = np.random.default_rng(length)
-    query, key, value, weight = (
-        jnp.asarray(chance.normal(size=(3, length, heads, 8)), jnp.float32)
-        for heads in (4, 2, 2, 4)
-    )
-
-    def weighted(attend):
-        return lambda q, k, v: (weight * attend(q, k, v)).sum()
-
-    def both(attend):
-        gradient = jax.grad(weighted(attend), argnums=(0, 1, 2))
-        return attend(query, key, value), *gradient(query, key, value)
-
-    found = jax.jit(lambda: both(PATHS[path]))()
-    for one, other in zip(found, both(_plain_attention), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_attention_in_bfloat16_takes_its_softmax_in_float32(path):
-    # 300 equal scores: each weight is 1/300, and a bfloat16 sum would stop at 256.
-    ones = jnp.ones((1, 300, 2, 8), jnp.bfloat16)
-    mixed = jax.jit(PATHS[path])(ones, ones, ones)
-    assert mixed.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(mixed, np.float32), 1, atol=0.01)
 
 
 def test_rms_norm_equals_its_formula():

@@ -6,6 +6,7 @@ import pytest
 import updates
 
 from ragen_jax import mesh as meshes
+from ragen_jax.models import lora
 
 USUAL = dict(estimator="ppo", algorithm="starpo_s") | updates.TWICE
 # Axes data, fsdp, tensor; what else differs from one device's update, which takes all
@@ -29,6 +30,25 @@ def test_eight_devices_learn_what_one_device_learns(split):
     shared = updates.compiled(updates.settings(**USUAL | changes), mesh=mesh, **plan)
     alone = updates.compiled(updates.settings(**USUAL))
     updates.check_same(shared(*updates.record()), alone(*updates.record()))
+
+
+def test_eight_devices_adapt_a_model_as_one_device_does():
+    """Actor's and critic's adapters of every weight, sharing one sharded base."""
+    adapters = lora.Adapters(rank=2, alpha=3.0, targets=tuple(lora.TARGETS))
+    mesh = meshes.make_mesh(2, 2, 2)
+    chosen = updates.settings(**USUAL)
+    shared = updates.compiled(chosen, mesh=mesh, adapters=adapters)
+    alone = updates.compiled(chosen, adapters=adapters)
+    found, wanted = shared(*updates.record()), alone(*updates.record())
+    updates.check_same(found, wanted)
+    before = updates.new_state(chosen, adapters)
+    for name in ("actor", "critic"):
+        moved = jax.tree.map(
+            lambda x, y: np.abs(x - y).max(),
+            getattr(found[0], name),
+            getattr(before, name),
+        )
+        assert min(jax.tree.leaves(moved)) > 1e-4
 
 
 def test_each_device_holds_its_share_of_the_parameters():

@@ -21,8 +21,9 @@ from ragen_jax import weights
 from ragen_jax.learning import state as states
 from ragen_jax.learning import update
 from ragen_jax.learning.state import TrainState
-from ragen_jax.models import transformer
-from ragen_jax.models.parameters import Parameters
+from ragen_jax.models import lora, transformer
+from ragen_jax.models.lora import Adapters
+from ragen_jax.models.parameters import Parameters, declare, is_leaf
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import END_OF_TURN, PADDING, WORLD_DONE, Episodes, Rows
 
@@ -70,10 +71,23 @@ def parameters() -> tuple[Parameters, Parameters]:
     return actor, {**critic, "value_head": value_head}
 
 
+def adapter_parameters(adapters: Adapters) -> tuple[Parameters, Parameters]:
+    """(actor, critic), adapters that already change the model `parameters()[0]`."""
+    chance = np.random.default_rng(6)
+    return tuple(
+        jax.tree.map(
+            lambda leaf: jnp.asarray(chance.normal(0, 0.2, leaf.shape), jnp.float32),
+            lora.declare_adapters(CONFIG, adapters, value_head=value_head),
+            is_leaf=is_leaf,
+        )
+        for value_head in (False, True)
+    )
+
+
 @functools.cache
-def new_state(chosen: Settings) -> TrainState:
+def new_state(chosen: Settings, adapters: Adapters | None = None) -> TrainState:
     """The state before the first iteration, on the host."""
-    actor, critic = parameters()
+    actor, critic = adapter_parameters(adapters) if adapters else parameters()
     critic = critic if chosen.estimator == "ppo" else {}
     return jax.device_get(states.new_state(actor, critic, chosen))
 
@@ -179,12 +193,18 @@ def log_policy(weights: Parameters, tokens, temperature: float) -> jax.Array:
     return jnp.pad(shifted, ((0, 0), (1, 0), (0, 0)))
 
 
-def shardings(chosen: Settings, mesh: Mesh) -> TrainState:
+def shardings(
+    chosen: Settings, mesh: Mesh, adapters: Adapters | None = None
+) -> TrainState:
     """Where a run keeps its state on `mesh`."""
-    parts = types.SimpleNamespace(
-        settings=chosen, mesh=mesh, config=CONFIG, adapters=None
+    return weights.state_shardings(_run(chosen, mesh, adapters))
+
+
+def _run(chosen: Settings, mesh: Mesh, adapters: Adapters | None):
+    """What placing parameters needs to know of a run."""
+    return types.SimpleNamespace(
+        settings=chosen, mesh=mesh, config=CONFIG, adapters=adapters
     )
-    return weights.state_shardings(parts)
 
 
 @functools.cache
@@ -193,25 +213,34 @@ def compiled(
     lengths: tuple[int, ...] = (LENGTH,),
     prefix: tuple[int, ...] = (),
     mesh: Mesh | None = None,
+    adapters: Adapters | None = None,
     sampled: Callable[[], tuple[Rows, Episodes]] = record,
 ) -> Callable:
     """(rows, episodes, state=None) -> (state, Learned), in and out on the host.
 
     Compiled for records of the shapes of `sampled()`.
-    Without a state the run begins with `new_state`; the reference is `reference()`.
+    Without a state the run begins with `new_state`; the reference is `reference()`, the
+    base of adapters `parameters()[0]`.
     """
     mesh = mesh or models.one_device()
-    placed = shardings(chosen, mesh)
-    plan = update.UpdatePlan(chosen, CONFIG, mesh, jnp.float32, lengths, prefix)
+    placed = shardings(chosen, mesh, adapters)
+    assemble = weights.assembler(_run(chosen, mesh, adapters))
+    plan = update.UpdatePlan(
+        chosen, CONFIG, mesh, jnp.float32, lengths, prefix, assemble
+    )
     shared = jax.NamedSharding(mesh, meshes.ROWS)
-    frozen = jax.device_put(reference(chosen), jax.NamedSharding(mesh, jax.P()))
+    whole = jax.NamedSharding(mesh, jax.P())
+    compared = jax.device_put(reference(chosen), whole)
+    specs = meshes.training_specs(declare(CONFIG), mesh)
+    base = jax.device_put(parameters()[0], meshes.shardings(specs, mesh))
+    frozen = base if adapters else {}
 
     def arguments(rows, episodes, state):
-        state = new_state(chosen) if state is None else state
+        state = new_state(chosen, adapters) if state is None else state
         # Put anew from the host: the program reuses the memory of the state.
         state = jax.device_put(jax.device_get(state), placed)
         episodic = jax.device_put(jax.device_get((rows, episodes)), shared)
-        return state, {}, frozen, *episodic
+        return state, frozen, compared, *episodic
 
     program = update.make_update(plan, placed).lower(*arguments(*sampled(), None))
     program = program.compile(compiler_options=QUICK_TO_COMPILE)

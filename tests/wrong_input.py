@@ -196,6 +196,7 @@ MODELS = {
     "odd heads": model("odd_heads", "head_dim = 7 cannot be used", "take the config"),
     "scaled": model("scaled", "rope_parameters = 'yarn' cannot be used", "take the"),
     "vocabulary": model("vocabulary", "vocab_size = 10", "take both from one"),
+    "gap": model("gap", "ids need a vocabulary of", "vocab_size = ", "take both"),
     "truncated": model("truncated", "model.safetensors is damaged", "copy or"),
     "reshaped": model("reshaped", "model.norm.weight has shape (5,)", "take config"),
     "lacking": model("lacking", "missing ['model.norm.weight']", "take config.json"),
@@ -304,6 +305,16 @@ def truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def move_id(folder: Path) -> None:
+    """No more tokens than before, but one of them behind the end of the vocabulary."""
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    vocabulary = told["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = size
+    path.write_text(json.dumps(told))
+
+
 def drop_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     path = folder / "tokenizer_config.json"
@@ -322,6 +333,7 @@ DAMAGE = {
     "odd_heads": edit_config(head_dim=7),
     "scaled": edit_config(rope_parameters="yarn"),
     "vocabulary": edit_config(vocab_size=10),
+    "gap": move_id,
     "truncated": truncate,
     "reshaped": edit_weights(
         lambda tensors: tensors.update(

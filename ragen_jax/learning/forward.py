@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ragen_jax import mesh as meshes
 from ragen_jax.learning import policy
-from ragen_jax.models import transformer
+from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.settings import Settings
@@ -146,7 +146,7 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
 
     def attention(query, key, value, *prefix):
         return jax.shard_map(
-            transformer.causal_attention,
+            causal_attention,
             mesh=mesh,
             in_specs=(own, own, own) + (common,) * len(prefix),
             out_specs=own,

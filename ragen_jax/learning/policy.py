@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.models import transformer
+from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 
@@ -34,7 +35,7 @@ def score_tokens(
     dtype=jnp.float32,
     remat: bool = False,
     place: Callable[[jax.Array], jax.Array] = lambda x: x,
-    attention: Callable[..., jax.Array] = transformer.causal_attention,
+    attention: Callable[..., jax.Array] = causal_attention,
     with_entropy: bool = True,
 ) -> TokenScores:
     """Scores tokens of every row under softmax(logits / temperature).
@@ -148,7 +149,7 @@ def value_tokens(
     dtype=jnp.float32,
     remat: bool = False,
     place: Callable[[jax.Array], jax.Array] = lambda x: x,
-    attention: Callable[..., jax.Array] = transformer.causal_attention,
+    attention: Callable[..., jax.Array] = causal_attention,
 ) -> jax.Array:
     """float32[R, T], the critic's value before each token. See `score_tokens`."""
     shared = 0 if prefix is None else prefix.shape[0]

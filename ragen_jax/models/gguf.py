@@ -1,16 +1,15 @@
 """Models in GGUF files: shape and weights, as `hugging_face` reads them of folders."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.models import gguf_file, gguf_tokenizer
+from ragen_jax.models import gguf_file, gguf_tokenizer, slices
 from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.gguf_file import GgufFile
-from ragen_jax.models.parameters import Leaf, Parameters
+from ragen_jax.models.parameters import Parameters
 from ragen_jax.settings import UserError
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
@@ -31,7 +30,6 @@ _LAYER_NAMES = {
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
 }
-_MATRICES = ("head", "query", "key", "value", "output", "gate", "up", "down")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _FACTORS = "rope_freqs.weight"  # what each pair's rotation is slower by
 # Llama 3.1 and 3.3, and Llama 3.2. Files hold the factors that follow, not these.
@@ -112,26 +110,32 @@ def read_parameters(
     Raises:
       UserError: as `check_parameters`.
     """
+    return slices.read_tree(open_parameters(path, config, declared), declared)
+
+
+def open_parameters(
+    path: Path, config: ModelConfig, declared: Parameters
+) -> slices.ReadPart:
+    """Checks the file's header, and gives a reader of parts of the declared leaves.
+
+    Raises:
+      UserError: as `check_parameters`.
+    """
     file = gguf_file.open_file(path)
     _check(file, config, declared)
-    out = {
-        name: np.empty(leaf.shape, np.float32)
-        for name, leaf in declared.items()
-        if name != "layers"
-    }
-    out["layers"] = {
-        name: np.empty(leaf.shape, np.float32)
-        for name, leaf in declared["layers"].items()
-    }
-    for name, (leaf, index) in _places(file, config, declared).items():
-        tensor = gguf_file.read_rows(file, name)
-        if config.family == "llama" and leaf.split("_")[0] in ("query", "key"):
-            heads = config.heads if leaf.startswith("query") else config.kv_heads
-            tensor = _halves(tensor, heads)
-        place = out[leaf] if index is None else out["layers"][leaf][index]
-        tensor = tensor.T if leaf in _MATRICES else tensor
-        place[...] = tensor.reshape(place.shape)
-    return out
+    places = {where: name for name, where in _places(file, config, declared).items()}
+
+    def read(leaf: slices.Path, layer: int | None, block) -> np.ndarray:
+        name = places[leaf, layer]
+        turned = config.family == "llama" and leaf[-1].split("_")[0] in ("query", "key")
+        if len(block) == 1:
+            whole = gguf_file.read_rows(file, name)
+            return (_halves(whole, config.head_dim) if turned else whole)[block]
+        rows, columns = block
+        found = gguf_file.read_rows(file, name, rows.start, rows.stop)
+        return (_halves(found, config.head_dim) if turned else found)[:, columns]
+
+    return slices.part_reader(read, declared)
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -139,13 +143,13 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return gguf_tokenizer.build(gguf_file.open_file(path))
 
 
-def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of Q or K of the llama architecture, float32[heads * d, ...], in our order.
+def _halves(tensor: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows of whole heads of Q or K of the llama architecture, in our order.
 
     llama.cpp turns neighbouring features of such a head, and its converter orders the
     rows for that; we turn feature i with feature i + d / 2, as Hugging Face does.
     """
-    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+    pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
     return pairs.swapaxes(1, 2).reshape(tensor.shape)
 
 
@@ -190,18 +194,21 @@ def _is_tied(file: GgufFile) -> bool:
 
 def _places(
     file: GgufFile, config: ModelConfig, declared: Parameters
-) -> dict[str, tuple[str, int | None]]:
-    """Name in the file -> (our leaf, its layer or None)."""
+) -> dict[str, tuple[slices.Path, int | None]]:
+    """Name in the file -> (our leaf's path, its layer or None)."""
     embedding = _EMBEDDING
     if config.tied and _HEAD in file.tensors:  # The copy with more bits.
         copies = (_EMBEDDING, _HEAD)
         embedding = max(copies, key=lambda name: file.tensors[name].row_bytes)
-    names = {embedding: ("embedding", None), "output_norm.weight": ("final_norm", None)}
+    names = {
+        embedding: (("embedding",), None),
+        "output_norm.weight": (("final_norm",), None),
+    }
     if "head" in declared:
-        names[_HEAD] = ("head", None)
+        names[_HEAD] = (("head",), None)
     for leaf in declared["layers"]:
         for index in range(config.layers):
-            names[f"blk.{index}.{_LAYER_NAMES[leaf]}"] = (leaf, index)
+            names[f"blk.{index}.{_LAYER_NAMES[leaf]}"] = (("layers", leaf), index)
     return names
 
 
@@ -218,24 +225,13 @@ def _check(file: GgufFile, config: ModelConfig, declared: Parameters) -> None:
             f" ({len(unknown)} in all); {_REMEDY}"
         )
     _check_kinds(file, places)
-    for name, (leaf, index) in places.items():
-        of = declared[leaf] if index is None else declared["layers"][leaf]
-        implied = _shape_in_file(leaf, of, index)
+    for name, (leaf, _) in places.items():
+        implied = slices.shape_in_file(leaf, slices.find_leaf(declared, leaf))
         if (shape := file.tensors[name].shape) != implied:
             raise UserError(
                 f"{file.path}: tensor {name} has shape {shape}, the metadata imply"
                 f" {implied}; {_REMEDY}"
             )
-
-
-def _shape_in_file(name: str, leaf: Leaf, layer: int | None) -> tuple[int, ...]:
-    """Matrices are [out, in] there, and heads not split off from the other axis."""
-    shape = leaf.shape if layer is None else leaf.shape[1:]
-    if name == "output":  # [heads, head_dim, out]
-        return shape[-1], math.prod(shape[:-1])
-    if name in _MATRICES:
-        return math.prod(shape[1:]), shape[0]
-    return (math.prod(shape),) if name.endswith("_bias") else shape
 
 
 def _check_kinds(file: GgufFile, names) -> None:

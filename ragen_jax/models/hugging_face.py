@@ -1,25 +1,21 @@
 """Hugging Face folders: config.json, safetensors, tokenizer; read and written."""
 
 import json
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax import files
 from ragen_jax.models import config as model_config
-from ragen_jax.models import safetensors_files
+from ragen_jax.models import safetensors_files, slices
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.safetensors_files import Stored
 from ragen_jax.settings import UserError
 
-# Our layer leaves -> (name in the file, is it a matrix stored as [out, in]).
+# Our layer leaves -> name in the file.
 LAYER_NAMES = {
     "attention_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
@@ -55,24 +51,6 @@ def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
     return names
 
 
-def _is_matrix(path: tuple[str, ...]) -> bool:
-    return path[-1] in ("head", "query", "key", "value", "output", "gate", "up", "down")
-
-
-def _to_file(path: tuple[str, ...], tensor: np.ndarray) -> np.ndarray:
-    """One of our tensors, of one layer, as the file lays it out. A view.
-
-    Matrices are [out, in] there, and heads are not split off from the other axis.
-    """
-    if path[-1] == "output":  # [heads, head_dim, out]: heads go in
-        return tensor.reshape(-1, tensor.shape[-1]).T
-    if _is_matrix(path):  # [in, heads, head_dim] or [in, out]
-        return tensor.reshape(tensor.shape[0], -1).T
-    if path[-1].endswith("_bias"):
-        return tensor.reshape(-1)
-    return tensor
-
-
 def read_config(folder: Path) -> ModelConfig:
     """Reads `folder`/config.json.
 
@@ -104,7 +82,7 @@ def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) ->
       UserError: if a file is missing or damaged, a tensor is missing, superfluous or
         of another shape than config.json says.
     """
-    _visit(folder, config, declared, lambda view, file, stored: None)
+    open_parameters(folder, config, declared)
 
 
 def read_parameters(
@@ -112,78 +90,60 @@ def read_parameters(
 ) -> Parameters:
     """Reads the weights as float32 NumPy arrays, laid out as `declared`.
 
-    Besides the result, one tensor of the files is in memory at a time.
+    Raises:
+      UserError: as `check_parameters`.
+    """
+    return slices.read_tree(open_parameters(folder, config, declared), declared)
+
+
+def open_parameters(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> slices.ReadPart:
+    """Checks the files' headers, and gives a reader of parts of the declared leaves.
 
     Raises:
       UserError: as `check_parameters`.
     """
+    places = _find_tensors(folder, config, declared)
 
-    def read(view: np.ndarray, file: BinaryIO, stored: Stored) -> None:
-        view[...] = stored.read(file)
+    def read(path: slices.Path, layer: int | None, block) -> np.ndarray:
+        file, stored = places[path, layer]
+        return stored.mapped(file)[block]
 
-    return _visit(folder, config, declared, read)
+    return slices.part_reader(read, declared)
 
 
-def _visit(
-    folder: Path,
-    config: ModelConfig,
-    declared: Parameters,
-    visit: Callable[[np.ndarray, BinaryIO, Stored], None],
-) -> Parameters:
-    """Calls `visit` for each tensor with its place in the tree, which is returned.
-
-    The place is a view in the file's layout: writing to it fills the tree.
-    """
+def _find_tensors(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> dict[tuple, tuple[Path, Stored]]:
+    """Where each declared tensor lies: (leaf path, layer or None) -> file and place."""
     wanted = tensor_names(declared, config)
-    out = _empty_tree(declared)
-    unknown, seen = [], {}
+    unknown, found = [], {}
     for path in safetensors_files.weight_files(folder):
-        header = safetensors_files.read_header(path)
-        with path.open("rb") as file:
-            for name, stored in header.items():
-                if name in wanted:
-                    if name in seen:
-                        raise UserError(
-                            f"{folder}: tensor {name} is both in {seen[name].name} and"
-                            f" in {path.name}; take the files of one model"
-                        )
-                    seen[name] = path
-                    view = _view(out, wanted[name])
-                    _check_tensor(name, stored, view.shape, path)
-                    visit(view, file, stored)
-                elif config.tied and name == "lm_head.weight":
-                    # A second copy, which transformers does not read either.
-                    implied = (config.vocabulary, config.width)
-                    _check_tensor(name, stored, implied, path)
-                elif not _BUFFER.fullmatch(name):
-                    unknown.append(name)
-    missing = sorted(set(wanted) - set(seen))
+        for name, stored in safetensors_files.read_header(path).items():
+            if name in wanted:
+                where = wanted[name]
+                if where in found:
+                    raise UserError(
+                        f"{folder}: tensor {name} is both in {found[where][0].name}"
+                        f" and in {path.name}; take the files of one model"
+                    )
+                found[where] = path, stored
+                leaf = slices.find_leaf(declared, where[0])
+                _check_tensor(name, stored, slices.shape_in_file(where[0], leaf), path)
+            elif config.tied and name == "lm_head.weight":
+                # A second copy, which transformers does not read either.
+                _check_tensor(name, stored, (config.vocabulary, config.width), path)
+            elif not _BUFFER.fullmatch(name):
+                unknown.append(name)
+    missing = sorted(name for name, where in wanted.items() if where not in found)
     if missing or unknown:
         raise UserError(
             f"{folder}: the files do not match config.json: missing"
             f" {missing[:5]} ({len(missing)} in all), not used {unknown[:5]}"
             f" ({len(unknown)} in all); take config.json and weights of one model"
         )
-    return out
-
-
-def _empty_tree(declared: Parameters) -> Parameters:
-    return {
-        name: _empty_tree(leaf)
-        if isinstance(leaf, dict)
-        else np.empty(leaf.shape, np.float32)
-        for name, leaf in declared.items()
-    }
-
-
-def _view(tree: Parameters, where: tuple) -> np.ndarray:
-    """Where one tensor of the files belongs, as the file lays it out."""
-    leaf_path, index = where
-    leaf = tree
-    for part in leaf_path:
-        leaf = leaf[part]
-    leaf = np.asarray(leaf)
-    return _to_file(leaf_path, leaf if index is None else leaf[index])
+    return found
 
 
 def _check_tensor(
@@ -239,6 +199,13 @@ def _write_json(path: Path, written: dict) -> None:
     path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
 
 
+def _view(tree: Parameters, where: tuple) -> np.ndarray:
+    """One tensor of the files, as they lay it out."""
+    path, layer = where
+    leaf = np.asarray(slices.find_leaf(tree, path))
+    return slices.to_file(path, leaf if layer is None else leaf[layer])
+
+
 def _write_weights(
     folder: Path,
     config: ModelConfig,
@@ -276,11 +243,7 @@ def write_folder(
     Raises:
       UserError: if `folder` holds anything.
     """
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with files.new_folder(folder) as scratch:
         _write_weights(scratch, config, parameters, np.dtype(dtype), max_shard_bytes)
         ids = {
             kind: getattr(tokenizer, f"{kind}_token_id")
@@ -294,10 +257,3 @@ def write_folder(
         _write_json(scratch / "generation_config.json", known)
         tokenizer.save_pretrained(scratch)
         _forget_origin(scratch / "tokenizer_config.json")
-        if folder.exists():
-            folder.rmdir()
-        os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
-        scratch.rename(folder)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise

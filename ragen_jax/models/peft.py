@@ -2,18 +2,16 @@
 
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from ragen_jax import files
 from ragen_jax.models import hugging_face
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.lora import TARGETS, Adapters
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.settings import UserError
 
 
 def write_folder(
@@ -35,8 +33,6 @@ def write_folder(
     Raises:
       UserError: if `folder` holds anything.
     """
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give a new folder")
     names = hugging_face.LAYER_NAMES
     modules = [names[target].removesuffix(".weight") for target in adapters.targets]
     written = {
@@ -51,20 +47,11 @@ def write_folder(
         "inference_mode": True,
         "target_modules": [module.rsplit(".", 1)[1] for module in modules],
     }
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with files.new_folder(folder) as scratch:
         weights = scratch / "adapter_model.safetensors"
         save_file(_tensors(config, trained, adapters, modules), weights)
+        os.chmod(weights, 0o644)  # safetensors makes files its owner's alone.
         (scratch / "adapter_config.json").write_text(json.dumps(written, indent=2))
-        if folder.exists():
-            folder.rmdir()
-        os.chmod(scratch, 0o755)
-        os.chmod(weights, 0o644)
-        scratch.rename(folder)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def _tensors(

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +36,11 @@ class Stored:
     start: int  # bytes from the beginning of the file
     end: int
 
-    def read(self, file: BinaryIO) -> np.ndarray:
-        """The tensor in its own type, which must be one of `DTYPES`."""
-        file.seek(self.start)
-        raw = np.fromfile(file, np.uint8, self.end - self.start)
-        return raw.view(DTYPES[self.dtype]).reshape(self.shape)
+    def mapped(self, path: Path) -> np.ndarray:
+        """The tensor in its own type, one of `DTYPES`; what is not looked at stays
+        unread."""
+        dtype = DTYPES[self.dtype]
+        return np.memmap(path, dtype, "r", offset=self.start, shape=self.shape)
 
 
 def read_header(path: Path) -> dict[str, Stored]:

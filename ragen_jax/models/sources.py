@@ -11,6 +11,7 @@ from ragen_jax.models import gguf, hugging_face
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.presets import TINY_FOLDER
+from ragen_jax.models.slices import ReadPart
 from ragen_jax.settings import UserError
 
 # A distribution that holds the file, and is never imported.
@@ -53,9 +54,9 @@ class Source:
         """Checks that the files hold the declared tensors; reads no numbers."""
         self._reader.check_parameters(self.path, config, declared)
 
-    def read_parameters(self, config: ModelConfig, declared: Parameters) -> Parameters:
-        """The weights as float32 NumPy arrays, laid out as `declared`."""
-        return self._reader.read_parameters(self.path, config, declared)
+    def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
+        """Reads parts of the declared leaves; the files are checked at once."""
+        return self._reader.open_parameters(self.path, config, declared)
 
     def read_tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer with its chat template."""

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.models import lora
+from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
-
-_QUERY_BLOCK = 64  # queries scored at a time
 
 # (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -75,72 +74,6 @@ def rotate(
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *prefix: jax.Array
-) -> jax.Array:
-    """Attention of every token to itself and all before it in its row.
-
-    Rows are filled from position 0, so padding stands behind every real token and
-    needs no mask of its own. Blocks of queries are scored one after the other, each
-    only against the keys before its end, and recomputed in the backward pass: float
-    [R, H, T, T] never exists, and half of it is never computed.
-
-    Args:
-      query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
-      *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that stand
-        before those of every row.
-
-    Returns:
-      float[R, T, H, d].
-    """
-    if jax.default_backend() == "cpu":
-        # Row by row the scores of a block stay in the processor's cache: measured 5
-        # times faster, forward and backward, than all rows at once.
-        def one_row(row):
-            query, key, value = (x[None] for x in row)
-            return _blocked_attention(query, *_after(prefix, key, value))[0]
-
-        return jax.lax.map(one_row, (query, key, value))
-    return _blocked_attention(query, *_after(prefix, key, value))
-
-
-def _after(prefix: tuple[jax.Array, ...], *own: jax.Array) -> tuple[jax.Array, ...]:
-    """The rows' own keys and values behind those of the prefix, if there is one."""
-    if not prefix:
-        return own
-    return tuple(
-        jnp.concatenate([jnp.broadcast_to(p, (x.shape[0], *p.shape[1:])), x], axis=1)
-        for p, x in zip(prefix, own, strict=True)
-    )
-
-
-def _blocked_attention(query, key, value) -> jax.Array:
-    """The queries are those of the last tokens that there are keys of."""
-    length, mixed = query.shape[1], []
-    ahead = key.shape[1] - length
-    for start in range(0, length, _QUERY_BLOCK):
-        end = min(length, start + _QUERY_BLOCK)
-        seen = ahead + end
-        block = query[:, start:end]
-        mixed.append(_attention_of_block(block, key[:, :seen], value[:, :seen]))
-    return jnp.concatenate(mixed, axis=1)
-
-
-@jax.checkpoint
-def _attention_of_block(query, key, value) -> jax.Array:
-    """The last t tokens of s: [R, t, H, d] queries, [R, s, G, d] keys and values."""
-    rows, length, heads, dim = query.shape
-    end = key.shape[1]
-    grouped = query.reshape(rows, length, key.shape[2], -1, dim)
-    scores = jnp.einsum("rtgnd,rsgd->rgnts", grouped, key).astype(jnp.float32)
-    hidden = jnp.arange(end)[None] > jnp.arange(end - length, end)[:, None]
-    # Finite, so that a backward pass through padding rows holds no NaN.
-    scores = scores * dim**-0.5 + jnp.where(hidden, -1e30, 0.0)[None, None, None]
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    mixed = jnp.einsum("rgnts,rsgd->rtgnd", weights, value)
-    return mixed.reshape(rows, length, heads, dim)
 
 
 def block(

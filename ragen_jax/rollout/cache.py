@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.models import transformer
+from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 
@@ -65,7 +66,7 @@ def prefill_prompts(weights: Parameters, policy: Policy, tokens: jax.Array) -> C
     """
 
     def attend(_, query, key, value):
-        mixed = transformer.causal_attention(query, key, value)
+        mixed = causal_attention(query, key, value)
         return mixed, (_to_cache(key), _to_cache(value))
 
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)

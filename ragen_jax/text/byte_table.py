@@ -25,7 +25,7 @@ def token_bytes(
     _check_byte_level(tokenizer)
     vocabulary = tokenizer.get_vocab()
     added = tokenizer.added_tokens_decoder
-    ids = max([*vocabulary.values(), *added]) + 1
+    ids = highest_id(tokenizer) + 1
     if vocab_size is not None and vocab_size < ids:
         raise ValueError(
             f"the tokenizer's ids reach {ids - 1}, beyond {vocab_size=}: pass the"
@@ -41,6 +41,11 @@ def token_bytes(
     for index in tokenizer.all_special_ids:
         table[index] = b""
     return tuple(table)
+
+
+def highest_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The largest id of a token, added ones among them; below it there may be gaps."""
+    return max([*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder])
 
 
 def _check_byte_level(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,114 @@
+"""Causal attention over whole rows: one function, and what computes it where.
+
+Shapes: R rows, T tokens of each, H query heads, G key/value heads, d features a head.
+"""
+
+import jax
+import jax.numpy as jnp
+
+_QUERY_BLOCK = 64  # queries scored at a time
+
+
+def causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *prefix: jax.Array
+) -> jax.Array:
+    """Attention of every token to itself and all before it in its row.
+
+    Rows are filled from position 0, so padding stands behind every real token and
+    needs no mask of its own. Whatever computes it, float[R, H, T, T] never exists, and
+    half of it is never computed.
+
+    Args:
+      query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
+      *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that stand
+        before those of every row.
+
+    Returns:
+      float[R, T, H, d].
+    """
+    if jax.default_backend() == "cpu":
+        # Row by row the scores of a block stay in the processor's cache: measured 5
+        # times faster, forward and backward, than all rows at once.
+        def one_row(row):
+            query, key, value = (x[None] for x in row)
+            return blocked_attention(query, *_after(prefix, key, value))[0]
+
+        return jax.lax.map(one_row, (query, key, value))
+    key, value = _after(prefix, key, value)
+    if _has_fused(query.dtype, query.shape[-1]):
+        return fused_attention(query, key, value, "cudnn")
+    return blocked_attention(query, key, value)
+
+
+def _has_fused(dtype, head_dim: int) -> bool:
+    """Whether cuDNN has a kernel for such heads here; asked for in vain it raises."""
+    if dtype not in (jnp.bfloat16, jnp.float16) or head_dim % 8 or head_dim > 128:
+        return False
+    device = jax.local_devices()[0]
+    if device.platform != "gpu" or "cuda" not in device.client.platform_version:
+        return False
+    return float(device.compute_capability) >= 8.0  # Ampere and later.
+
+
+def fused_attention(query, key, value, implementation: str) -> jax.Array:
+    """`jax.nn.dot_product_attention` where the queries are those of the last tokens.
+
+    Its causal mask lets query i see the keys 0..i; so queries of 0 stand for the tokens
+    before, and what they mix is dropped.
+
+    Args:
+      query: float[R, T, H, d]. key, value: float[R, S, G, d], S >= T, G divides H.
+      implementation: "cudnn" or "xla".
+    """
+    ahead = key.shape[1] - query.shape[1]
+    mixed = jax.nn.dot_product_attention(
+        jnp.pad(query, ((0, 0), (ahead, 0), (0, 0), (0, 0))),
+        key,
+        value,
+        is_causal=True,
+        implementation=implementation,
+    )
+    return mixed[:, ahead:]
+
+
+def _after(prefix: tuple[jax.Array, ...], *own: jax.Array) -> tuple[jax.Array, ...]:
+    """The rows' own keys and values behind those of the prefix, if there is one."""
+    if not prefix:
+        return own
+    return tuple(
+        jnp.concatenate([jnp.broadcast_to(p, (x.shape[0], *p.shape[1:])), x], axis=1)
+        for p, x in zip(prefix, own, strict=True)
+    )
+
+
+def blocked_attention(query, key, value) -> jax.Array:
+    """Attention in plain operations, for any device and any precision.
+
+    Blocks of queries are scored one after the other, each only against the keys before
+    its end, and recomputed in the backward pass.
+
+    Args: as for `fused_attention`.
+    """
+    length, mixed = query.shape[1], []
+    ahead = key.shape[1] - length
+    for start in range(0, length, _QUERY_BLOCK):
+        end = min(length, start + _QUERY_BLOCK)
+        seen = ahead + end
+        block = query[:, start:end]
+        mixed.append(_attention_of_block(block, key[:, :seen], value[:, :seen]))
+    return jnp.concatenate(mixed, axis=1)
+
+
+@jax.checkpoint
+def _attention_of_block(query, key, value) -> jax.Array:
+    """The last t tokens of s: [R, t, H, d] queries, [R, s, G, d] keys and values."""
+    rows, length, heads, dim = query.shape
+    end = key.shape[1]
+    grouped = query.reshape(rows, length, key.shape[2], -1, dim)
+    scores = jnp.einsum("rtgnd,rsgd->rgnts", grouped, key).astype(jnp.float32)
+    hidden = jnp.arange(end)[None] > jnp.arange(end - length, end)[:, None]
+    # Finite, so that a backward pass through padding rows holds no NaN.
+    scores = scores * dim**-0.5 + jnp.where(hidden, -1e30, 0.0)[None, None, None]
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    mixed = jnp.einsum("rgnts,rsgd->rtgnd", weights, value)
+    return mixed.reshape(rows, length, heads, dim)

@@ -1,0 +1,111 @@
+"""Reading the part of a parameter that a device holds, and no more, from model files.
+
+Hugging Face folders and GGUF files lay tensors out alike: one for each layer, matrices
+as [out, in], heads not split off from the other axis. So a device's part of a stacked
+leaf is a block of rows and columns of each of its layers' tensors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.models.parameters import Leaf, Parameters
+
+Path = tuple[str, ...]  # of a leaf in the tree of parameters
+Index = tuple[slice, ...]  # the part of a leaf that is wanted, of whole heads
+# (leaf's path, layer or None, rows, columns or none of a vector) -> that block of the
+# file's tensor, of any type of numbers.
+ReadBlock = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
+# (leaf's path, index) -> float32, that part of the leaf.
+ReadPart = Callable[[Path, Index], np.ndarray]
+
+MATRICES = ("head", "query", "key", "value", "output", "gate", "up", "down")
+
+
+def to_file(path: Path, tensor: np.ndarray) -> np.ndarray:
+    """One of our tensors, of one layer, as files lay it out. A view."""
+    if path[-1] == "output":  # [heads, head_dim, out]: heads go in
+        return tensor.reshape(-1, tensor.shape[-1]).T
+    if path[-1] in MATRICES:  # [in, heads, head_dim] or [in, out]
+        return tensor.reshape(tensor.shape[0], -1).T
+    if path[-1].endswith("_bias"):
+        return tensor.reshape(-1)
+    return tensor
+
+
+def part_reader(read: ReadBlock, declared: Parameters) -> ReadPart:
+    """Reads parts of leaves by reading blocks of tensors.
+
+    Besides a part, one block is in memory at a time.
+
+    Args:
+      read: of the tensors of a file, or of several.
+      declared: the tree of leaves.
+    """
+
+    def read_part(path: Path, index: Index) -> np.ndarray:
+        leaf = find_leaf(declared, path)
+        starts, stops, _ = zip(
+            *(s.indices(size) for s, size in zip(index, leaf.shape, strict=True)),
+            strict=True,
+        )
+        sizes = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        part = np.empty(sizes, np.float32)
+        if path[0] != "layers":
+            to_file(path, part)[...] = read(
+                path, None, _block(path, leaf.shape, starts, part)
+            )
+            return part
+        block = _block(path, leaf.shape[1:], starts[1:], part[0])
+        for layer, place in zip(range(starts[0], stops[0]), part, strict=True):
+            to_file(path, place)[...] = read(path, layer, block)
+        return part
+
+    return read_part
+
+
+def read_tree(read: ReadPart, declared: Parameters) -> Parameters:
+    """All of every leaf, as float32 NumPy arrays."""
+
+    def visit(tree: Parameters, path: Path) -> Parameters:
+        return {
+            name: visit(leaf, (*path, name))
+            if isinstance(leaf, dict)
+            else read((*path, name), (slice(None),) * len(leaf.shape))
+            for name, leaf in tree.items()
+        }
+
+    return visit(declared, ())
+
+
+def find_leaf(tree: Parameters, path: Path) -> Any:
+    """The leaf that a path leads to, of a tree of whatever leaves."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def shape_in_file(path: Path, leaf: Leaf) -> tuple[int, ...]:
+    """Of each of the leaf's tensors; one layer's where layers are stacked."""
+    shape = leaf.shape[1:] if path[0] == "layers" else leaf.shape
+    return to_file(path, np.broadcast_to(np.float32(0), shape)).shape
+
+
+def _block(path: Path, whole, starts, part: np.ndarray) -> tuple[slice, ...]:
+    """Where a part of one layer's leaf stands in the file's tensor.
+
+    Args:
+      whole: the leaf's shape. starts: where the part begins on its axes.
+      part: of the part's shape; its numbers do not matter.
+    """
+    sizes = to_file(path, part).shape
+    if path[-1] == "output":
+        first = (starts[2], starts[0] * whole[1])
+    elif path[-1] in MATRICES:
+        first = (starts[1] * int(np.prod(whole[2:])), starts[0])
+    elif path[-1].endswith("_bias"):
+        first = (starts[0] * whole[1],)
+    else:
+        first = starts
+    return tuple(slice(at, at + n) for at, n in zip(first, sizes, strict=True))
