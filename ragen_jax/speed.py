@@ -189,7 +189,8 @@ def make_talker(run: Run, weights: Parameters, talk: Talk) -> Talker:
         ),
         (whole, whole, rows, PartitionSpec(None, *rows)),
     )
-    weights, tokens = jax.device_put((weights, run.tokens[0]), NamedSharding(mesh, whole))
+    placed = NamedSharding(mesh, whole)
+    weights, tokens = jax.device_put((weights, run.tokens[0]), placed)
     prompts = jax.device_put(talk.fed[0], NamedSharding(mesh, rows))
     fed = jax.device_put(talk.fed, NamedSharding(mesh, PartitionSpec(None, *rows)))
     return Talker(

@@ -266,7 +266,7 @@ def _longest_observation(lengths, settings: Sokoban) -> int:
     if settings.observation != "grid":
         labels, none = lengths[:4].sum(), lengths[4]
         listed, ending = lengths[5:].reshape(2, -1).max(axis=1)
-        walls = max(none, (_most_walls(settings) - 1) * listed + ending)
+        walls = max(none, (_most_walls(size, boxes) - 1) * listed + ending)
         total += labels + (2 * boxes - 2) * listed + 3 * ending + walls
     return int(total)
 
@@ -275,15 +275,15 @@ def _observation_phrases(settings: Sokoban) -> int:
     """M."""
     cells = settings.size**2
     grid = 1 + cells
-    coordinates = 5 + 2 * settings.boxes + _most_walls(settings)
+    coordinates = 5 + 2 * settings.boxes + _most_walls(settings.size, settings.boxes)
     return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
         settings.observation
     ]
 
 
-def _most_walls(settings: Sokoban) -> int:
+def _most_walls(size: int, boxes: int) -> int:
     """Inner walls at most: boxes and targets lie apart when a level begins."""
-    return (settings.size - 2) ** 2 - 2 * settings.boxes
+    return (size - 2) ** 2 - 2 * boxes
 
 
 def _grid_phrases(settings: Sokoban) -> tuple[str, ...]:
@@ -342,7 +342,7 @@ def _observe_coordinates(state: State, first: int, boxes: int) -> jax.Array:
     index = jnp.arange(size)
     is_inner = (index > 0) & (index < size - 1)
     is_wall = (state.tiles == WALL) & is_inner[:, None] & is_inner[None]
-    walls = line(is_wall, (size - 2) ** 2 - 2 * boxes)
+    walls = line(is_wall, _most_walls(size, boxes))
     walls = walls.at[0].set(jnp.where(is_wall.any(), walls[0], none))
     player = ending + state.player[0] * size + state.player[1]
     targets = line(state.tiles == TARGET, boxes)
