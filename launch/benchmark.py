@@ -1,13 +1,17 @@
 """Measures this machine: the world alone, the phases of an iteration, memory.
 
   python launch/benchmark.py --config=configs/frozenlake.py --iterations=5
+  python launch/benchmark.py --env=all
 
 Trains for a few iterations without saving anything, and prints a table and, with
 --out, JSON. Gymnasium's FrozenLake is measured in the same run if it is installed.
+--env measures worlds alone instead, beside the public environments that are installed.
 """
 
+import dataclasses
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -19,9 +23,16 @@ _ITERATIONS = flags.DEFINE_integer(
     "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=1
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+_ENV = flags.DEFINE_string(
+    "env", None, "Measure this world alone ('all': each), beside its peers."
+)
+
+_BATCH = 1024  # games side by side
 
 
 def main() -> None:
+    if _ENV.value:
+        return _measure_worlds(_ENV.value)
     settings = common.read_settings(_CONFIG.value)
     common.use_every_core(settings)
     common.start_jax(settings.deterministic)
@@ -132,6 +143,30 @@ def _ceilings() -> dict[str, float]:
         f"matmul {dtype.__name__}, TFLOP/s": 2 * size**3 / product / 1e12,
         "copy, GB/s read and written": 2 * long.nbytes / copy / 1e9,
     }
+
+
+def _measure_worlds(name: str) -> None:
+    """Prints steps and resets a second of worlds and of their peers."""
+    import jax
+
+    from ragen_jax import envs, worldpeers, worldspeed
+    from ragen_jax.progress import Console
+
+    console, rows = Console(sys.stdout), []
+    for kind, options in worldspeed.kinds(name):
+        world = envs.make(kind, options.items())
+        label = " ".join([kind, *(f"{key}={value}" for key, value in options.items())])
+        console.status(f"measuring {label} ...")
+        ours = worldspeed.measure(world, _BATCH, label)
+        rows.append((ours, list(worldpeers.peers(kind, options, _BATCH))))
+    device = jax.devices()[0].device_kind
+    console.line(f"{device}, jax {jax.__version__}, batches of {_BATCH}")
+    console.line(worldspeed.table(rows))
+    if _OUT.value:
+        speeds = [speed for ours, peers in rows for speed in (ours, *peers)]
+        record = {"device": device, "jax": jax.__version__, "batch": _BATCH}
+        record["worlds"] = [dataclasses.asdict(speed) for speed in speeds]
+        Path(_OUT.value).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _seconds(run, x) -> float:

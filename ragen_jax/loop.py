@@ -89,8 +89,9 @@ def prepare(settings: Settings) -> Run:
     section = "env.mix" if settings.env.mix else ""
     made = [texts(world, section) for world in settings.worlds()]
     scenes, tokens = zip(*made, strict=True)
-    for world in settings.env.evaluate:  # Refused now if wrong; made again when due.
-        texts(world, "env.evaluate")
+    if settings.env.evaluate:  # Refused now if wrong; made again when due.
+        for world in settings.evaluated_worlds():
+            texts(world, "env.evaluate")
     dtype = compute_dtype(settings.model.compute_dtype)
     plan = sample.make_plan(
         scenes,

@@ -115,3 +115,12 @@ def test_a_wrong_world_of_several_is_refused_by_its_own_key(section, wrong, part
     assert [part for part in parts if part not in message] == [], message
     if "size" in str(wrong):
         assert f"env.{section}.small." in message
+
+
+def test_a_run_makes_each_world_that_it_evaluates():
+    other = dict(wide=dict(name="frozen_lake", size=5, turns=3), same={**MIX["small"]})
+    run = loop.prepare(settings.from_dict(config_of(evaluate=other)))
+    assert [scene.label for scene in run.scenes] == ["frozen_lake"]
+    scenes = [scene for scene, _ in loop.evaluated(run)]
+    assert [scene.label for scene in scenes] == ["same", "wide"]
+    assert scenes[1].dialogue.limits.turns == 3

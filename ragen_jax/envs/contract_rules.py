@@ -50,11 +50,14 @@ class Functions:
 
 
 def compile_functions(world: base.World) -> Functions:
-    """The world's functions, each compiled when it is first called."""
+    """The world's functions, each compiled when it is first called.
+
+    Each is wrapped, so that what is compiled is counted for this world alone.
+    """
     return Functions(
-        reset=jax.jit(world.reset),
-        step=jax.jit(world.step),
-        observe=jax.jit(world.observe),
+        reset=jax.jit(functools.partial(world.reset)),
+        step=jax.jit(functools.partial(world.step)),
+        observe=jax.jit(functools.partial(world.observe)),
     )
 
 

@@ -7,6 +7,7 @@ function is on one board: `vmap` to batch.
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,24 @@ SIDE = 4  # rows and columns
 ACTION_NAMES = ("Up", "Right", "Down", "Left")
 UP, RIGHT, DOWN, LEFT = range(4)
 _TARGETS = tuple(2**exponent for exponent in range(3, 17))
-_CELLS = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
-# int32[4, 16], the board's cells in the order in which each action makes Left of it.
-_TURNED = np.stack([_CELLS.T, _CELLS[:, ::-1], _CELLS.T[:, ::-1], _CELLS])
-_TURNED = _TURNED.reshape(4, SIDE * SIDE).astype(np.int32)
-_TURNED_BACK = np.argsort(_TURNED, axis=1).astype(np.int32)
+# float[4, 4], what a tile counts for in a good position: the largest in a corner, the
+# others behind it in the line of a snake.
+_SNAKE = 0.5 ** np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+_SNAKE[1::2] = _SNAKE[1::2, ::-1]
+
+
+def _first_boards() -> np.ndarray:
+    """int32[480, 4, 4], every board of two tiles, each a 2 or a 4, as exponents."""
+    boards = []
+    for cells in itertools.combinations(range(SIDE * SIDE), 2):
+        for exponents in itertools.product((1, 2), repeat=2):
+            board = np.zeros(SIDE * SIDE, np.int32)
+            board[list(cells)] = exponents
+            boards.append(board.reshape(SIDE, SIDE))
+    return np.stack(boards)
+
+
+FIRST_BOARDS = _first_boards()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +75,7 @@ def world(settings: Game2048) -> base.World:
         example_actions=("Left", "Down"),
         longest_observation=_longest_observation,
         picture=picture,
+        solve=solve,
     )
 
 
@@ -93,20 +108,14 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
       settings: the chance of a 4.
     """
-
-    def redraw(carry):
-        key, _, _ = carry
-        key, first_key, second_key = jax.random.split(key, 3)
-        tiles = jnp.zeros((SIDE, SIDE), jnp.int32)
-        for draw_key in (first_key, second_key):
-            tiles = add_tile(draw_key, tiles, settings.four_probability)
-        is_fit = base.split_of(base.content_hash(tiles)) == split
-        return key, tiles, is_fit
-
-    # Ends: of the 480 boards of two tiles, each split has a fair share.
-    start = (key, jnp.zeros((SIDE, SIDE), jnp.int32), jnp.zeros((), bool))
-    tiles = jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
-    return State(tiles=tiles, done=jnp.zeros((), bool))
+    boards = jnp.asarray(FIRST_BOARDS)
+    splits = base.split_of(jax.vmap(base.content_hash)(boards))
+    fours = (boards == 2).sum(axis=(1, 2))
+    four = settings.four_probability
+    chances = four**fours * (1 - four) ** (2 - fours)
+    up_to = jnp.cumsum(jnp.where(splits == split, chances, 0))
+    chosen = (up_to <= jax.random.uniform(key) * up_to[-1]).sum()
+    return State(tiles=boards[chosen], done=jnp.zeros((), bool))
 
 
 def step(
@@ -130,7 +139,7 @@ def step(
     moves = acts & jnp.any(slid != state.tiles)
     grown = add_tile(key, slid, settings.four_probability)
     tiles = jnp.where(moves, grown, state.tiles)
-    success = moves & (jnp.exp2(tiles.max()) >= settings.target)
+    success = moves & (tiles.max() >= _exponent(settings.target))
     share = jnp.where(moves, merged, 0).astype(jnp.float32) / settings.target
     reward = settings.merge_reward * share
     reward += settings.success_reward * success.astype(jnp.float32)
@@ -146,13 +155,17 @@ def slide(tiles: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Args:
       tiles: int32[4, 4], exponents of two.
-      action: int32[], index in ACTION_NAMES; base.NO_ACTION reads as the last.
+      action: int32[], index in ACTION_NAMES; others read as Left.
 
     Returns:
       int32[4, 4], the board before a new tile comes; int32[], sum of the tiles that
       merging made, as in the game's score.
     """
-    turned = tiles.reshape(-1)[jnp.asarray(_TURNED)[action]].reshape(SIDE, SIDE)
+    is_vertical = (action == UP) | (action == DOWN)
+    is_reversed = (action == RIGHT) | (action == DOWN)
+    # Seen so that all tiles slide to the left.
+    turned = jnp.where(is_vertical, tiles.T, tiles)
+    turned = jnp.where(is_reversed, turned[:, ::-1], turned)
     columns = _close_gaps(list(turned.T))
     score = jnp.zeros((SIDE,), jnp.int32)
     for near in range(SIDE - 1):
@@ -162,8 +175,8 @@ def slide(tiles: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         columns[near + 1] = jnp.where(merges, 0, second)
         score += jnp.where(merges, jnp.left_shift(1, first + 1), 0)
     turned = jnp.stack(_close_gaps(columns), axis=1)
-    back = turned.reshape(-1)[jnp.asarray(_TURNED_BACK)[action]]
-    return back.reshape(SIDE, SIDE), score.sum()
+    slid = jnp.where(is_reversed, turned[:, ::-1], turned)
+    return jnp.where(is_vertical, slid.T, slid), score.sum()
 
 
 def add_tile(key: jax.Array, tiles: jax.Array, four_probability: float) -> jax.Array:
@@ -176,9 +189,7 @@ def add_tile(key: jax.Array, tiles: jax.Array, four_probability: float) -> jax.A
     """
     chance = jax.random.uniform(key, (2,))
     is_empty = tiles.reshape(-1) == 0
-    count = is_empty.sum()
-    # Rounding can make the product `count` itself.
-    nth = jnp.minimum((chance[0] * count).astype(jnp.int32), count - 1)
+    nth = (chance[0] * is_empty.sum()).astype(jnp.int32)
     is_chosen = is_empty & (jnp.cumsum(is_empty) == nth + 1)
     exponent = jnp.where(chance[1] < four_probability, 2, 1)
     return jnp.where(is_chosen.reshape(SIDE, SIDE), exponent, tiles)
@@ -228,10 +239,57 @@ def picture(state: State) -> np.ndarray:
     return pictures.board(colours.astype(np.uint8), texts)
 
 
+def solve(state: State) -> tuple[int, ...]:
+    """One good action, two moves looked ahead; empty where the game is over."""
+    boards = {} if state.done else following(np.asarray(state.tiles))
+    if not boards:
+        return ()
+
+    def hope(action):
+        """Mean, over where a new 2 may come, of the best that can follow."""
+        total, gaps = 0.0, np.argwhere(boards[action] == 0)
+        for gap in gaps:
+            grown = boards[action].copy()
+            grown[tuple(gap)] = 1
+            later = following(grown).values()
+            total += max(((np.exp2(b) * _SNAKE).sum() for b in later), default=0)
+        return total / len(gaps)
+
+    return (max(boards, key=hope),)
+
+
+def following(tiles: np.ndarray) -> dict[int, np.ndarray]:
+    """The boards before new tiles come, after each action that changes `tiles`.
+
+    Boards are int[4, 4], exponents of two.
+    """
+    boards = {}
+    for action in range(len(ACTION_NAMES)):
+        turned = tiles.T if action in (UP, DOWN) else tiles
+        turned = turned[:, ::-1] if action in (RIGHT, DOWN) else turned
+        slid = np.zeros_like(tiles)
+        for line, row in zip(turned.tolist(), slid, strict=True):
+            line = [tile for tile in line if tile]
+            for place, tile in enumerate(line):
+                if line[place + 1 : place + 2] == [tile]:
+                    line[place : place + 2] = [tile + 1]
+            row[: len(line)] = line
+        slid = slid[:, ::-1] if action in (RIGHT, DOWN) else slid
+        slid = slid.T if action in (UP, DOWN) else slid
+        if (slid != tiles).any():
+            boards[action] = slid
+    return boards
+
+
 def _cells(settings: Game2048) -> tuple[str, ...]:
     """What the exponents read like, from the empty cell to the target."""
-    highest = settings.target.bit_length() - 1
+    highest = _exponent(settings.target)
     return (" .", *(f" {2**exponent}" for exponent in range(1, highest + 1)))
+
+
+def _exponent(tile: int) -> int:
+    """Which power of two a tile is."""
+    return tile.bit_length() - 1
 
 
 def _close_gaps(columns: list[jax.Array]) -> list[jax.Array]:

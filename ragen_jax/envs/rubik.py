@@ -133,14 +133,14 @@ def scramble(key: jax.Array, settings: Rubik) -> jax.Array:
 
     No turn has its predecessor's face or the opposite one, which it could undo.
     """
-    hold_key, first_key, axis_key, side_key, amount_key = jax.random.split(key, 5)
     depth, sides = settings.depth, len(settings.faces) // 3
     amounts = len(_amounts(settings))
-    held = jnp.asarray(_HELD)[jax.random.randint(hold_key, (), 0, len(_HELD))]
-    first = jax.random.randint(first_key, (), 0, 3)
-    axes = (first + jnp.cumsum(jax.random.randint(axis_key, (depth,), 1, 3))) % 3
-    side = jax.random.randint(side_key, (depth,), 0, sides)
-    amount = jax.random.randint(amount_key, (depth,), 0, amounts)
+    # Whole numbers so large that their remainders are all but equally likely.
+    chances = jax.random.randint(key, (2 + 3 * depth,), 0, 2**30)
+    held, first = jnp.asarray(HELD)[chances[0] % len(HELD)], chances[1]
+    further, side, amount = chances[2:].reshape(3, depth)
+    axes = (first % 3 + jnp.cumsum(1 + further % 2)) % 3
+    side, amount = side % sides, amount % amounts
     actions = (3 * side + axes) * amounts + amount
     table = jnp.asarray(turns(settings))
 
@@ -259,9 +259,7 @@ def solve(state: State, settings: Rubik) -> tuple[int, ...]:
     # The corner that these turns leave alone says how the solved cube is held.
     fixed = [s for s in range(STICKERS) if all(move[s] == s for move in moves)]
     (goal,) = (
-        tuple(held)
-        for held in _HELD.tolist()
-        if all(held[s] == start[s] for s in fixed)
+        tuple(held) for held in HELD.tolist() if all(held[s] == start[s] for s in fixed)
     )
     ways = [{start: ()}, {goal: ()}]  # from the start, and from the goal
     fronts = [[start], [goal]]
@@ -342,4 +340,4 @@ def _ways_to_hold() -> np.ndarray:
 
 
 _QUARTER_TURNS = [_rotation(face, whole=False) for face in range(len(_FACES))]
-_HELD = _ways_to_hold()
+HELD = _ways_to_hold()  # int32[24, 24], solved cubes

@@ -95,10 +95,12 @@ def check(settings: Sokoban) -> None:
         raise ValueError(
             f"sokoban.size = {size} is not possible: choose a whole number from 5 to 10"
         )
-    if boxes not in range(1, size - 3):
+    # A room with more boxes is too rarely one in which each of them can be moved.
+    most = min(4, size - 4)
+    if boxes not in range(1, most + 1):
         raise ValueError(
-            f"sokoban.boxes = {boxes} does not fit sokoban.size = {size}: choose a"
-            f" whole number from 1 to {size - 4}, or a larger size"
+            f"sokoban.boxes = {boxes} is not possible with sokoban.size = {size}:"
+            f" choose a whole number from 1 to {most}"
         )
     # With several boxes a short play rarely moves each of them off its target.
     least = 1 if boxes == 1 else 30
@@ -144,9 +146,7 @@ def reset(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
     )
 
 
-def step(
-    key: jax.Array, state: State, action: jax.Array
-) -> tuple[State, base.Outcome]:
+def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.Outcome]:
     """Moves the player, and the box ahead if the cell behind it is free.
 
     gym-sokoban's `_push` and `_calc_reward`: every action costs 0.1, a box that comes
@@ -219,7 +219,7 @@ def instruction(settings: Sokoban) -> str:
         pairs = zip(settings.symbols, _MEANINGS, strict=True)
         symbols = f" Symbols: {', '.join(f'{s} {meaning}' for s, meaning in pairs)}."
     if settings.observation != "grid":
-        symbols += " The border is wall, too."
+        symbols += " The border is wall; Walls lists the others."
     goal = "the box onto the target"
     if settings.boxes > 1:
         goal = f"each of the {settings.boxes} boxes onto a target"

@@ -43,8 +43,8 @@ def draw(
 ) -> Level:
     """A level that can be solved and whose room belongs to the split.
 
-    A room, walls and targets alike, is of one split: no level of the test split is
-    played in a room that was ever trained in.
+    The room, walls and targets, decides the split: no level of the test split is played
+    in a room that was ever trained in.
 
     Args:
       key: decides the level.
@@ -56,33 +56,19 @@ def draw(
 
     def redraw(carry):
         key, _, _ = carry
-        key, room_key, play_key = jax.random.split(key, 3)
-        tiles = _draw_room(room_key, split, size, boxes)
+        key, dig_key, target_key, play_key, turn_key = jax.random.split(key, 5)
+        tiles, is_room = place_targets(target_key, dig(dig_key, size), boxes)
         level, is_level = play_backward(play_key, tiles, boxes, search_depth * boxes)
-        return key, level, is_level
+        level, is_fit = turn_to_fit(turn_key, level, split)
+        return key, level, is_room & is_level & is_fit
 
     nothing = Level(
         tiles=jnp.zeros((size, size), jnp.int32),
         boxes=jnp.zeros((size, size), bool),
         player=jnp.zeros((2,), jnp.int32),
     )
-    # Ends: with one box the first room will do, with more a fair share of them does.
+    # Ends: of settings that `sokoban.check` lets pass, 1 draw in 60 or more is fit.
     start = (key, nothing, jnp.zeros((), bool))
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
-
-
-def _draw_room(key: jax.Array, split: jax.Array, size: int, boxes: int) -> jax.Array:
-    """int32[S, S], tiles that belong to the split, with a target for each box."""
-
-    def redraw(carry):
-        key, _, _ = carry
-        key, dig_key, target_key = jax.random.split(key, 3)
-        tiles, is_room = place_targets(target_key, dig(dig_key, size), boxes)
-        is_fit = base.split_of(base.content_hash(tiles)) == split
-        return key, tiles, is_fit & is_room
-
-    # Ends: `sokoban.check` lets pass only sizes with many rooms in every split.
-    start = (key, jnp.zeros((size, size), jnp.int32), jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
 
@@ -94,21 +80,22 @@ def dig(key: jax.Array, size: int) -> jax.Array:
       size: S, rows and columns.
     """
     steps = int(1.7 * (size + size))  # gym-sokoban's default
-    keys = jax.random.split(key, 4)
-    turns = jax.random.bernoulli(keys[0], _TURN, (steps,))
-    drawn = jax.random.randint(keys[1], (steps,), 0, len(MOVES))
-    # Between turns the walk keeps the direction that it turned to last.
-    last_turn = jax.lax.cummax(jnp.where(turns, jnp.arange(steps), 0))
-    moves = jnp.asarray(MOVES)[drawn[last_turn]]
+    # One draw for all, since each call of a random function takes long to compile.
+    chance = jax.random.uniform(key, (steps + 1, 3))
+    start, (turns, drawn, mask) = chance[0, :2], chance[1:].T
+    drawn = jnp.asarray(MOVES)[_below(len(MOVES), drawn)]
 
-    def walk(place, move):
+    def walk(carry, inputs):
+        place, move = carry
+        turns, drawn = inputs
+        move = jnp.where(turns, drawn, move)
         place = jnp.clip(place + move, 1, size - 2)
-        return place, place
+        return (place, move), place
 
-    start = jax.random.randint(keys[2], (2,), 1, size - 1)
-    _, places = jax.lax.scan(walk, start, moves)
-    mask = jax.random.randint(keys[3], (steps,), 0, len(_MASKS))
-    dug = (places[:, None] + jnp.asarray(_MASKS)[mask]).reshape(-1, 2)
+    start = (1 + _below(size - 2, start), drawn[0])
+    _, places = jax.lax.scan(walk, start, (turns < _TURN, drawn))
+    masks = jnp.asarray(_MASKS)[_below(len(_MASKS), mask)]
+    dug = (places[:, None] + masks).reshape(-1, 2)
     index = jnp.arange(size)
     # Row r of the room as bits, one for each column: the dug cells of that row.
     bits = jnp.where(index[None] == dug[:, :1], 1 << dug[:, 1:], 0)
@@ -132,11 +119,14 @@ def place_targets(
       int32[S, S], tiles, and bool[], whether there were cells enough.
     """
     will_do = floor & _can_pull(floor).any(axis=0)
-    order = jnp.where(will_do, jax.random.uniform(key, floor.shape), 2.0)
-    last = jnp.sort(order.reshape(-1))[boxes - 1]
-    is_target = will_do & (order <= last)
+    order = jnp.where(will_do, jax.random.uniform(key, floor.shape), -1.0).reshape(-1)
+    cells = jnp.arange(order.size)
+    for _ in range(boxes):  # Far cheaper than to sort all cells.
+        is_room = order.max() >= 0
+        order = jnp.where(cells == jnp.argmax(order), -2.0, order)
+    is_target = (order == -2.0).reshape(floor.shape)
     tiles = jnp.where(floor, jnp.where(is_target, TARGET, FLOOR), WALL)
-    return tiles.astype(jnp.int32), is_target.sum() == boxes
+    return tiles.astype(jnp.int32), is_room
 
 
 def play_backward(
@@ -159,7 +149,7 @@ def play_backward(
       the target can be pulled.
     """
     size = tiles.shape[0]
-    start_key, direction_key, pull_key = jax.random.split(key, 3)
+    start_key, move_key = jax.random.split(key)
     is_target = (tiles == TARGET).reshape(-1)
     is_open = (tiles != WALL).reshape(-1)
     (home,) = jnp.nonzero(is_target, size=boxes, fill_value=0)
@@ -169,8 +159,8 @@ def play_backward(
     first, box = jnp.divmod(jnp.argmax(order), size * size)
     # Places are row * S + column. No move leaves the room, for its border is wall.
     steps = jnp.asarray(MOVES @ [size, 1], jnp.int32)
-    directions = jax.random.randint(direction_key, (moves,), 0, len(MOVES))
-    pulls = jax.random.bernoulli(pull_key, _PULL, (moves,))
+    chance = jax.random.uniform(move_key, (2, moves))
+    directions, pulls = _below(len(MOVES), chance[0]), chance[1] < _PULL
     inputs = steps[directions.at[0].set(first)], pulls.at[0].set(True)
 
     def move(carry, inputs):
@@ -201,6 +191,46 @@ def play_backward(
     return level, (score > 0) & can_pull.any()
 
 
+def turn_to_fit(
+    key: jax.Array, level: Level, split: jax.Array
+) -> tuple[Level, jax.Array]:
+    """The level turned and mirrored at random, so that its room is of the split.
+
+    Each of the eight ways to look at a room has a hash of its own, so that far fewer
+    rooms must be dug than if their first looks decided.
+
+    Args:
+      key: consumed.
+      level: any level.
+      split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
+
+    Returns:
+      The level, each way to look at it that fits being equally likely, and bool[],
+      whether one does.
+    """
+    size = level.tiles.shape[0]
+    index = jnp.arange(size)
+    is_row, is_column = index == level.player[0], index == level.player[1]
+    is_player = is_row[:, None] & is_column[None]
+    drawn = jnp.stack([level.tiles, level.boxes, is_player]).astype(jnp.int32)
+    looks = jnp.stack(
+        [
+            jnp.rot90(look, turns, (1, 2))
+            for look in (drawn, drawn.swapaxes(1, 2))
+            for turns in range(4)
+        ]
+    )
+    hashes = jax.vmap(base.content_hash)(looks[:, 0])
+    is_fit = base.split_of(hashes) == split
+    order = jnp.where(is_fit, jax.random.uniform(key, is_fit.shape), -1.0)
+    tiles, boxes, player = looks[jnp.argmax(order)]
+    place = jnp.divmod(jnp.argmax(player.reshape(-1)), size)
+    level = Level(
+        tiles=tiles, boxes=boxes == 1, player=jnp.stack(place).astype(jnp.int32)
+    )
+    return level, is_fit.any()
+
+
 def _can_pull(is_free: jax.Array) -> jax.Array:
     """bool[4, S, S], whether a box in a cell could be pulled in each direction.
 
@@ -211,3 +241,8 @@ def _can_pull(is_free: jax.Array) -> jax.Array:
     near = [jnp.roll(is_free, (-r, -c), (0, 1)) for r, c in MOVES]
     far = [jnp.roll(is_free, (-2 * r, -2 * c), (0, 1)) for r, c in MOVES]
     return jnp.stack(near) & jnp.stack(far)
+
+
+def _below(count: int, chance: jax.Array) -> jax.Array:
+    """int32, of the shape of `chance`, a float in [0, 1): whole numbers from 0."""
+    return (chance * count).astype(jnp.int32)

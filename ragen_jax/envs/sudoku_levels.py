@@ -92,8 +92,8 @@ def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
       clues: numbers that stay at least.
     """
     grids = np.array([list(map(int, text)) for text in _GRIDS[size]], np.int32)
-    grid_key, order_key = jax.random.split(key)
-    solution = jnp.asarray(grids)[jax.random.randint(grid_key, (), 0, len(grids))]
+    chances = jax.random.uniform(key, (1 + size * size,))
+    solution = jnp.asarray(grids)[(chances[0] * len(grids)).astype(jnp.int32)]
     solution = solution.reshape(size, size)
     cells = jnp.arange(size * size).reshape(size, size)
 
@@ -113,9 +113,8 @@ def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
         )
         return given & ~(is_cell & known), None
 
-    order = jax.random.permutation(order_key, size * size)
     given = jnp.ones((size, size), bool)
-    given, _ = jax.lax.scan(take, given, order)
+    given, _ = jax.lax.scan(take, given, jnp.argsort(chances[1:]))
     return Puzzle(solution=solution, given=given)
 
 
@@ -150,10 +149,12 @@ def vary(key: jax.Array, puzzle: Puzzle) -> Puzzle:
     the only one.
     """
     size = puzzle.solution.shape[0]
-    row_key, column_key, name_key, turn_key = jax.random.split(key, 4)
-    rows, columns = _shuffled(row_key, size), _shuffled(column_key, size)
-    names = 1 + jax.random.permutation(name_key, size)
-    is_turned = jax.random.bernoulli(turn_key)
+    box = round(size**0.5)
+    cuts = np.cumsum([size, box, size, box, size])
+    parts = jnp.split(jax.random.uniform(key, (cuts[-1] + 1,)), cuts)
+    names = 1 + jnp.argsort(parts[0])
+    rows, columns = _shuffled(*parts[1:3]), _shuffled(*parts[3:5])
+    is_turned = parts[5][0] < 0.5
 
     def seen(grid):
         grid = jnp.where(is_turned, grid.T, grid)
@@ -186,11 +187,13 @@ def _counted(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return once, twice
 
 
-def _shuffled(key: jax.Array, size: int) -> jax.Array:
-    """int32[n], rows in an order that keeps those of a band together."""
-    box = round(size**0.5)
-    band_key, row_key = jax.random.split(key)
-    bands = jax.random.permutation(band_key, box)
-    within = jnp.broadcast_to(jnp.arange(box), (box, box))
-    within = jax.random.permutation(row_key, within, axis=1, independent=True)
-    return (bands[:, None] * box + within).reshape(-1)
+def _shuffled(bands: jax.Array, rows: jax.Array) -> jax.Array:
+    """int32[n], rows in an order that keeps those of a band together.
+
+    Args:
+      bands: float32[b], whose order the bands take.
+      rows: float32[n], whose order the rows of each band take.
+    """
+    box = bands.shape[0]
+    within = jnp.argsort(rows.reshape(box, box), axis=1)
+    return (jnp.argsort(bands)[:, None] * box + within).reshape(-1)

@@ -1,0 +1,79 @@
+r"""StarPO-S with a critic (PPO) on Sokoban: 6x6 rooms with one box.
+
+  python launch/train.py --config=configs/sokoban.py --workdir=runs/sokoban
+
+trains the small model that comes with ragen_jax, on whatever devices there are.
+Variants, after a colon:
+
+  --config=configs/sokoban.py:larger       8x8 rooms with two boxes
+  --config=configs/sokoban.py:newvocab     other symbols
+  --config=configs/sokoban.py:coordinates  places instead of a drawing
+  --config=configs/sokoban.py:generalize   trained on 6x6 rooms, evaluated on those, on
+                                           other symbols, larger rooms and FrozenLake
+  --config=configs/sokoban.py:mix          rooms and lakes in one batch
+  --config=configs/sokoban.py:smoke        two small iterations, to see that all works
+  --config=configs/sokoban.py:paper        Qwen2.5-0.5B-Instruct with the settings of
+                                           "RAGEN", arXiv:2504.20073; wants a GPU or TPU
+
+What is not said here is as in configs/frozenlake.py.
+"""
+
+import runpy
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+_VARIANTS = (
+    *("", "larger", "newvocab", "coordinates", "generalize", "mix"),
+    *("smoke", "paper"),
+)
+_NEW_SYMBOLS = ("W", ".", "G", "B", "C", "A", "@")
+_LARGER_LIMITS = dict(turns=10, actions=20)  # Half of these rooms need above 9 actions.
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the settings; `variant` is one of those above, or ""."""
+    if variant not in _VARIANTS:
+        known = ", ".join(repr(name) for name in _VARIANTS if name)
+        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
+    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
+    base = variant if variant in ("smoke", "paper") else ""
+    config = frozenlake["get_config"](base)
+    config.env = ConfigDict(
+        dict(
+            name="sokoban",
+            thinking=True,  # Replies begin with <think>, else with <answer>.
+            size=6,  # Rows and columns, the border included.
+            boxes=1,
+            search_depth=100,  # Moves of reverse play for each box: more, harder rooms.
+            observation="grid",  # or "coordinates", "both"
+            # Wall, floor, target, box, box on target, player, player on target.
+            symbols=("#", "_", "O", "X", "√", "P", "S"),
+        )
+    )
+    if variant == "larger":
+        config.env.update(size=8, boxes=2)
+        config.rollout.update(_LARGER_LIMITS)
+    elif variant == "newvocab":
+        config.env.symbols = _NEW_SYMBOLS
+    elif variant == "generalize":
+        config.env.evaluate = dict(
+            sokoban=dict(name="sokoban"),
+            newvocab=dict(name="sokoban", symbols=_NEW_SYMBOLS),
+            larger=dict(name="sokoban", size=8, boxes=2, **_LARGER_LIMITS),
+            frozen_lake=dict(name="frozen_lake"),
+        )
+    elif variant == "mix":
+        config.env = ConfigDict(
+            dict(
+                name="mix",
+                thinking=True,
+                mix=dict(  # `prompts` sum up to rollout.prompts.
+                    rooms=dict(name="sokoban", prompts=4),
+                    lakes=dict(name="frozen_lake", prompts=4),
+                ),
+            )
+        )
+    elif variant == "coordinates":
+        config.env.observation = "coordinates"
+    return config

@@ -1,0 +1,143 @@
+"""docs/environments.md: its example keeps the contract, trains, and its tables hold."""
+
+import dataclasses
+import os
+import re
+import shlex
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from ragen_jax import envs, loop
+from ragen_jax import settings as settings_lib
+from ragen_jax.envs import base, contract
+
+DOC = (runs.ROOT / "docs" / "environments.md").read_text()
+EXAMPLE = "docs/examples/coin_walk.py"
+CONFIG = "docs/examples/coin_walk_config.py"
+
+
+@pytest.fixture
+def at_root(monkeypatch):
+    """The current directory that the document supposes."""
+    monkeypatch.chdir(runs.ROOT)
+
+
+def test_the_example_keeps_the_contract(at_root, capsys):
+    assert contract.main([EXAMPLE, "--length=9"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "ok" and len(told) == 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "error: name one world, as in python -m"),
+        ([EXAMPLE, "frozen_lake"], 2, "error: name one world"),
+        ([EXAMPLE, "--lenght=9"], 2, "did you mean env.length"),
+        ([EXAMPLE, "--length=5"], 2, "env.length = 5: choose a number from 8 to 20"),
+        (["my_world.py"], 2, "'my_world.py': there is no such file"),
+    ],
+)
+def test_the_command_tells_a_mistake_in_one_sentence(
+    at_root, capsys, arguments, code, message
+):
+    assert contract.main(arguments) == code
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("& (action != base.NO_ACTION)", ""), "broken: NO_ACTION"),
+        (("1 + shown", "shown + nothing"), "my_world.py, line 109: NameError"),
+    ],
+)
+def test_the_command_tells_what_a_world_breaks(tmp_path, capsys, change, message):
+    text = (runs.ROOT / EXAMPLE).read_text()
+    assert change[0] in text
+    path = tmp_path / "my_world.py"
+    path.write_text(text.replace(*change))
+    assert contract.main([str(path)]) == 1
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count("\n") == 1
+
+
+def test_the_example_trains_from_its_config(at_root):
+    import common
+
+    config = common.load_config(f"{CONFIG}:smoke")
+    config.env.length = 10
+    run = loop.prepare(settings_lib.from_dict(config.to_dict()))
+    (scene,) = run.scenes
+    assert (scene.label, scene.world.name) == ("coin_walk", "coin_walk")
+    system = scene.dialogue.system
+    assert system.startswith("You walk in a corridor of 10 cells. P you, _ floor")
+    assert "<answer>Left || Right</answer>" in system
+
+
+def test_the_examples_rules_are_as_it_says(at_root):
+    world = envs.make(EXAMPLE, [("length", 8)])
+    reset, step = jax.jit(world.reset), jax.jit(world.step)
+    key = jax.random.key(0)
+    state = reset(key, np.int32(base.TEST)).replace(
+        coins=np.array([0, 0, 1, 0, 0, 0, 1, 0], bool), player=np.int32(5)
+    )
+    text = base.text_of(world.phrases, np.asarray(world.observe(state)))
+    assert text == "State:\n _ _ o _ _ P o _\n"
+    plan = world.solve(jax.device_get(state))
+    assert plan == (1, 0, 0, 0, 0)
+    rewards, ends = [], []
+    for action in (*plan, 0):
+        state, outcome = step(key, state, np.int32(action))
+        rewards.append(float(outcome.reward))
+        ends.append((bool(outcome.success), bool(outcome.done)))
+    np.testing.assert_allclose(rewards, [0.9, -0.1, -0.1, -0.1, 0.9, 0], atol=1e-6)
+    assert ends == [(False, False)] * 4 + [(True, True), (False, True)]
+
+
+@pytest.mark.parametrize("name", envs.NAMES)
+def test_the_table_tells_the_settings_defaults_and_actions_of_a_world(name):
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)$", DOC, re.MULTILINE)
+    kind, _ = envs.lookup(name)
+    for field in dataclasses.fields(kind):
+        assert f"`{field.name}`" in row, field.name
+        if isinstance(field.default, tuple):
+            continue
+        shown = {str: f'"{field.default}"', bool: str(field.default).lower()}
+        default = shown.get(
+            field.type,
+            f"{field.default:g}" if field.type is float else str(field.default),
+        )
+        assert f"`{field.name}` {default}" in row, field.name
+    world = envs.make(name, ())
+    if world.read_action is None and len(world.action_names) < 5:
+        assert ", ".join(world.action_names) in row
+
+
+def test_the_documents_fields_are_those_of_a_world():
+    table = DOC.split("| of `base.World` | is |")[1].split("\n\n")[0]
+    fields = {field.name for field in dataclasses.fields(base.World)} - {"name"}
+    told = set(re.findall(r"`(\w+)", table.replace("base.", "")))
+    assert fields - {"reply_phrases", "demonstrate"} <= told
+
+
+def test_the_documents_links_and_commands_lead_to_files(at_root):
+    for link in re.findall(r"\]\(([\w/.]+)\)", DOC):
+        assert (runs.ROOT / "docs" / link).is_file(), link
+    blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    assert len(lines) == 8
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "python"
+        script = words[1] if words[1] != "-m" else words[2].replace(".", "/") + ".py"
+        assert os.path.isfile(script), line
+        for word in words:
+            path = word.split("=")[-1]
+            if path.endswith(".py") and path != "my_world.py":
+                assert os.path.isfile(path), line
