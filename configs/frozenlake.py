@@ -133,7 +133,7 @@ def _learning(config: ConfigDict) -> None:
         kl=placeholder(float),  # starpo_s 0.0, starpo 0.001
         kl_kind=placeholder(str),  # ppo "k1", grpo "k3"
         kl_in=placeholder(str),  # ppo "reward", grpo "loss"
-        aggregation="token_mean",
+        aggregation="token_mean",  # or by sequence, which is a row.
         logprob_gap_limit=0.05,  # nats, mean |sampler - update|
     )
     config.optimizer = dict(

@@ -40,7 +40,9 @@ def figures(score: Score, played: Played, seconds: float) -> dict[str, Any]:
         for name in ("turns", "reply_tokens", "valid_reply_rate"):
             del values[name]
     settings = settings_lib.to_dict(played.settings)
-    limits = ("turns", "actions_per_turn", "actions", "reply_tokens")
+    limits = ["turns", "actions_per_turn", "actions", "reply_tokens"]
+    if played.is_model:
+        limits += ["history", "window", "context"]
     return {
         "who": played.who,
         "policy": played.policy,
@@ -70,7 +72,10 @@ def table(score: Score, played: Played) -> str:
         ("settings", ", ".join(f"{key} {value}" for key, value in env.options)),
     ]
     if played.is_model:
-        rows.append(("at most", f"{limits.turns} turns, {limits.actions} actions"))
+        told = f"{limits.turns} turns, {limits.actions} actions"
+        if limits.window_turns:
+            told += f", {limits.window_turns} turns in sight"
+        rows.append(("at most", told))
         is_greedy = played.temperature == 0
         told = "0 (the likeliest token)" if is_greedy else f"{played.temperature:g}"
         rows.append(("temperature", told))

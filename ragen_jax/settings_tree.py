@@ -217,7 +217,7 @@ class LossSettings:
     kl: float = _at_least(0)  # coefficient of the KL term to the reference
     kl_kind: str = _one_of(*KL_KINDS)  # estimator
     kl_in: str = _one_of("loss", "reward")
-    aggregation: str = _one_of(*AGGREGATIONS)
+    aggregation: str = _one_of(*AGGREGATIONS)  # a sequence is a row
     logprob_gap_limit: float = _above(0)  # nats, mean |sampler - update|
 
 

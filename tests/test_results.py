@@ -57,6 +57,15 @@ def test_the_table_tells_success_pass_at_k_and_who_played_what(score, played):
         assert part in table, part
 
 
+def test_a_window_is_told_and_recorded(score, played):
+    rollout = dataclasses.replace(played.settings.rollout, history="window", window=2)
+    settings = dataclasses.replace(played.settings, rollout=rollout)
+    played = dataclasses.replace(played, settings=settings)
+    assert "5 turns, 10 actions, 2 turns in sight" in results.table(score, played)
+    limits = results.figures(score, played, 1.0)["limits"]
+    assert (limits["history"], limits["window"]) == ("window", 2)
+
+
 def test_a_greedy_evaluation_and_a_single_level_say_so(score, played):
     greedy = dataclasses.replace(played, temperature=0.0, rollouts=1)
     one = dataclasses.replace(score, success_standard_error=float("nan"))

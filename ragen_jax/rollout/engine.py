@@ -232,17 +232,9 @@ def feed(
     slots = jax.tree.map(lambda x: x[answer.slot], state.slots)
     goes_on = answer.is_used & (answer.end == UNFINISHED)
     episodes = record.record_turn(plan, state.episodes, slots, answer)
-
+    state = state.replace(episodes=episodes)
     hear = hearing.in_window if plan.window else hearing.in_full
-    heard = hear(
-        plan,
-        policy,
-        inputs,
-        state.replace(episodes=episodes),
-        slots,
-        answer,
-        goes_on,
-    )
+    heard = hear(plan, policy, inputs, state, slots, answer, goes_on)
     taken_up, is_new, next_episode = _take_up(
         plan, state.next_episode, answer.is_used & ~goes_on
     )
@@ -277,7 +269,6 @@ def feed(
         slots=new_slots,
         cache=cache,
         rows=heard.rows,
-        episodes=episodes,
         next_episode=next_episode,
         feed_passes=state.feed_passes + heard.passes,
     )

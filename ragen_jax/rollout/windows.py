@@ -30,7 +30,7 @@ class Cuts:
 
 @struct.dataclass
 class Row:
-    """One row while it is being written, before its reply; mark as in `engine`."""
+    """A row without its reply yet; mark as in `slots.Written`."""
 
     tokens: jax.Array  # int32[T]
     mark: jax.Array  # int32[T]
