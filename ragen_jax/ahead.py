@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ragen_jax import mesh as meshes
 from ragen_jax import weights
-from ragen_jax.rollout.sample import Call
+from ragen_jax.rollout.sample import Call, Rollout
 
 if TYPE_CHECKING:  # loop.py builds the programs.
     from ragen_jax.loop import Programs, Run
@@ -42,13 +42,17 @@ def update_arguments(run: "Run", sampling: jax.stages.Lowered) -> tuple:
     model = weights.abstract_parameters(run)
     frozen = {} if run.adapters is None else model
     reference = model if run.settings.loss.kl > 0 else {}
+    state, record = weights.abstract_state(run), record_shapes(run, sampling)
+    return state, frozen, reference, record.rows, record.episodes
+
+
+def record_shapes(run: "Run", sampling: jax.stages.Lowered) -> Rollout:
+    """What the rollout returns, without the arrays. Args as for `update_arguments`."""
     shared = NamedSharding(run.mesh, meshes.ROWS)
-    record = jax.tree.map(
+    return jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shared),
         sampling.out_info,
     )
-    state = weights.abstract_state(run)
-    return state, frozen, reference, record.rows, record.episodes
 
 
 def compile_ahead(run: "Run", programs: "Programs") -> "Programs":

@@ -47,7 +47,7 @@ def plan(run: Run) -> Needs:
     arguments = ahead.update_arguments(run, lowered)
     sampling = lowered.compile()
     learning = programs.update.lower(*arguments).compile()
-    record, model = arguments[3:], weights.abstract_parameters(run)
+    record, model = ahead.record_shapes(run, lowered), weights.abstract_parameters(run)
     copy, cache = _sampler_copy(run), _cache(run)
     temporary = sampling.memory_analysis().temp_size_in_bytes
     merged = 0 if run.adapters is None else _bytes(model)

@@ -1,6 +1,9 @@
 """Eight simulated CPU devices and a strict JAX, for every test."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile far more than they compute: unoptimized machine code saves a third.
@@ -9,10 +12,30 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 ).strip()
 
+# One cache of compiled programs for all that this session starts: pytest's own
+# processes, which inherit it, and the scripts that tests run.
+if "RAGEN_JAX_TESTS" not in os.environ:
+    os.environ["RAGEN_JAX_TESTS"] = tempfile.mkdtemp(prefix="ragen_jax_tests.")
+    atexit.register(shutil.rmtree, os.environ["RAGEN_JAX_TESTS"], ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["RAGEN_JAX_TESTS"] + "/cache"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+
 import jax  # noqa: E402  (the flags above must be set before JAX starts)
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# Long ones first, so that no process is left alone with one at the end.
+LONG = ("processes", "training", "resume", "update", "update_mesh", "windows_loop")
+
+
+def pytest_collection_modifyitems(items):
+    def place(item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONG.index(name) if name in LONG else len(LONG)
+
+    items.sort(key=place)  # Stable.
 
 
 @pytest.fixture(scope="module", autouse=True)

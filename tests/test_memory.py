@@ -11,7 +11,6 @@ from ragen_jax import loop, memory, weights
 
 @pytest.fixture(scope="module")
 def run():
-    runs.share_compilations()
     return runs.prepare()
 
 

@@ -16,11 +16,6 @@ from ragen_jax.checkpoints import Checkpoints
 from ragen_jax.settings import UserError
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _shared_compilations():
-    runs.share_compilations()
-
-
 @pytest.fixture(scope="module")
 def run():
     return runs.prepare()

@@ -20,7 +20,6 @@ USUAL = dict(estimator="grpo", loss__kl=0.0, rollout__turns=3)
 
 @pytest.fixture(scope="module", params=KINDS)
 def run(request):
-    runs.share_compilations()
     return runs.prepare(**KINDS[request.param], **USUAL)
 
 
