@@ -12,13 +12,11 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 ).strip()
 
-# One cache of compiled programs for all that this session starts: pytest's own
-# processes, which inherit it, and the scripts that tests run.
+# One folder for all that this session starts: pytest's processes, which inherit its
+# name, and the scripts that tests run. See runs.py.
 if "RAGEN_JAX_TESTS" not in os.environ:
     os.environ["RAGEN_JAX_TESTS"] = tempfile.mkdtemp(prefix="ragen_jax_tests.")
     atexit.register(shutil.rmtree, os.environ["RAGEN_JAX_TESTS"], ignore_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["RAGEN_JAX_TESTS"] + "/cache"
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 import jax  # noqa: E402  (the flags above must be set before JAX starts)
 import pytest  # noqa: E402

@@ -18,6 +18,7 @@ import jax
 import models
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
 
 from ragen_jax import checkpoints, loop, metrics, progress, training
 from ragen_jax import settings as settings_lib
@@ -70,6 +71,21 @@ def model() -> Path:
     weights = jax.device_get(scene.parameters)
     hugging_face.write_folder(folder, scene.config, weights, scene.tokenizer)
     return folder
+
+
+def cache() -> str:
+    """The folder of compiled programs that all processes of this session may share."""
+    return os.environ["RAGEN_JAX_TESTS"] + "/cache"
+
+
+def share_compilations() -> None:
+    """Lets this process use the compiled programs of others that do so, and they its.
+
+    Writing them costs time: only for programs that several modules or processes need.
+    """
+    jax.config.update("jax_compilation_cache_dir", cache())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
 
 
 # In this process ---------------------------------------------------------------------
@@ -136,7 +152,7 @@ def start(arguments: list[str], script: Path = ROOT / "launch" / "train.py"):
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
         "XLA_FLAGS": "--xla_backend_optimization_level=0",  # See conftest.py.
-        "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
+        "JAX_COMPILATION_CACHE_DIR": cache(),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",

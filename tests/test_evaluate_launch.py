@@ -48,7 +48,7 @@ def evaluate(*arguments, devices=1):
             **kept,
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
+            "JAX_COMPILATION_CACHE_DIR": runs.cache(),
         },
         capture_output=True,
         text=True,

@@ -14,6 +14,7 @@ EVENT = "/jax/core/compile/backend_compile_duration"
 
 @pytest.fixture(scope="module")
 def run():
+    runs.share_compilations()
     return runs.prepare()
 
 

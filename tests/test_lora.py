@@ -101,6 +101,7 @@ CHANGES = dict(lora__rank=2, lora__targets="attention", iterations=2, loss__kl=0
 
 @pytest.fixture(scope="module")
 def run():
+    runs.share_compilations()
     return runs.prepare(**CHANGES)
 
 

@@ -11,6 +11,7 @@ from ragen_jax import loop, memory, weights
 
 @pytest.fixture(scope="module")
 def run():
+    runs.share_compilations()
     return runs.prepare()
 
 

@@ -17,6 +17,7 @@ EVERY = speed.Ceilings(matmul=1e9, copy=1e9, dtype="float32")
 
 @pytest.fixture(scope="module")
 def run():
+    runs.share_compilations()
     return runs.prepare()
 
 

@@ -18,6 +18,7 @@ from ragen_jax.settings import UserError
 
 @pytest.fixture(scope="module")
 def run():
+    runs.share_compilations()
     return runs.prepare()
 
 

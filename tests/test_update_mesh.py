@@ -13,8 +13,7 @@ USUAL = dict(estimator="ppo", algorithm="starpo_s") | updates.TWICE
 # 8 rows at once.
 HALF_PADDING = dict(optimizer__minibatch=16, optimizer__microbatch=16)
 SPLITS = {
-    "data": ((8, 1, 1), HALF_PADDING, {}),
-    "data and fsdp": ((2, 4, 1), {}, dict(prefix=updates.OPENING)),
+    "data and fsdp": ((2, 4, 1), HALF_PADDING, dict(prefix=updates.OPENING)),
     "all three": (
         (2, 2, 2),
         dict(optimizer__microbatch=4),

@@ -20,10 +20,12 @@ USUAL = dict(estimator="grpo", loss__kl=0.0, rollout__turns=3)
 
 @pytest.fixture(scope="module", params=KINDS)
 def run(request):
+    runs.share_compilations()
     return runs.prepare(**KINDS[request.param], **USUAL)
 
 
-def test_an_iteration_learns_from_every_turn_with_the_samplers_log_probs(run):
+def test_an_iteration_learns_from_every_turn_with_the_samplers_log_probs():
+    run = runs.prepare(**KINDS["window"], **USUAL)
     programs, state = loop.make_programs(run), weights.new_state(run)
     start = jax.device_get(state.actor)
     state, metrics, rollout = loop.iterate(run, programs, state)
