@@ -159,7 +159,7 @@ WRONG = [
     (["--config"], ["--config is missing", "pass --config="]),
     (["--config=none.py"], ["'none.py'", "there is no file", "configs/frozenlake.py"]),
     ([f"--config={ROOT}"], ["there is no file"]),
-    ([f"{CONFIG}:smok"], ["'smok'", "choose one of 'smoke', 'smollm2', 'paper'"]),
+    ([f"{CONFIG}:smok"], ["'smok'", "choose one of 'slippery', 'firm', 'smoke'"]),
     (
         [CONFIG, "--config.rollout.promts=3"],
         ["rollout.promts", "=3", "did you mean rollout.prompts"],
