@@ -19,11 +19,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.seed = 0
     # Each world, its limits, and how far from good the demonstrations are
     # (ragen_jax/envs/*demonstrations.py). A share of aimless plans is each stage's own.
+    # `context` tokens hold the longest dialogues that were seen.
     config.frozen_lake = ConfigDict(
         dict(
             env=dict(size=4, frozen_probability=0.9, success_probability=0.8),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48),
             demonstrator=dict(heedless=0.6, noise=0.05, longest=5, aimless=0.0),
+            context=640,
         )
     )
     config.sokoban = ConfigDict(
@@ -31,6 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
             env=dict(size=6, boxes=1),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
             demonstrator=dict(heedless=0.3, noise=0.1, longest=5, aimless=0.0),
+            context=704,
         )
     )
     config.bandit = ConfigDict(
@@ -38,14 +41,15 @@ def get_config(variant: str = "") -> ConfigDict:
             env=dict(low_reward=0.15, high_probability=0.25),
             limits=dict(turns=1, actions_per_turn=1, actions=1, reply_tokens=48),
             demonstrator=dict(risky=0.5),
+            context=192,
         )
     )
     # First short rows of lakes without the system prompt, cheap and with no aimless
     # plans, until boards are read and the goal is walked to; then whole dialogues in
     # every variant: as they are to be, mostly aimed until the goal is read without
     # fail, and again as they are to be. Then the same for Sokoban and Bandit, with the
-    # lakes kept. `rows` of `context` tokens a step; `draws` seeds the data; `kinds` are
-    # launch/warm_start.py's.
+    # lakes kept. `rows` of at most `context` tokens a step; `draws` seeds the data;
+    # `kinds` are launch/warm_start.py's.
     config.boards = _stage(700, lr=3e-3, aimless=0.0, draws=1, rows=64, context=128)
     config.boards.update(short=True, kinds="lake")
     config.dialogues = _stage(300, lr=1.5e-3, aimless=0.65, draws=1)
@@ -53,7 +57,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.last = _stage(80, lr=5e-4, aimless=0.65, draws=3)
     config.rooms = _stage(700, lr=2e-3, aimless=0.0, draws=4, rows=48, context=176)
     config.rooms.update(short=True, kinds="rooms")
-    config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=896)
+    config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=704)
     config.worlds.kinds = "worlds"
     if variant == "smoke":
         for name in ("boards", "dialogues", "surer", "last", "rooms", "worlds"):

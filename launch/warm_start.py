@@ -33,7 +33,7 @@ from ragen_jax.envs import (
     sokoban_demonstrations,
 )
 from ragen_jax.learning import supervised
-from ragen_jax.models import hugging_face, parameters, sources
+from ragen_jax.models import hugging_face, parameters, slices, sources
 from ragen_jax.models.presets import TINY
 from ragen_jax.settings import UserError
 from ragen_jax.text import chat, dialogue, tiny_tokenizer
@@ -97,6 +97,7 @@ class Variant:
     world: base.World
     limits: dialogue.TurnLimits
     thinking: bool
+    context: int  # tokens that hold it
 
 
 def main() -> None:
@@ -134,8 +135,9 @@ def _begin(config):
                 f"--start={_START.value} is a model of another shape: choose one that"
                 " this script wrote"
             )
-        weights = source.read_parameters(TINY, parameters.declare(TINY))
-        return source.read_tokenizer(), weights
+        declared = parameters.declare(TINY)
+        weights = slices.read_tree(source.open_parameters(TINY, declared), declared)
+        return source.read_tokenizer(), jax.device_put(weights)
     # Of the lakes alone: the words of the other worlds are in tiny_tokenizer.py.
     aimless = config["last"].aimless
     variants = [_variant(config, kind, aimless=aimless) for kind in _LAKES]
@@ -164,7 +166,7 @@ def _variant(config, kind: Kind, **player_changes: float) -> Variant:
         make(settings), settings, module.Demonstrator(**told), thinking=kind.thinking
     )
     limits = dialogue.TurnLimits(**section.limits)
-    return Variant(kind.weight, world, limits, kind.thinking)
+    return Variant(kind.weight, world, limits, kind.thinking, section.context)
 
 
 def _corpus(variants: list[Variant], limits: dialogue.TurnLimits) -> list[str]:
@@ -208,11 +210,12 @@ def _batches(pieces, tokenizer, variant: Variant, stage) -> tuple[Callable, jax.
     )
     reply_table = tokenize_phrases(tokenizer, variant.world.reply_phrases)
     stop = tokenizer.convert_tokens_to_ids(_STOP)
+    context = min(stage.context, variant.context)
 
     def batch(key):
         return jax.vmap(
             lambda key: supervised.demonstrate_episode(
-                key, variant.world, texts, tokens, reply_table, stop, stage.context
+                key, variant.world, texts, tokens, reply_table, stop, context
             )
         )(jax.random.split(key, stage.rows))
 
