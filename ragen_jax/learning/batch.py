@@ -62,21 +62,7 @@ def prepare(
       keep: bool[P], groups to train on.
     """
     settings = forward.settings
-    most = filters.most_kept(
-        settings.rollout.prompts,
-        strategy=settings.filter.strategy,
-        fraction=settings.filter.fraction,
-    )
-    minibatch = settings.optimizer.minibatch
-    capacity = most * settings.rollout.group_size
-    if settings.rollout.window_turns:
-        capacity *= episodes.reward.shape[1]
-    capacity = -(-capacity // minibatch) * minibatch
-    is_kept = filters.kept_rows(rows, episodes, keep)
-    rows, weight = filters.gather_rows(rows, is_kept, capacity)
-    # Longest first, padding rows last: microbatches of like length.
-    order = jnp.argsort(-reply_lengths(rows.is_reply), stable=True)
-    rows, weight = jax.tree.map(lambda x: x[order], (rows, weight))
+    rows, weight = _kept(settings, rows, episodes, keep)
     rows = forward.share_rows(rows)
     is_reply = rows.is_reply
     zeros = jnp.zeros(rows.tokens.shape, jnp.float32)
@@ -120,6 +106,29 @@ def prepare(
         returns=returns,
         weight=weight,
     )
+
+
+def _kept(
+    settings: Settings, rows: Rows, episodes: Episodes, keep: jax.Array
+) -> tuple[Rows, jax.Array]:
+    """The kept groups' rows in room for all that can be kept, and float32[C] weights.
+
+    Longest first, padding rows last: microbatches of like length.
+    """
+    most = filters.most_kept(
+        settings.rollout.prompts,
+        strategy=settings.filter.strategy,
+        fraction=settings.filter.fraction,
+    )
+    minibatch = settings.optimizer.minibatch
+    capacity = most * settings.rollout.group_size
+    if settings.rollout.window_turns:  # A row a turn.
+        capacity *= episodes.reward.shape[1]
+    capacity = -(-capacity // minibatch) * minibatch
+    is_kept = filters.kept_rows(rows, episodes, keep)
+    rows, weight = filters.gather_rows(rows, is_kept, capacity)
+    order = jnp.argsort(-reply_lengths(rows.is_reply), stable=True)
+    return jax.tree.map(lambda x: x[order], (rows, weight))
 
 
 def _advantages(

@@ -17,6 +17,7 @@ from ragen_jax.text.dialogue import (
     message_tokens,
 )
 from ragen_jax.text.phrases import PhraseTokens, join_phrases
+from ragen_jax.text.replies import ReplyState, ReplyTables
 from ragen_jax.trajectory import UNFINISHED
 
 
@@ -61,15 +62,8 @@ def demonstrate_episode(
         size = jnp.minimum(size, capacity - 1)  # A longer reply is cut.
         reply, size = reply.at[size].set(end_of_turn), size + 1
 
-        def read(state, index_and_token):
-            index, token = index_and_token
-            after = replies.read_token(tokens.replies, state, token)
-            keep = index < size
-            return jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, state), None
-
-        blank = replies.start_reply(tokens.replies, dialogue.limits.actions_per_turn)
-        parsed, _ = jax.lax.scan(read, blank, (jnp.arange(capacity), reply))
         scene = Scene(world.name, world, dialogue, prompts=0)
+        parsed = _read(tokens.replies, dialogue, reply, size)
         said = turns.read_reply(scene, tokens.replies, parsed, game.state, reply, size)
         chance = keys.world_key(key, turn, turn)
         after, played = turns.play_turn(
@@ -97,6 +91,20 @@ def demonstrate_episode(
     rounds = jnp.arange(dialogue.limits.turns)
     (row, is_reply, _, game), _ = jax.lax.scan(one_turn, carry, rounds)
     return row, is_reply, game.success
+
+
+def _read(
+    tables: ReplyTables, dialogue: Dialogue, reply: jax.Array, size: jax.Array
+) -> ReplyState:
+    """What a reply says: the first `size` of int32[n] tokens."""
+
+    def one(state, index):
+        after = replies.read_token(tables, state, reply[index])
+        keep = index < size
+        return jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, state), None
+
+    blank = replies.start_reply(tables, dialogue.limits.actions_per_turn)
+    return jax.lax.scan(one, blank, jnp.arange(reply.shape[0]))[0]
 
 
 def _append(
