@@ -153,7 +153,7 @@ def _iteration_figures(run, best) -> dict[str, float]:
         "update, row tokens/s": middle["update tokens/s"],
         "update, model FLOP utilization": middle["update flop/s"] / best.matmul,
         "rollout, GB/s in decoding": middle["decode bytes/s"] / 1e9,
-        "rollout, share of copy": middle["decode bytes/s"] / best.copy,
+        "rollout, share of reading": middle["decode bytes/s"] / best.read,
         "peak memory, GiB": training.peak_memory(),
     }
 

@@ -37,7 +37,8 @@ class Ceilings:
     """What all devices together do at best."""
 
     matmul: float  # floating-point operations a second of a large matrix product
-    copy: float  # bytes a second read and written by a long copy
+    copy: float  # bytes a second read and written by adding to a long vector in place
+    read: float  # bytes a second read by a large matrix times a vector
     dtype: str  # of the product
 
     def figures(self) -> dict[str, float]:
@@ -45,6 +46,7 @@ class Ceilings:
         return {
             f"matmul {self.dtype}, TFLOP/s": self.matmul / 1e12,
             "copy, GB/s read and written": self.copy / 1e9,
+            "read, GB/s": self.read / 1e9,
         }
 
 
@@ -53,12 +55,21 @@ def ceilings() -> Ceilings:
     on_cpu = jax.default_backend() == "cpu"
     size, dtype = (2048, jnp.float32) if on_cpu else (8192, jnp.bfloat16)
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    long = jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)
-    product, copy = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1)
+    wide = jnp.ones((2**14 if on_cpu else 2**17, 2**12), dtype)
+    product, by_vector = jax.jit(lambda x: x @ x), jax.jit(lambda x: x @ x[0])
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    # In place: on a CPU the first touch of new memory takes longer than the copy.
+    held = [jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)]
+
+    def copy() -> jax.Array:
+        held[0] = add(held[0])
+        return held[0]
+
     devices = 1 if on_cpu else jax.device_count()
     return Ceilings(
         matmul=devices * 2 * size**3 / min(seconds(lambda: product(x))),
-        copy=devices * 2 * long.nbytes / min(seconds(lambda: copy(long))),
+        copy=devices * 2 * held[0].nbytes / min(seconds(copy)),
+        read=devices * wide.nbytes / min(seconds(lambda: by_vector(wide))),
         dtype=dtype.__name__,
     )
 
@@ -317,7 +328,7 @@ def talk_figures(
         "decode, tokens/s": talk.replies / decode,
         "decode, ms a token of all": 1000 * decode / talk.reply,
         "decode, GB/s": moved / decode / 1e9,
-        "decode, share of copy": moved / decode / best.copy,
+        "decode, share of reading": moved / decode / best.read,
     }
 
 

@@ -28,14 +28,18 @@ def measured(tmp_path_factory):
 def test_every_phase_is_measured(measured):
     report, output = measured
     for title, names in {
-        "device": ("matmul float32, TFLOP/s", "copy, GB/s read and written"),
+        "device": (
+            "matmul float32, TFLOP/s",
+            "copy, GB/s read and written",
+            "read, GB/s",
+        ),
         "iteration": (
             *("rollout, s", "update, s", "of it compiling, s", "peak memory, GiB"),
-            *("slot utilization", "rollout, share of copy"),
+            *("slot utilization", "rollout, share of reading"),
         ),
         "sampler, generating": (
             *("prefill, tokens/s", "prefill, model FLOP utilization"),
-            *("decode, tokens/s", "decode, share of copy"),
+            *("decode, tokens/s", "decode, share of reading"),
         ),
     }.items():
         assert all(report[title][name] > 0 for name in names)
