@@ -51,6 +51,8 @@ def get_config(variant: str = "") -> ConfigDict:
             symbols=("#", "_", "O", "X", "√", "P", "S"),
         )
     )
+    if variant != "paper":
+        config.rollout.reply_tokens = 64  # A push is told with both its places.
     if variant == "larger":
         config.env.update(size=8, boxes=2)
         config.rollout.update(_LARGER_LIMITS)

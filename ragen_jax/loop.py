@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from ragen_jax import envs, evaluation, room, weights
 from ragen_jax import mesh as meshes
 from ragen_jax.envs.base import TRAIN
+from ragen_jax.learning import shaping
 from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
 from ragen_jax.learning.summary import summarize, summarize_worlds
@@ -86,6 +87,9 @@ def prepare(settings: Settings) -> Run:
             f" model has vocab_size = {config.vocabulary}; take both from one model"
         )
     rollout = settings.rollout
+    if settings.reward.hook:
+        count = rollout.prompts * rollout.group_size
+        shaping.check_hook(settings.reward.hook, count, rollout.turns)
     pieces = chat.cut_pieces(tokenizer, source.name)
     texts = functools.partial(_make_scene, settings, config, pieces, tokenizer)
     section = "env.mix" if settings.env.mix else ""

@@ -181,6 +181,7 @@ class RewardSettings:
     length_low: int = _at_least(0)  # long: from so many tokens
     length_high: int = _at_least(0)  # to so many
     grounding: float = _at_least(0)  # times the share of the landmarks that it names
+    hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
     normalize: str = _one_of("none", "mean", "mean_std", "asym_clip")  # the return
     normalize_by: str = _one_of("state", "batch", "environment")  # within these
 

@@ -6,6 +6,7 @@ V vocabulary, D width, L layers.
 """
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 # Why a reply ended (`Episodes.reply_end`).
@@ -39,6 +40,27 @@ class Episodes:
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
     thought_tokens: jax.Array  # int32[B, K], of those, before the answer's text begins
     grounded: jax.Array  # float32[B, K], share of the landmarks that the thought names
+
+
+def blank_episodes(count: int, turns: int) -> Episodes:
+    """B episodes of K turns, all of them 0."""
+    whole, flag = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
+    by_turn = jnp.zeros((count, turns), jnp.int32)
+    share = jnp.zeros((count, turns), jnp.float32)
+    return Episodes(
+        group=whole,
+        environment=whole,
+        success=flag,
+        end=whole,
+        turns=whole,
+        reward=share,
+        is_valid=jnp.zeros((count, turns), bool),
+        actions=by_turn,
+        reply_tokens=by_turn,
+        reply_end=by_turn,
+        thought_tokens=by_turn,
+        grounded=share,
+    )
 
 
 @struct.dataclass

@@ -8,7 +8,7 @@ import pytest
 from records import episodes_of
 
 from ragen_jax.learning import rewards, shaping
-from ragen_jax.settings import RewardSettings
+from ragen_jax.settings import RewardSettings, SettingsError
 
 PLAIN = RewardSettings(
     format_penalty=-0.1,
@@ -16,6 +16,7 @@ PLAIN = RewardSettings(
     length_low=2,
     length_high=4,
     grounding=0.0,
+    hook="",
     normalize="none",
     normalize_by="state",
 )
@@ -88,7 +89,6 @@ def test_wider_sets_have_mean_zero_and_deviation_one(by, sets):
 
 def test_the_asymmetric_clip_bounds_the_return():
     spread = episodes_of([[float(x)] for x in (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 100)])
-    spread = spread.replace(reward=spread.reward * jnp.array(1.0))
     settings = dataclasses.replace(PLAIN, normalize="asym_clip")
     total = np.asarray(shaping.turn_rewards(settings, spread, 1)).sum(axis=1)
     plain = dataclasses.replace(PLAIN, normalize="mean_std")
@@ -102,3 +102,50 @@ def test_groups_of_equal_returns_become_zero():
     settings = dataclasses.replace(PLAIN, normalize="mean_std")
     total = shaping.turn_rewards(settings, same, 1).sum(axis=1)
     np.testing.assert_allclose(total, 0, atol=1e-6)
+
+
+HOOK = """
+import jax.numpy as jnp
+
+def turn_rewards(episodes):
+    return 0.5 * (episodes.reply_tokens > 3)
+"""
+
+
+def write_hook(folder, text: str) -> str:
+    path = folder / "my_rewards.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
+    hook = write_hook(tmp_path, HOOK.replace("reply_tokens", "thought_tokens"))
+    shaping.check_hook(hook, 4, 2)
+    gain = turn_rewards(hook=hook) - turn_rewards()
+    np.testing.assert_allclose(gain, [[0, 0], [0.5, 0.5], [0, 0], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewards = 1", "defines no turn_rewards: add a function"),
+        ("def turn_rewards(x):\n  return x.luck", "fails: line 2: AttributeError"),
+        (
+            "def turn_rewards(x):\n  return x.reward.sum(1)",
+            r"gives .*shape=\(4,\).*: let it give float32\[4, 2\]",
+        ),
+        ("def turn_rewards(x):\n  return 3", r"gives .*: let it give float32\[4, 2\]"),
+        ("import nothing_at_all", "cannot be imported: line 1: ModuleNotFoundError"),
+    ],
+)
+def test_a_hook_that_cannot_serve_is_refused_in_one_sentence(tmp_path, text, message):
+    hook = write_hook(tmp_path, text)
+    with pytest.raises(SettingsError, match=message) as caught:
+        shaping.check_hook(hook, 4, 2)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"reward.hook = {hook!r}")
+
+
+def test_a_hook_that_is_not_there_is_refused():
+    with pytest.raises(SettingsError, match=r"reward.hook = 'no.py': there is no such"):
+        shaping.check_hook("no.py", 4, 2)

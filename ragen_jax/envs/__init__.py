@@ -3,15 +3,12 @@
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
-import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from ragen_jax import user_code
 from ragen_jax.envs.base import World, check_world
 from ragen_jax.settings import SettingsError, nearest, world_settings
 
@@ -30,7 +27,6 @@ _BUILT_IN = {
 }
 NAMES = tuple(_BUILT_IN)
 _TYPES = (int, float, bool, str)
-_LOADED: dict[tuple[Path, int], ModuleType] = {}  # by path and time of change
 
 
 def make(name: str, options: Iterable[tuple[str, Any]], section: str = "env.") -> World:
@@ -122,15 +118,7 @@ def is_path(name: str) -> bool:
 
 
 def _from_file(name: str) -> tuple[type, Maker]:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise SettingsError(
-            f"env.name = {name!r}: there is no such file in {Path.cwd()}: choose the"
-            f" path of a Python file, or one of {', '.join(NAMES)}"
-        )
-    if path.suffix != ".py":
-        raise SettingsError(f"env.name = {name!r}: choose a file that ends in .py")
-    module = _load(path.resolve(), name)
+    module = user_code.load(name, "env.name")
     settings, maker = (getattr(module, part, None) for part in ("Settings", "world"))
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
         raise SettingsError(
@@ -144,40 +132,6 @@ def _from_file(name: str) -> tuple[type, Maker]:
         )
     _check_settings(settings, name)
     return settings, maker
-
-
-def _load(path: Path, name: str) -> ModuleType:
-    """The module of a file, executed once as long as the file stays as it is.
-
-    The same file thus gives the same functions, and what was compiled for them holds.
-    """
-    version = path, path.stat().st_mtime_ns
-    if version in _LOADED:
-        return _LOADED[version]
-    unique = f"ragen_jax_world_{len(_LOADED)}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(unique, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module  # Dataclasses look their own module up.
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[unique]
-        raise SettingsError(
-            f"env.name = {name!r} cannot be imported: {told(error, path)}: mend it"
-        ) from error
-    _LOADED[version] = module
-    return module
-
-
-def told(error: Exception, path: Path) -> str:
-    """An error that code of the file raised, in one line with the file's own line."""
-    if isinstance(error, SyntaxError) and error.lineno is not None:
-        return f"line {error.lineno}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    where = f"line {lines[-1]}: " if lines else ""
-    message = " ".join(str(error).split())
-    return f"{where}{type(error).__name__}: {message}"
 
 
 def _check_settings(settings: type, name: str) -> None:

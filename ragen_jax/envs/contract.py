@@ -17,7 +17,7 @@ if __name__ == "__main__":
     # here needs.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from ragen_jax import envs  # noqa: E402
+from ragen_jax import envs, user_code  # noqa: E402
 from ragen_jax.envs import base
 from ragen_jax.envs import contract_rules as rules
 from ragen_jax.envs import contract_texts as texts
@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if not envs.is_path(name):
             raise
-        told = envs.told(error, Path(name).resolve())
+        told = user_code.told(error, Path(name).resolve())
         print(f"broken: {name}, {told}", file=sys.stderr)
         return 1
     print("ok")

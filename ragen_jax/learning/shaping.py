@@ -4,13 +4,19 @@ Each hook is a pure function of the record that gives float32[B, K], one number 
 `turn_rewards` adds those that the settings ask for and then normalizes.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 
+from ragen_jax import user_code
 from ragen_jax.learning import rewards
 from ragen_jax.learning.filters import group_statistics
-from ragen_jax.settings import RewardSettings
-from ragen_jax.trajectory import Episodes
+from ragen_jax.settings import RewardSettings, SettingsError
+from ragen_jax.trajectory import Episodes, blank_episodes
+
+Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
 
 _SMALLEST_STD = 1e-6  # Below it all are equal, and a deviation is 0 exactly.
 _ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
@@ -31,12 +37,58 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
         earned += settings.length_bonus * jnp.where(played, band, 0.0)
     if settings.grounding > 0:
         earned += settings.grounding * jnp.where(played, episodes.grounded, 0.0)
+    if settings.hook:
+        earned += jnp.where(played, load_hook(settings.hook)(episodes), 0.0)
     if settings.normalize == "none":
         return earned
     return normalize(
         earned, episodes, method=settings.normalize, by=settings.normalize_by,
         groups=groups,
     )  # fmt: skip
+
+
+def load_hook(path: str) -> Hook:
+    """The function `turn_rewards` of the user's file.
+
+    Raises:
+      SettingsError: if there is no such file, or no such function in it.
+    """
+    hook = getattr(user_code.load(path, "reward.hook"), "turn_rewards", None)
+    if not callable(hook):
+        raise SettingsError(
+            f"reward.hook = {path!r} defines no turn_rewards: add a function"
+            " turn_rewards(episodes) that returns a number for each episode and turn"
+        )
+    return hook
+
+
+def check_hook(path: str, count: int, turns: int) -> None:
+    """Traces the user's function, so that a fault is told before anything is compiled.
+
+    Args:
+      path: of the file.
+      count: B, episodes.
+      turns: K.
+
+    Raises:
+      SettingsError: if it fails, or gives anything but B x K real numbers.
+    """
+    hook = load_hook(path)
+    episodes = jax.eval_shape(lambda: blank_episodes(count, turns))
+    try:
+        given = jax.eval_shape(hook, episodes)
+    except Exception as error:
+        told = user_code.told(error, Path(path).expanduser().resolve())
+        raise SettingsError(
+            f"reward.hook = {path!r}: turn_rewards(episodes) fails: {told}: mend it"
+        ) from error
+    shape, kind = getattr(given, "shape", None), getattr(given, "dtype", None)
+    is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)
+    if shape != (count, turns) or not is_real:
+        raise SettingsError(
+            f"reward.hook = {path!r}: turn_rewards(episodes) gives {given}: let it give"
+            f" float32[{count}, {turns}], one number for each episode and turn"
+        )
 
 
 def is_played(episodes: Episodes) -> jax.Array:

@@ -3,30 +3,18 @@
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax import trajectory
 from ragen_jax.rollout.slots import Answer, Plan, Prompts, Slots
 from ragen_jax.trajectory import Episodes
 
 
 def blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
     """A shard's episodes before anything was played."""
-    each = jnp.zeros(plan.episodes, jnp.int32)
-    turn = jnp.zeros((plan.episodes, plan.turns), jnp.int32)
     environment = np.repeat(
         np.arange(len(plan.parts)), [part.episodes for part in plan.parts]
     )
-    return Episodes(
-        group=prompts.group_name,
-        environment=jnp.asarray(environment, jnp.int32),
-        success=each.astype(bool),
-        end=each,
-        turns=each,
-        reward=turn.astype(jnp.float32),
-        is_valid=turn.astype(bool),
-        actions=turn,
-        reply_tokens=turn,
-        reply_end=turn,
-        thought_tokens=turn,
-        grounded=turn.astype(jnp.float32),
+    return trajectory.blank_episodes(plan.episodes, plan.turns).replace(
+        group=prompts.group_name, environment=jnp.asarray(environment, jnp.int32)
     )
 
 
