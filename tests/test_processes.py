@@ -80,10 +80,10 @@ def tokens(notes: Path, iteration: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
-    """Two processes until one gets SIGTERM, then two again."""
+def stopped(tmp_path_factory):
+    """Two processes until one gets SIGTERM."""
     folder = tmp_path_factory.mktemp("story")
-    workdir, told = folder / "run", []
+    workdir = folder / "run"
     processes = start(workdir, folder / "first", 2, iterations=500)
     written = workdir / "metrics.jsonl"
     runs.wait_until(
@@ -91,11 +91,16 @@ def story(tmp_path_factory):
         processes[0],
     )
     processes[1].send_signal(signal.SIGTERM)
-    told.append([runs.finish(process) for process in processes])
-    stopped = runs.steps(workdir)[-1]
-    processes = start(workdir, folder / "then", 2, iterations=stopped + 1)
-    told.append([runs.finish(process) for process in processes])
-    return folder, workdir, stopped, told
+    ended = [runs.finish(process) for process in processes]
+    return folder, workdir, runs.steps(workdir)[-1], ended
+
+
+@pytest.fixture(scope="module")
+def story(stopped):
+    """Then two again, for one iteration."""
+    folder, workdir, last, ended = stopped
+    processes = start(workdir, folder / "then", 2, iterations=last + 1)
+    return folder, workdir, last, [ended, [runs.finish(p) for p in processes]]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,12 @@ def alone(tmp_path_factory):
     (process,) = start(folder / "run", folder / "notes", 1, iterations=2)
     assert runs.finish(process)[0] == 0
     return folder
+
+
+def test_sigterm_to_any_process_saves_in_all_at_one_step(stopped):
+    _, _, last, ended = stopped
+    assert 2 <= last < 500
+    assert f"saved after iteration {last}; the same command goes on" in ended[0][1]
 
 
 def test_all_processes_end_well_and_only_the_first_speaks(story):
@@ -117,22 +128,16 @@ def test_all_processes_end_well_and_only_the_first_speaks(story):
         assert "mesh         data 2 x fsdp 1 x tensor 1 (cpu)" in ended[0][1]
 
 
-def test_sigterm_to_any_process_saves_in_all_at_one_step(story):
-    _, workdir, stopped, told = story
-    assert 2 <= stopped < 500
-    assert f"saved after iteration {stopped}; the same command goes on" in told[0][0][1]
-
-
 def test_a_checkpoint_of_two_processes_is_resumed_by_two(story):
-    _, workdir, stopped, told = story
-    assert f"resuming after iteration {stopped}\n" in told[1][0][1]
-    assert runs.steps(workdir)[-1] == stopped + 1
+    _, workdir, last, told = story
+    assert f"resuming after iteration {last}\n" in told[1][0][1]
+    assert runs.steps(workdir)[-1] == last + 1
 
 
 def test_each_iteration_is_written_once_by_the_first_process(story):
-    _, workdir, stopped, _ = story
+    _, workdir, last, _ = story
     records = [r for r in runs.records(workdir) if "train/success" in r]
-    assert [r["iteration"] for r in records] == list(range(1, stopped + 2))
+    assert [r["iteration"] for r in records] == list(range(1, last + 2))
     assert len(list((workdir / "tensorboard").iterdir())) == 2  # One a start.
 
 
