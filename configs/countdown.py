@@ -3,6 +3,8 @@ r"""StarPO-S with a critic (PPO) on Countdown: make the target from the given nu
   python launch/train.py --config=configs/countdown.py --workdir=runs/countdown
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
+That model was never taught this world, and shows only that all works: to see learning,
+name one that can read, --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
   --config=configs/countdown.py:smoke  two small iterations, to see that all works

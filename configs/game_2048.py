@@ -3,6 +3,8 @@ r"""StarPO-S with a critic (PPO) on 2048, with a target that suits short games.
   python launch/train.py --config=configs/game_2048.py --workdir=runs/game_2048
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
+That model was never taught this world, and shows only that all works: to see learning,
+name one that can read, --config.model.path=FOLDER, or smollm2.
 Random actions make the tile of 32 in 3% of its games of 20 actions, and greedy ones in
 29%. Variants, after a colon:
 

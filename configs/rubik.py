@@ -3,6 +3,8 @@ r"""StarPO-S with a critic (PPO) on the 2 x 2 x 2 Rubik's cube.
   python launch/train.py --config=configs/rubik.py --workdir=runs/rubik
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
+That model was never taught this world, and shows only that all works: to see learning,
+name one that can read, --config.model.path=FOLDER, or smollm2.
 Random actions solve 4% of the cubes that are two turns away. Variants, after a colon:
 
   --config=configs/rubik.py:smoke  two small iterations, to see that all works

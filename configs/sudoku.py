@@ -3,6 +3,8 @@ r"""StarPO-S with a critic (PPO) on Sudoku of 4 x 4 or 9 x 9 cells.
   python launch/train.py --config=configs/sudoku.py --workdir=runs/sudoku
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
+That model was never taught this world, and shows only that all works: to see learning,
+name one that can read, --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
   --config=configs/sudoku.py:nine   9 x 9 cells

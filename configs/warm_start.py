@@ -10,6 +10,11 @@ scores.
 
 from ml_collections import ConfigDict
 
+_STAGES = (
+    *("boards", "dialogues", "surer", "last"),
+    *("rooms", "worlds", "worlds_surer", "worlds_last"),
+)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "" or "smoke"."""
@@ -47,8 +52,8 @@ def get_config(variant: str = "") -> ConfigDict:
     # First short rows of lakes without the system prompt, cheap and with no aimless
     # plans, until boards are read and the goal is walked to; then whole dialogues in
     # every variant: as they are to be, mostly aimed until the goal is read without
-    # fail, and again as they are to be. Then the same for Sokoban and Bandit, with the
-    # lakes kept. `rows` of at most `context` tokens a step; `draws` seeds the data;
+    # fail, and again as they are to be. Then the same four for Sokoban and Bandit, with
+    # the lakes kept. `rows` of at most `context` tokens a step; `draws` seeds the data;
     # `kinds` are launch/warm_start.py's.
     config.boards = _stage(700, lr=3e-3, aimless=0.0, draws=1, rows=64, context=128)
     config.boards.update(short=True, kinds="lake")
@@ -59,8 +64,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rooms.update(short=True, kinds="rooms")
     config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=704)
     config.worlds.kinds = "worlds"
+    config.worlds_surer = _stage(340, lr=1e-3, aimless=0.2, draws=6, rows=16)
+    config.worlds_surer.update(context=704, kinds="mostly_rooms")
+    config.worlds_last = _stage(80, lr=5e-4, aimless=0.65, draws=7, rows=16)
+    config.worlds_last.update(context=704, kinds="worlds")
     if variant == "smoke":
-        for name in ("boards", "dialogues", "surer", "last", "rooms", "worlds"):
+        for name in _STAGES:
             config[name].steps = 4
     config.optimizer = dict(warmup=100, beta2=0.98, weight_decay=0.01, clip_norm=1.0)
     config.log_every = 1 if variant == "smoke" else 25

@@ -45,7 +45,10 @@ _OUT = flags.DEFINE_string("out", "runs/tiny", "Folder to write; must not exist.
 _START = flags.DEFINE_string(
     "start", None, "Folder of a model to go on from; default: a new one."
 )
-STAGES = ("boards", "dialogues", "surer", "last", "rooms", "worlds")
+STAGES = (
+    *("boards", "dialogues", "surer", "last"),
+    *("rooms", "worlds", "worlds_surer", "worlds_last"),
+)
 _FIRST = flags.DEFINE_enum("first_stage", STAGES[0], STAGES, "Where to begin.")
 _LAST = flags.DEFINE_enum("last_stage", STAGES[-1], STAGES, "Where to end.")
 
@@ -74,18 +77,18 @@ _LAKES = (
     Kind(1, "frozen_lake", {"observation": "coordinates"}),
     Kind(1, "frozen_lake", {"observation": "both"}),
 )
+_REST = (
+    Kind(1, "sokoban", {}, thinking=False),
+    Kind(2, "bandit", {}),
+    Kind(1, "bandit", {}, thinking=False),
+)
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
 KINDS = {
     "lake": _LAKES[:1],
     "lakes": _LAKES,
     "rooms": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
-    "worlds": (
-        *_LAKES,
-        Kind(7, "sokoban", {}),
-        Kind(1, "sokoban", {}, thinking=False),
-        Kind(2, "bandit", {}),
-        Kind(1, "bandit", {}, thinking=False),
-    ),
+    "worlds": (*_LAKES, Kind(7, "sokoban", {}), *_REST),
+    "mostly_rooms": (*_LAKES, Kind(17, "sokoban", {}), *_REST),
 }
 
 
