@@ -10,11 +10,6 @@ scores.
 
 from ml_collections import ConfigDict
 
-_STAGES = (
-    *("boards", "dialogues", "surer", "last"),
-    *("rooms", "worlds", "worlds_surer", "worlds_last"),
-)
-
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "" or "smoke"."""
@@ -31,6 +26,7 @@ def get_config(variant: str = "") -> ConfigDict:
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48),
             demonstrator=dict(heedless=0.6, noise=0.05, longest=5, aimless=0.0),
             context=640,
+            short_context=176,
         )
     )
     config.sokoban = ConfigDict(
@@ -39,6 +35,7 @@ def get_config(variant: str = "") -> ConfigDict:
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
             demonstrator=dict(heedless=0.3, noise=0.1, longest=5, aimless=0.0),
             context=704,
+            short_context=176,
         )
     )
     config.bandit = ConfigDict(
@@ -47,14 +44,17 @@ def get_config(variant: str = "") -> ConfigDict:
             limits=dict(turns=1, actions_per_turn=1, actions=1, reply_tokens=48),
             demonstrator=dict(risky=0.5),
             context=192,
+            short_context=64,
+            rows_for_one=3,  # of a stage's, these being short
         )
     )
     # First short rows of lakes without the system prompt, cheap and with no aimless
     # plans, until boards are read and the goal is walked to; then whole dialogues in
     # every variant: as they are to be, mostly aimed until the goal is read without
-    # fail, and again as they are to be. Then the same four for Sokoban and Bandit, with
-    # the lakes kept. `rows` of at most `context` tokens a step; `draws` seeds the data;
-    # `kinds` are launch/warm_start.py's.
+    # fail, and again as they are to be. Then the same four for Sokoban with the lakes
+    # kept, and two for Bandit with both kept. `rows` of at most `context` tokens a
+    # step, of the world's `short_context` if without the system prompt; `draws` seeds
+    # the data; `kinds` are launch/warm_start.py's.
     config.boards = _stage(700, lr=3e-3, aimless=0.0, draws=1, rows=64, context=128)
     config.boards.update(short=True, kinds="lake")
     config.dialogues = _stage(300, lr=1.5e-3, aimless=0.65, draws=1)
@@ -63,14 +63,19 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rooms = _stage(700, lr=2e-3, aimless=0.0, draws=4, rows=48, context=176)
     config.rooms.update(short=True, kinds="rooms")
     config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=704)
-    config.worlds.kinds = "worlds"
+    config.worlds.kinds = "lakes_and_rooms"
     config.worlds_surer = _stage(340, lr=1e-3, aimless=0.2, draws=6, rows=16)
     config.worlds_surer.update(context=704, kinds="mostly_rooms")
     config.worlds_last = _stage(80, lr=5e-4, aimless=0.65, draws=7, rows=16)
-    config.worlds_last.update(context=704, kinds="worlds")
+    config.worlds_last.update(context=704, kinds="lakes_and_rooms")
+    config.arms = _stage(240, lr=2e-3, aimless=0.2, draws=8, rows=48, context=176)
+    config.arms.update(short=True, kinds="arms", new_words=True)
+    config.arms_last = _stage(170, lr=1e-3, aimless=0.65, draws=9, rows=16)
+    config.arms_last.update(context=704, kinds="all")
     if variant == "smoke":
-        for name in _STAGES:
-            config[name].steps = 4
+        for section in config.values():
+            if isinstance(section, ConfigDict) and "steps" in section:
+                section.steps = 4
     config.optimizer = dict(warmup=100, beta2=0.98, weight_decay=0.01, clip_norm=1.0)
     config.log_every = 1 if variant == "smoke" else 25
     return config
@@ -87,5 +92,6 @@ def _stage(steps: int, *, lr, aimless, draws, rows=24, context=640) -> ConfigDic
             draws=draws,
             short=False,
             kinds="lakes",
+            new_words=False,
         )
     )

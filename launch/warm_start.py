@@ -27,6 +27,7 @@ from absl import flags
 
 from ragen_jax import envs
 from ragen_jax.envs import (
+    bandit,
     bandit_demonstrations,
     base,
     demonstrations,
@@ -48,6 +49,7 @@ _START = flags.DEFINE_string(
 STAGES = (
     *("boards", "dialogues", "surer", "last"),
     *("rooms", "worlds", "worlds_surer", "worlds_last"),
+    *("arms", "arms_last"),
 )
 _FIRST = flags.DEFINE_enum("first_stage", STAGES[0], STAGES, "Where to begin.")
 _LAST = flags.DEFINE_enum("last_stage", STAGES[-1], STAGES, "Where to end.")
@@ -77,18 +79,17 @@ _LAKES = (
     Kind(1, "frozen_lake", {"observation": "coordinates"}),
     Kind(1, "frozen_lake", {"observation": "both"}),
 )
-_REST = (
-    Kind(1, "sokoban", {}, thinking=False),
-    Kind(2, "bandit", {}),
-    Kind(1, "bandit", {}, thinking=False),
-)
+_BARE_ROOMS = Kind(1, "sokoban", {}, thinking=False)
+_ARMS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
 KINDS = {
     "lake": _LAKES[:1],
     "lakes": _LAKES,
     "rooms": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
-    "worlds": (*_LAKES, Kind(7, "sokoban", {}), *_REST),
-    "mostly_rooms": (*_LAKES, Kind(17, "sokoban", {}), *_REST),
+    "lakes_and_rooms": (*_LAKES, Kind(7, "sokoban", {}), _BARE_ROOMS),
+    "mostly_rooms": (*_LAKES, Kind(17, "sokoban", {}), _BARE_ROOMS),
+    "arms": (*_ARMS, Kind(1, "sokoban", {}), Kind(1, "frozen_lake", {})),
+    "all": (*_LAKES, Kind(8, "sokoban", {}), _BARE_ROOMS, *_ARMS),
 }
 
 
@@ -101,6 +102,8 @@ class Variant:
     limits: dialogue.TurnLimits
     thinking: bool
     context: int  # tokens that hold it
+    short_context: int  # the same without the system prompt
+    rows: int  # in place of one row of a stage
 
 
 def main() -> None:
@@ -140,11 +143,14 @@ def _begin(config):
             )
         declared = parameters.declare(TINY)
         weights = slices.read_tree(source.open_parameters(TINY, declared), declared)
-        return source.read_tokenizer(), jax.device_put(weights)
+        tokenizer = source.read_tokenizer()
+        tiny_tokenizer.add_words(tokenizer, bandit.NAMES)
+        return tokenizer, jax.device_put(weights)
     # Of the lakes alone: the words of the other worlds are in tiny_tokenizer.py.
     aimless = config["last"].aimless
     variants = [_variant(config, kind, aimless=aimless) for kind in _LAKES]
-    tokenizer = tiny_tokenizer.train_tokenizer(_corpus(variants, variants[0].limits))
+    texts = _corpus(variants, variants[0].limits)
+    tokenizer = tiny_tokenizer.train_tokenizer(texts, bandit.NAMES)
     return tokenizer, parameters.initialize(
         jax.random.key(config.seed), parameters.declare(TINY)
     )
@@ -153,10 +159,27 @@ def _begin(config):
 def train_stage(weights, name: str, config, pieces, tokenizer):
     """One of STAGES: an optimizer of its own, on demonstrations as the stage says."""
     stage = config[name]
+    if stage.new_words:
+        weights = _redraw_words(weights, tokenizer, config.seed)
     kinds = KINDS[stage.kinds]
     variants = [_variant(config, kind, aimless=stage.aimless) for kind in kinds]
     batches = [_batches(pieces, tokenizer, variant, stage) for variant in variants]
     return _train(weights, batches, [k.weight for k in kinds], stage, config, name)
+
+
+def _redraw_words(weights, tokenizer, seed: int):
+    """New embeddings, as long as the others, for the words that are one token each.
+
+    A token that no stage has met is pushed away from every reply, like all the others
+    of its kind, until they point the same way: at the cosine of 0.99 that was measured,
+    two names are one to the model, and it cannot learn to copy them.
+    """
+    words = [k for k, t in tokenizer.added_tokens_decoder.items() if not t.special]
+    table = weights["embedding"]
+    length = jnp.linalg.norm(table, axis=1).mean()
+    drawn = jax.random.normal(jax.random.key(seed), (len(words), table.shape[1]))
+    drawn *= length / jnp.linalg.norm(drawn, axis=1, keepdims=True)
+    return {**weights, "embedding": table.at[jnp.array(words)].set(drawn)}
 
 
 def _variant(config, kind: Kind, **player_changes: float) -> Variant:
@@ -169,7 +192,9 @@ def _variant(config, kind: Kind, **player_changes: float) -> Variant:
         make(settings), settings, module.Demonstrator(**told), thinking=kind.thinking
     )
     limits = dialogue.TurnLimits(**section.limits)
-    return Variant(kind.weight, world, limits, kind.thinking, section.context)
+    context = section.context, section.short_context
+    rows = section.get("rows_for_one", 1)
+    return Variant(kind.weight, world, limits, kind.thinking, *context, rows)
 
 
 def _corpus(variants: list[Variant], limits: dialogue.TurnLimits) -> list[str]:
@@ -213,14 +238,15 @@ def _batches(pieces, tokenizer, variant: Variant, stage) -> tuple[Callable, jax.
     )
     reply_table = tokenize_phrases(tokenizer, variant.world.reply_phrases)
     stop = tokenizer.convert_tokens_to_ids(_STOP)
-    context = min(stage.context, variant.context)
+    held = variant.short_context if stage.short else variant.context
+    context = min(stage.context, held)
 
     def batch(key):
         return jax.vmap(
             lambda key: supervised.demonstrate_episode(
                 key, variant.world, texts, tokens, reply_table, stop, context
             )
-        )(jax.random.split(key, stage.rows))
+        )(jax.random.split(key, stage.rows * variant.rows))
 
     return batch, jnp.array(dialogue.opening_tokens(tokens))
 

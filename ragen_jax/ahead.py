@@ -19,15 +19,13 @@ if TYPE_CHECKING:  # loop.py builds the programs.
 
 def rollout_arguments(run: "Run") -> tuple:
     """What `Programs.rollout` takes, without the arrays."""
-    whole = NamedSharding(run.mesh, PartitionSpec())
-    scalar = lambda dtype: jax.ShapeDtypeStruct((), dtype, sharding=whole)  # noqa: E731
     call = Call(
-        seed=scalar(jnp.uint32),
-        split=scalar(jnp.int32),
-        iteration=scalar(jnp.int32),
-        first_prompt=scalar(jnp.int32),
-        temperature=scalar(jnp.float32),
-        policy_version=scalar(jnp.int32),
+        seed=_scalar(run, jnp.uint32),
+        split=_scalar(run, jnp.int32),
+        iteration=_scalar(run, jnp.int32),
+        first_prompt=_scalar(run, jnp.int32),
+        temperature=_scalar(run, jnp.float32),
+        policy_version=_scalar(run, jnp.int32),
     )
     return weights.abstract_parameters(run), run.tokens, call
 
@@ -43,7 +41,14 @@ def update_arguments(run: "Run", sampling: jax.stages.Lowered) -> tuple:
     frozen = {} if run.adapters is None else model
     reference = model if run.settings.loss.kl > 0 else {}
     state, record = weights.abstract_state(run), record_shapes(run, sampling)
-    return state, frozen, reference, record.rows, record.episodes
+    seed = _scalar(run, jnp.uint32)
+    return state, frozen, reference, record.rows, record.episodes, seed
+
+
+def _scalar(run: "Run", dtype) -> jax.ShapeDtypeStruct:
+    """One number, on every device."""
+    whole = NamedSharding(run.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct((), dtype, sharding=whole)
 
 
 def record_shapes(run: "Run", sampling: jax.stages.Lowered) -> Rollout:

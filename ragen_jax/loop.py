@@ -271,7 +271,12 @@ def iterate(
     sampled = time.perf_counter()
 
     state, learned = programs.update(
-        state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
+        state,
+        programs.frozen,
+        programs.reference,
+        rollout.rows,
+        rollout.episodes,
+        call.seed,
     )
     jax.block_until_ready(state.updates)
     ended = time.perf_counter()

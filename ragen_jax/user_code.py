@@ -11,7 +11,7 @@ from ragen_jax.settings import SettingsError
 _LOADED: dict[tuple[Path, int], ModuleType] = {}  # by path and time of change
 
 
-def load(name: str, setting: str) -> ModuleType:
+def load(name: str, setting: str, others: str = "") -> ModuleType:
     """The module of a file, executed once as long as the file stays as it is.
 
     The same file thus gives the same functions, and what was compiled for them holds.
@@ -19,6 +19,7 @@ def load(name: str, setting: str) -> ModuleType:
     Args:
       name: path of a Python file.
       setting: the key of the config that names it; for messages.
+      others: what else may be chosen, beginning with a comma; for messages.
 
     Raises:
       SettingsError: if there is no such file, or it cannot be imported.
@@ -27,7 +28,7 @@ def load(name: str, setting: str) -> ModuleType:
     if not path.is_file():
         raise SettingsError(
             f"{setting} = {name!r}: there is no such file in {Path.cwd()}: choose the"
-            " path of a Python file"
+            f" path of a Python file{others}"
         )
     if path.suffix != ".py":
         raise SettingsError(f"{setting} = {name!r}: choose a file that ends in .py")

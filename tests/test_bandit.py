@@ -290,3 +290,17 @@ def test_the_thought_weighs_both_names_by_their_sound_whatever_they_pay(reverse)
         words.update([sound, other_sound])
     # Binomial(6000, 1/3): standard deviation 36.5.
     assert all(abs(words[w] - LEVELS) < 4 * 36.5 for w in sum(sounds.values(), ()))
+
+
+def test_demonstrations_pair_any_names_in_either_order():
+    world = bandit_demonstrations.with_demonstrations(
+        bandit.world(Bandit()), Bandit(), Demonstrator(), thinking=True
+    )
+    keys = jax.random.split(jax.random.key(6), 3 * LEVELS)
+    states = jax.jit(jax.vmap(lambda key: world.reset(key, base.TRAIN)))(keys)
+    arms, high = np.asarray(states.arms), np.asarray(states.high)
+    assert (arms % 2 == np.stack([1 - high, high], axis=1)).all()
+    # Binomial(6000, 1/2): standard deviation 38.7.
+    assert abs(high.sum() - 3 * LEVELS / 2) < 4 * 38.7
+    pairs = {frozenset(pair) for pair in arms.tolist()}
+    assert len(pairs) > 0.99 * (len(NAMES) // 2) ** 2

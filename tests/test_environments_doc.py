@@ -13,6 +13,8 @@ import runs
 from ragen_jax import envs, loop
 from ragen_jax import settings as settings_lib
 from ragen_jax.envs import base, contract
+from ragen_jax.learning import shaping
+from ragen_jax.trajectory import blank_episodes
 
 DOC = (runs.ROOT / "docs" / "environments.md").read_text()
 EXAMPLE = "docs/examples/coin_walk.py"
@@ -98,6 +100,16 @@ def test_the_examples_rules_are_as_it_says(at_root):
         ends.append((bool(outcome.success), bool(outcome.done)))
     np.testing.assert_allclose(rewards, [0.9, -0.1, -0.1, -0.1, 0.9, 0], atol=1e-6)
     assert ends == [(False, False)] * 4 + [(True, True), (False, True)]
+
+
+def test_the_reward_function_of_the_document_does_what_it_says(tmp_path):
+    (text,) = re.findall(r"```python\n# my_rewards.py\n(.*?)```", DOC, re.DOTALL)
+    path = tmp_path / "my_rewards.py"
+    path.write_text(text)
+    shaping.check_hook(str(path), 2, 2)
+    episodes = blank_episodes(2, 2).replace(actions=np.array([[1, 3], [2, 5]]))
+    rewards = shaping.load_hook(str(path))(episodes)
+    np.testing.assert_allclose(rewards, [[0, -0.05], [0, -0.05]], atol=1e-7)
 
 
 @pytest.mark.parametrize("name", envs.NAMES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 
-from ragen_jax import loop, weights
+from ragen_jax import ahead, loop, weights
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -84,6 +84,16 @@ def test_only_the_first_iteration_compiles(iterations):
     counts = [count for count, *_ in iterations[0]]
     assert counts[0] >= 3  # Rollout, summary, update.
     assert counts[1:] == [0, 0]
+
+
+def test_runs_that_differ_in_seed_alone_share_their_programs(run):
+    texts = []
+    for one in (run, runs.prepare(seed=run.settings.seed + 1)):
+        programs = loop.make_programs(one)
+        rollout = programs.rollout.lower(*ahead.rollout_arguments(one))
+        update = programs.update.lower(*ahead.update_arguments(one, rollout))
+        texts.append((rollout.as_text(), update.as_text()))
+    assert texts[0] == texts[1]
 
 
 def test_the_host_sees_numbers_and_no_batch(iterations):

@@ -240,7 +240,7 @@ def compiled(
         # Put anew from the host: the program reuses the memory of the state.
         state = jax.device_put(jax.device_get(state), placed)
         episodic = jax.device_put(jax.device_get((rows, episodes)), shared)
-        return state, frozen, compared, *episodic
+        return state, frozen, compared, *episodic, np.uint32(chosen.seed)
 
     program = update.make_update(plan, placed).lower(*arguments(*sampled(), None))
     program = program.compile(compiler_options=QUICK_TO_COMPILE)

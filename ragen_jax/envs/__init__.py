@@ -118,7 +118,8 @@ def is_path(name: str) -> bool:
 
 
 def _from_file(name: str) -> tuple[type, Maker]:
-    module = user_code.load(name, "env.name")
+    others = f", or one of {', '.join(NAMES)}"
+    module = user_code.load(name, "env.name", others)
     settings, maker = (getattr(module, part, None) for part in ("Settings", "world"))
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
         raise SettingsError(

@@ -1,7 +1,9 @@
 """Imperfect demonstrations for Bandit: replies of one who knows how names sound.
 
 The thought says of each arm how its name sounds, then what such an arm is good for;
-which of the two is picked is a matter of chance, not of what pays.
+which of the two is picked is a matter of chance, not of what pays. How a name sounds is
+what a large model knows from its reading, of the names of every split; so here it is
+taught for all of them, in random pairs. What sounds pay is left to experience.
 """
 
 import dataclasses
@@ -56,7 +58,19 @@ def with_demonstrations(
             *(f" {sound}." for sound in sounds),
         ),
         demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
+        reset=_reset_any,
     )
+
+
+def _reset_any(key: jax.Array, split: int) -> bandit.State:
+    """Any name that sounds steady against any that sounds risky, whatever the split."""
+    del split
+    pair_key, order_key = jax.random.split(key)
+    pair = jax.random.randint(pair_key, (2,), 0, len(NAMES) // 2)
+    high = jax.random.bernoulli(order_key).astype(jnp.int32)
+    arms = 2 * pair + jnp.arange(2)  # the steady one first
+    arms = jnp.where(high == 1, arms, arms[::-1]).astype(jnp.int32)
+    return bandit.State(arms=arms, high=high, done=jnp.zeros((), bool))
 
 
 def _demonstrate(

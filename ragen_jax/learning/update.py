@@ -49,22 +49,24 @@ class Learned:
 
 
 def make_update(plan: UpdatePlan, shardings: TrainState) -> Callable:
-    """Compiles (state, frozen, reference, rows, episodes) -> (state, Learned).
+    """Compiles (state, frozen, reference, rows, episodes, seed) ->
+    (state, Learned).
 
     `shardings` are the state's, before and after.
 
     `frozen` is {} in full training, `reference` {} without a KL term. The old state's
-    memory is reused for the new one.
+    memory is reused for the new one. `seed`, uint32[], shuffles the rows: no constant,
+    so that runs which differ in it alone share a compiled program.
     """
 
     def update(
-        old: TrainState, frozen, reference, rows: Rows, episodes: Episodes
+        old: TrainState, frozen, reference, rows: Rows, episodes: Episodes, seed
     ) -> tuple[TrainState, Learned]:
         forward = Forward(plan, frozen)
         learner = _Learner(plan, shardings, forward)
         keep, reward_std = choose_groups(plan.settings, episodes)
         batch = prepare(forward, old.critic, reference, rows, episodes, keep)
-        new, sums, norms, made = learner.train(old, batch)
+        new, sums, norms, made = learner.train(old, batch, seed)
         attempted = made.attempted
         is_bad, is_empty = made.bad > 0, attempted == 0
         new = new.replace(
@@ -107,7 +109,7 @@ class _Learner:
             state.critic_optimizer(plan.settings),
         )
 
-    def train(self, old: TrainState, batch: Batch):
+    def train(self, old: TrainState, batch: Batch, seed: jax.Array):
         """All epochs over the batch, one real update a minibatch."""
         chosen = self.settings.optimizer
         real_rows = (batch.weight > 0).sum()
@@ -127,7 +129,7 @@ class _Learner:
             return *self._one_update(new, picked, sums, norms, made), order
 
         def epoch(index, carry):
-            key = jax.random.fold_in(jax.random.key(self.settings.seed), old.iteration)
+            key = jax.random.fold_in(jax.random.key(seed), old.iteration)
             order = _shuffled(jax.random.fold_in(key, index), batch.weight)
             carry = (*carry, order)
             return jax.lax.fori_loop(0, count, minibatch, carry)[:-1]

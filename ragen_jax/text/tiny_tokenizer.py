@@ -2,12 +2,20 @@
 
 Trained once on the words of the planned worlds (FrozenLake, Sokoban, Bandit). A cell
 of a board and half a coordinate are one token each, so that reading a board is a
-matter of attention and not of spelling.
+matter of attention and not of spelling; so is each name of an arm of Bandit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 1024
@@ -50,11 +58,14 @@ Engineer Trader Accountant Gambler Nurse Pilot Clerk Explorer Farmer Racer Banke
 """  # noqa: E501
 
 
-def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], words: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """Trains the tokenizer. The same texts in the same order give the same tokens.
 
     Args:
       texts: what the model will read and write.
+      words: that are to be one token each, wherever they stand.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -65,7 +76,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - len(words),
         special_tokens=[END_OF_TEXT, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -81,4 +92,17 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = _TEMPLATE
+    add_words(fast, words)
     return fast
+
+
+def add_words(tokenizer: PreTrainedTokenizerFast, words: Iterable[str]) -> None:
+    """Makes each word one token, unless it is; in place.
+
+    A name that is spelled in pieces is copied piece by piece, which takes a small model
+    long to learn; the space before the name stays a token of its own, so that the name
+    is the same token wherever it stands.
+    """
+    tokenizer.add_tokens(
+        [AddedToken(word, single_word=True, normalized=False) for word in words]
+    )
