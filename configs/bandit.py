@@ -2,10 +2,10 @@ r"""StarPO-S with a critic (PPO) on Bandit: one turn, two arms, chosen by their 
 
   python launch/train.py --config=configs/bandit.py --workdir=runs/bandit
 
-trains the small model that comes with ragen_jax, on whatever devices there are. That
-model cannot spell the names of the arms yet, so that to see learning name one that can
-read, --config.model.path=FOLDER, or smollm2. Names of training, validation and test are
-different ones. Variants, after a colon:
+trains the small model that comes with ragen_jax, on whatever devices there are, in a
+few minutes. It knows from its supervised start how each name sounds, and learns what
+sounds pay. Names of training, validation and test are different ones. Variants, after
+a colon:
 
   --config=configs/bandit.py:rev    BanditRev: the names mislead
   --config=configs/bandit.py:smoke  two small iterations, to see that all works

@@ -1,6 +1,8 @@
 """What the programs of an iteration take, as shapes; compiling them ahead of use."""
 
 import concurrent.futures
+import contextlib
+import ctypes
 import dataclasses
 import threading
 from typing import TYPE_CHECKING
@@ -75,7 +77,9 @@ def compile_ahead(run: "Run", programs: "Programs") -> "Programs":
 
     def compile_update() -> None:
         try:
-            compiled.set_result(programs.update.lower(*arguments).compile())
+            update = programs.update.lower(*arguments).compile()
+            return_free_memory()
+            compiled.set_result(update)
         except BaseException as error:  # Raised where the update is first called.
             compiled.set_exception(error)
 
@@ -86,3 +90,13 @@ def compile_ahead(run: "Run", programs: "Programs") -> "Programs":
         rollout=sampling.compile(),
         update=lambda *given: compiled.result()(*given),
     )
+
+
+def return_free_memory() -> None:
+    """Hands what the compiler has freed back to the system, where glibc is in use.
+
+    It keeps such memory to itself otherwise: 1.6 of the 2.5 GiB that a run on a CPU
+    held when its update was compiled, and then the update's own arrays came on top.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

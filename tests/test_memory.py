@@ -1,12 +1,16 @@
 """What a run is said to need is what it then takes."""
 
 import dataclasses
+import os
+import platform
+from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import runs
 
-from ragen_jax import loop, memory, weights
+from ragen_jax import ahead, loop, memory, weights
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +67,18 @@ def test_adapters_need_little_besides_their_base():
     assert base == held(weights.load_parameters(run, value_head=False))
     assert sizes["actor's optimizer"] < base / 2
     assert "reference of the KL term" not in sizes
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_what_the_compiler_freed_goes_back_to_the_system():
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    # Blocks too small for maps of their own, and below one that stays.
+    blocks = [np.ones(8000) for _ in range(4000)]
+    last = blocks[-1]
+    blocks.clear()
+    before = resident()
+    ahead.return_free_memory()
+    assert before - resident() > 0.9 * 4000 * last.nbytes

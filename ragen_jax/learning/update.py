@@ -155,14 +155,10 @@ class _Learner:
             )
 
         micro_count = -(-(picked.weight > 0).sum() // micro)
-        blank = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            jax.eval_shape(
-                lambda: self._gradients(
-                    old, jax.tree.map(lambda x: x[0], pieces), is_first
-                )
-            ),
+        none = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), (old.actor, old.critic)
         )
+        blank = none, (jnp.zeros(()), jnp.zeros(())), _no_sums()
         gradients, counts, added = jax.lax.fori_loop(0, micro_count, accumulate, blank)
         return self._apply(old, gradients, counts, added, sums, norms, made)
 
