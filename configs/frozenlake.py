@@ -192,8 +192,8 @@ def _smollm2(config: ConfigDict) -> None:
     """SmolLM2-135M-Instruct at the paper's learning rates, in sizes for a CPU.
 
     Without a supervised start hardly a reply at temperature 1 is valid, at 0.5 every
-    fourth, and in most groups all returns are 0. StarPO-S would drop those groups; plain
-    StarPO learns from the format penalty too.
+    fourth, and in most groups all returns are 0. StarPO-S would drop those groups;
+    plain StarPO learns from the format penalty too.
     """
     config.iterations = 5
     config.algorithm = "starpo"
