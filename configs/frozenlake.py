@@ -198,6 +198,7 @@ def _smollm2(config: ConfigDict) -> None:
     config.iterations = 5
     config.algorithm = "starpo"
     config.model.update(path="smollm2", remat=True)
+    config.mesh.update(data=1, fsdp=-1)  # Two CPU devices share one memory.
     config.rollout.update(
         prompts=4, group_size=4, turns=3, reply_tokens=64, temperature=0.5
     )

@@ -123,7 +123,7 @@ def test_every_variant_runs_on_any_usual_number_of_devices(variant, devices):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_small_steps_of_smollm2_suit_one_device_or_two(devices):
     sizes = settings.check_devices(read("smollm2"), devices)
-    assert sizes == {"data": devices, "fsdp": 1, "tensor": 1}
+    assert sizes == {"data": 1, "fsdp": devices, "tensor": 1}
 
 
 def test_names_of_strategies_estimates_and_means_are_the_librarys():
