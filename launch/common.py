@@ -6,6 +6,7 @@ Python looks, hence plain `import common`.
 """
 
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
 import inspect
@@ -120,8 +121,12 @@ def silence() -> TextIO:
     return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
-def find_checkpoint(path: str):
+def find_checkpoint(path: str, model: str | None = None):
     """(checkpoints.Found, the Settings it was saved with) of what --checkpoint names.
+
+    Args:
+      path: a workdir or one step's folder.
+      model: where the run's model lies now; None: where it lay.
 
     Raises:
       UserError: if there is none, or none that this version can read.
@@ -131,12 +136,21 @@ def find_checkpoint(path: str):
     found = checkpoints.find(path)
     info = checkpoints.read_info(found.directory, found.step)
     try:
-        return found, settings_lib.from_dict(info["settings"])
+        settings = settings_lib.from_dict(info["settings"])
     except (KeyError, ValueError) as error:
         raise UserError(
             f"{found.directory / str(found.step)} was saved with settings that this"
             f" version cannot read ({error}): use it with the version that trained it"
         ) from None
+    return found, with_model(settings, model)
+
+
+def with_model(settings: Settings, path: str | None) -> Settings:
+    """The settings with another `model.path`; None leaves it."""
+    if path is None:
+        return settings
+    chosen = dataclasses.replace(settings.model, path=path)
+    return dataclasses.replace(settings, model=chosen)
 
 
 def config_path() -> str:

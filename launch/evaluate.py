@@ -28,7 +28,12 @@ from ragen_jax.settings import Settings, UserError, WorldSettings
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
 _CONFIG = common.define_config(_DEFAULT)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
-_MODEL = flags.DEFINE_string("model", None, "Hugging Face folder, or 'tiny'.")
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Hugging Face folder or hub id, GGUF file, 'tiny' or 'smollm2'; with --checkpoint,"
+    " where the model that the run began with lies now, if it has moved.",
+)
 _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "planner"], "Who plays."
 )
@@ -107,13 +112,7 @@ def main() -> None:
 
 def _check_flags() -> None:
     """Raises UserError for flags that do not go together or cannot be used."""
-    given = [name for name in ("checkpoint", "model") if flags.FLAGS[name].value]
-    if len(given) == 2:
-        raise UserError(
-            "--checkpoint and --model both say who plays: pass one of them (a"
-            " checkpoint knows its model)"
-        )
-    if _POLICY.value == "model" and not given:
+    if _POLICY.value == "model" and not (_CHECKPOINT.value or _MODEL.value):
         raise UserError(
             "neither --checkpoint nor --model says who plays: pass"
             " --checkpoint=runs/NAME, or --model=FOLDER for a model before training"
@@ -173,9 +172,8 @@ def _chosen_world(settings: Settings) -> WorldSettings:
 def _from_config() -> Subject:
     settings = common.read_settings(_CONFIG.value)
     path = _MODEL.value or settings.model.path
-    model = dataclasses.replace(settings.model, path=path)
     return Subject(
-        settings=dataclasses.replace(settings, model=model),
+        settings=common.with_model(settings, path),
         folder=Path("runs") / "evaluations",
         name=Path(path).name or "model",
         who=f"{path}, as it is",
@@ -185,7 +183,7 @@ def _from_config() -> Subject:
 def _from_checkpoint() -> Subject:
     from ragen_jax import checkpoints
 
-    found, settings = common.find_checkpoint(_CHECKPOINT.value)
+    found, settings = common.find_checkpoint(_CHECKPOINT.value, _MODEL.value)
     folder = found.directory / str(found.step)
     why = {
         "best": "the best on validation levels",

@@ -23,6 +23,9 @@ from absl import flags
 from ragen_jax.settings import UserError
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
+_MODEL = flags.DEFINE_string(
+    "model", None, "Where the model that the run began with lies now, if it has moved."
+)
 _OUT = flags.DEFINE_string("out", None, "The new folder.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16"], "Of the stored weights."
@@ -32,13 +35,13 @@ _ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
 
 def main() -> None:
     out = _check_flags()
-    found, settings = common.find_checkpoint(_CHECKPOINT.value)
+    found, settings = common.find_checkpoint(_CHECKPOINT.value, _MODEL.value)
     # Imported here so that a wrong flag is told without waiting for JAX.
     import jax
     import jax.numpy as jnp
 
     from ragen_jax import evaluation, loop, weights
-    from ragen_jax.models import hugging_face, parameters, peft
+    from ragen_jax.models import hugging_face, parameters, peft, sources
     from ragen_jax.progress import Console
 
     console = Console(sys.stdout)
@@ -56,8 +59,8 @@ def main() -> None:
     console.status(f"writing {out} ...")
     with common.user_mistakes():
         if _ADAPTER.value:
-            base = settings.model.path
-            peft.write_folder(out, run.config, actor, run.adapters, base)
+            base = sources.split_revision(settings.model.path)
+            peft.write_folder(out, run.config, actor, run.adapters, *base)
         else:
             hugging_face.write_folder(
                 out, run.config, actor, run.tokenizer, jnp.dtype(_DTYPE.value)

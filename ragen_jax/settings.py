@@ -65,9 +65,11 @@ __all__ = [
     "world_settings",
 ]
 
-# What a resumed run may change: none of it alters the numbers of training.
+# What a resumed run may change: none of it alters the numbers of training. A model may
+# have moved; that it is the same is seen when a checkpoint is read.
 _MAY_DIFFER = (
     "iterations",
+    "model.path",
     "mesh.",
     "every.",
     "evaluation.",
@@ -138,8 +140,8 @@ def world_settings(
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two results of `to_dict` and may not within one run.
 
-    Mesh, iterations, evaluation, the cadence of logs and checkpoints, and the limits at
-    which a run stops itself may differ.
+    Mesh, iterations, evaluation, where the model lies, the cadence of logs and
+    checkpoints, and the limits at which a run stops itself may differ.
     """
     old, new = flatten(saved), flatten(now)
 

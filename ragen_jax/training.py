@@ -92,9 +92,15 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
       command: that resumes the run, for the message after a signal.
 
     Raises:
-      UserError: if training stopped itself: gradients not finite, nothing kept, or
-        sampler and update disagreeing, for as long as the settings allow.
+      UserError: if the workdir's checkpoints began with another model, or if training
+        stopped itself: gradients not finite, nothing kept, or sampler and update
+        disagreeing, for as long as the settings allow.
     """
+    marks = weights.model_marks(run)
+    if steps := checkpoints.scores(workdir / checkpoints.FOLDER):
+        # All of it: the KL term and the last table read the model's weights again.
+        folder = workdir / checkpoints.FOLDER
+        weights.check_same_model(run, folder, max(steps), marks)
     console.line(banner(run, workdir))
     claim_workdir(workdir, run.settings)
     writer = Checkpoints(
@@ -110,7 +116,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         )
         with sinks, Signals(console.line) as signals, StallWatch() as watch:
             state, stopped = _iterate(
-                run, state, writer, sinks, signals, watch, console
+                run, marks, state, writer, sinks, signals, watch, console
             )
             if stopped:
                 done = int(state.iteration)
@@ -131,7 +137,7 @@ def _start(run: Run, writer: Checkpoints, console: Console) -> TrainState:
 
 
 def _iterate(
-    run: Run, state: TrainState, writer, sinks, signals, watch, console: Console
+    run: Run, marks, state: TrainState, writer, sinks, signals, watch, console: Console
 ):
     """Iterations until the last; returns the state and whether a signal stopped it."""
     settings = run.settings
@@ -169,7 +175,8 @@ def _iterate(
         is_best = score is not None and score > best and settings.checkpoint.keep_best
         due = _is_due(done, settings.every.checkpoint, total)
         if due or is_best or reason or stops:
-            _save(run, writer, state, done, score, wait=bool(reason or stops))
+            wait = bool(reason or stops)
+            _save(run, marks, writer, state, done, score, wait=wait)
             best = max(best, -1.0 if score is None else score)
         if reason:
             raise UserError(reason)
@@ -192,11 +199,14 @@ def _is_due(done: int, every: int, total: int) -> bool:
     return every > 0 and (done % every == 0 or done == total)
 
 
-def _save(run: Run, writer, state: TrainState, done: int, score, *, wait: bool) -> None:
+def _save(
+    run: Run, marks, writer, state: TrainState, done: int, score, *, wait: bool
+) -> None:
     info = {
         "settings": settings_lib.to_dict(run.settings),
         "iteration": done,
         "validation": score,
+        "model": marks,
     }
     writer.save(done, state, info, score=score, wait=wait)
 

@@ -7,7 +7,7 @@ from `model.path`, once, and serves actor, critic and reference.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ from ragen_jax import checkpoints
 from ragen_jax import mesh as meshes
 from ragen_jax.learning import state as states
 from ragen_jax.learning.state import TrainState
-from ragen_jax.models import lora, parameters
+from ragen_jax.models import fingerprint, lora, parameters
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.settings import Settings
+from ragen_jax.settings import Settings, UserError
 
 if TYPE_CHECKING:
     from ragen_jax.loop import Run
@@ -45,6 +45,41 @@ def check_weights(run: "Run") -> None:
     """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
     declared = parameters.declare(run.config)
     run.source.check_parameters(run.config, declared)
+
+
+def model_marks(run: "Run") -> dict[str, str]:
+    """Marks of the model that the run begins with, to know it by later."""
+    declared = parameters.declare(run.config)
+    read = run.source.open_parameters(run.config, declared)
+    return {
+        "tokens": fingerprint.of_tokenizer(run.tokenizer),
+        "weights": fingerprint.of_weights(read, declared),
+    }
+
+
+def check_same_model(
+    run: "Run", directory: Path, step: int, found: Mapping[str, str]
+) -> None:
+    """Refuses a checkpoint of another model than `model.path` leads to now.
+
+    Args:
+      run: that is to use the checkpoint.
+      directory: a folder of steps.
+      step: which of them.
+      found: `model_marks`, or those of them that matter.
+
+    Raises:
+      UserError: naming the checkpoint and what differs.
+    """
+    saved = checkpoints.read_info(directory, step).get("model", {})
+    for what, mark in found.items():
+        if saved.get(what, mark) != mark:  # Older checkpoints have no marks.
+            raise UserError(
+                f"{directory / str(step)} began with a model of other {what} than"
+                f" {run.settings.model.path} has now: give the model as it was (of the"
+                " hub OWNER/NAME@COMMIT), in training as --config.model.path, in"
+                " evaluation and export as --model"
+            )
 
 
 def trainable(run: "Run", *, value_head: bool) -> Parameters:
@@ -204,14 +239,24 @@ def restore_actor(run: "Run", directory: Path, step: int) -> Parameters:
       step: which of them.
 
     Raises:
-      UserError: if the checkpoint or the base model cannot be read.
+      UserError: if the checkpoint or the base model cannot be read, or the model is
+        not the one that the run began with.
     """
     saved = restore_trained(run, directory, step)
     return make_merge(run)(saved, load_frozen(run))
 
 
 def restore_trained(run: "Run", directory: Path, step: int) -> Parameters:
-    """What was trained of a checkpoint's actor: all of it, or its adapters."""
+    """What was trained of a checkpoint's actor: all of it, or its adapters.
+
+    Raises:
+      UserError: as `restore_actor`.
+    """
+    if run.adapters is None:  # The weights are its own; the tokens must still agree.
+        marks = {"tokens": fingerprint.of_tokenizer(run.tokenizer)}
+    else:
+        marks = model_marks(run)
+    check_same_model(run, directory, step, marks)
     wanted = {"actor": abstract_state(run).actor}
     return checkpoints.restore(directory, step, wanted, partial=True)["actor"]
 

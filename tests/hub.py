@@ -1,8 +1,8 @@
 """A model hub on the loopback interface, for the hub's own client to talk to.
 
-It answers what `huggingface_hub` asks of the real one: the commit of a branch, the files
-of a commit, and each file, large ones by way of another address as the real one does. A
-gated model wants the token `TOKEN`.
+It answers what `huggingface_hub` asks of the real one: the commit of a branch, the
+files of a commit, and each file, large ones by way of another address as the real one
+does. A gated model wants the token `TOKEN`.
 """
 
 import contextlib

@@ -169,7 +169,10 @@ def test_the_planner_plays_the_runs_world(place):
 
 WRONG = {
     "nobody": ([], "neither --checkpoint nor --model says who plays: pass"),
-    "two": (["--checkpoint=a", "--model=b"], "pass one of them"),
+    "moved": (
+        ["--checkpoint={place}/run", "--model={place}/none"],
+        "there is no folder {place}/none; give",
+    ),
     "missing": (["--checkpoint={place}/none"], "There is no folder {place}/none; give"),
     "foreign": (["--checkpoint={place}"], "holds no complete ragen_jax check"),
     "step": (["--checkpoint={place}/run/checkpoints/9"], "There is no folder"),

@@ -57,6 +57,22 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["agent"]
 
 
+def test_a_model_that_has_moved_is_told_where_it_lies_now(workdir, tmp_path):
+    settings = settings_lib.to_dict(runs.settings(model__path=str(tmp_path / "gone")))
+    wrong_input.save_checkpoint(tmp_path / "run", runs.model(), settings)
+    arguments = [f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'agent'}"]
+    refused = export(*arguments)
+    assert refused.returncode == 2
+    assert f"no folder {tmp_path / 'gone'}; give" in refused.stderr
+    done = export(*arguments, f"--model={runs.model()}")
+    assert done.returncode == 0, done.stderr
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        read(tmp_path / "agent")[1],
+        read(runs.model())[1],
+    )
+
+
 def test_what_cannot_be_exported_is_told_in_one_sentence(workdir, tmp_path):
     full = tmp_path / "full"
     full.mkdir()

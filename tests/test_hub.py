@@ -1,4 +1,4 @@
-"""A model.path of the hub, fetched by the hub's own client from a hub on this machine."""
+"""Models of the hub, fetched by its own client from a hub on this machine."""
 
 import json
 import os
@@ -64,10 +64,11 @@ def made(tmp_path_factory):
 
 def test_a_model_of_the_hub_is_fetched_once_and_then_found_without_it(made, tmp_path):
     folder, config, weights = made
-    names = ["owner/model", "owner/none"]
+    names = ["owner/model", "owner/none", f"owner/model@{hub.COMMIT}"]
     with hub.serve({"owner/model": folder}) as server:
-        path, missing = locate(tmp_path, names, HF_ENDPOINT=server.address)
+        path, missing, named = locate(tmp_path, names, HF_ENDPOINT=server.address)
         address, sent = server.address, sorted(server.sent)
+    assert path == named
     assert "owner/none here" in missing and "status 404" in missing
     offline = locate(tmp_path, names[:1], HF_HUB_OFFLINE="1")
     unreachable = locate(tmp_path, names[:1], HF_ENDPOINT=address)

@@ -20,6 +20,7 @@ def write_folder(
     trained: Parameters,
     adapters: Adapters,
     base: str,
+    revision: str | None = None,
 ) -> None:
     """Writes adapter_config.json and adapter_model.safetensors, both or neither.
 
@@ -29,6 +30,7 @@ def write_folder(
       trained: an actor's adapters, as `lora.declare_adapters` lays them out.
       adapters: which they are.
       base: folder or hub id of the base model, for the reader.
+      revision: of the hub id.
 
     Raises:
       UserError: if `folder` holds anything.
@@ -39,6 +41,7 @@ def write_folder(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": adapters.rank,
         "lora_alpha": adapters.alpha,
         "lora_dropout": 0.0,

