@@ -342,6 +342,9 @@ def banner(run: Run, workdir: Path) -> str:
     count = parameters.count(parameters.declare(run.config))
     episodes = rollout.prompts * rollout.group_size
     critic = "a critic of the same size" if s.estimator == "ppo" else "no critic"
+    if run.adapters is not None:
+        own = parameters.count(weights.trainable(run, value_head=False))
+        critic += f"; trained are adapters of rank {s.lora.rank}, {own / 1e6:.2f} M"
     worlds = [
         f"{world.prompts} prompts of {world.label}: {_options(world)}"
         if s.env.mix

@@ -8,6 +8,8 @@ through a loop is copied at each step.
 """
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +177,26 @@ def _to_cache(x: jax.Array) -> jax.Array:
 
 def _attend_to_cache(query, keys, values, visible) -> jax.Array:
     """Attention of [S, T, H, d] queries to [S, G, d, C] keys; visible is [S, T, C]."""
+    operands = (query, keys, values, visible)
+    parts = [jnp.split(x, _parts(query.shape[0])) for x in operands]
+    mixed = [_attend(*part) for part in zip(*parts, strict=True)]
+    return jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
+
+
+def _parts(slots: int) -> int:
+    """In how many operations slots attend, side by side; a divisor of `slots`.
+
+    On a CPU a batch of small matrix products keeps one core busy, and operations that
+    do not depend on each other run on different cores.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    available = getattr(os, "sched_getaffinity", None)
+    cores = len(available(0)) if available else os.cpu_count() or 1
+    return math.gcd(slots, max(1, cores // jax.local_device_count()))
+
+
+def _attend(query, keys, values, visible) -> jax.Array:
     slots, length, heads, dim = query.shape
     groups = keys.shape[1]
     grouped = query.reshape(slots, length, groups, heads // groups, dim)
