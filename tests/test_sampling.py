@@ -24,6 +24,39 @@ def test_frequencies_are_those_of_the_softmax_at_the_temperature(temperature):
     assert DRAWS * ((seen - expected) ** 2 / expected).sum() < 23.5
 
 
+def test_of_a_large_vocabulary_blocks_and_tokens_come_as_often_as_they_should():
+    """In every block the five of LOGITS, the blocks themselves 1 : 2 : 3 ... likely."""
+    vocabulary = 8192 + 200  # The last block is not full.
+    count = -(-vocabulary // sampling._BLOCK)
+    logits = np.full((count, sampling._BLOCK), -np.inf, np.float32)
+    spots = [0, 3, 50, 70, 71]  # In the last block, too.
+    logits[:, spots] = np.asarray(LOGITS) + np.log(np.arange(1, count + 1))[:, None]
+    flat = jnp.asarray(logits.reshape(-1)[:vocabulary])
+    key = jax.random.split(jax.random.key(7), DRAWS)
+
+    @jax.jit
+    def draw(keys):
+        return jax.lax.map(
+            lambda key: sampling.sample(
+                key[None], flat[None], jnp.float32(1), greedy=False
+            ).token[0],
+            keys,
+            batch_size=500,
+        )
+
+    token = np.asarray(draw(key))
+    expected = np.exp(flat) / np.exp(flat).sum()
+    by_block = np.add.reduceat(expected, np.arange(0, vocabulary, sampling._BLOCK))
+    seen = np.bincount(token // sampling._BLOCK, minlength=count) / DRAWS
+    # Pearson's statistics: above 121 once in 10,000 with 65 degrees of freedom,
+    # above 23.5 with 4.
+    assert DRAWS * ((seen - by_block) ** 2 / by_block).sum() < 121
+    within = np.bincount(token % sampling._BLOCK, minlength=sampling._BLOCK) / DRAWS
+    assert set(np.flatnonzero(within)) == set(spots)
+    shares = np.exp(LOGITS)
+    assert DRAWS * ((within[spots] - shares) ** 2 / shares).sum() < 23.5
+
+
 def test_log_probability_and_entropy_are_those_worked_out_by_hand():
     drawn = _many(jax.random.key(0), 1.0)
     np.testing.assert_allclose(drawn.logprob, LOGITS[drawn.token], rtol=1e-6)
@@ -58,6 +91,23 @@ def test_an_impossible_token_is_never_drawn_and_adds_no_entropy(impossible):
     assert set(drawn.token.tolist()) == {0, 2}
     np.testing.assert_allclose(drawn.entropy, np.log(2), rtol=1e-6)
     np.testing.assert_allclose(drawn.logprob, -np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [8000, 16384])
+def test_no_token_wins_because_its_random_number_is_zero(vocabulary):
+    """One in 2^23 uniform numbers of float32 is 0: a dozen among those drawn here."""
+    logits = jnp.full(vocabulary, -30.0).at[11].set(0.0)  # The rest: 1e-9 together.
+    logits = jnp.tile(logits, (256, 1))
+
+    @jax.jit
+    def draw(keys):
+        def one(key):
+            keys = jax.random.split(key, 256)
+            return sampling.sample(keys, logits, jnp.float32(1), greedy=False).token
+
+        return jax.lax.map(one, keys)
+
+    assert set(np.unique(draw(jax.random.split(jax.random.key(8), 50)))) == {11}
 
 
 def test_a_slots_token_depends_on_its_own_key_alone():

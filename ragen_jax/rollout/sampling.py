@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+_LARGE = 8192  # tokens; a larger vocabulary is drawn from in two steps
+_BLOCK = 128  # tokens; the vocabularies of Qwen, Llama 3 and SmolLM2 are whole blocks
+
 
 @struct.dataclass
 class Sampled:
@@ -17,10 +20,7 @@ class Sampled:
 def sample(
     keys: jax.Array, logits: jax.Array, temperature: jax.Array, *, greedy: bool
 ) -> Sampled:
-    """Draws a token for each slot by the Gumbel-max trick, which needs no sort.
-
-    argmax_v (x_v - log E_v), with E_v independent Exp(1), is distributed as
-    softmax(x) (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030).
+    """Draws a token for each slot.
 
     Args:
       keys: key[S], one for each slot, consumed.
@@ -33,10 +33,8 @@ def sample(
         token = jnp.argmax(logits, axis=-1)
     else:
         log_policy = jax.nn.log_softmax(logits / temperature, axis=-1)
-        waits = jax.vmap(lambda key: jax.random.exponential(key, logits.shape[1:]))(
-            keys
-        )
-        token = jnp.argmax(log_policy - jnp.log(waits), axis=-1)
+        draw = _draw if logits.shape[1] <= _LARGE else _draw_in_two_steps
+        token = draw(keys, log_policy)
     policy = jnp.exp(log_policy)
     # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
     terms = jnp.where(policy > 0, policy * log_policy, 0)
@@ -45,3 +43,33 @@ def sample(
         logprob=jnp.take_along_axis(log_policy, token[:, None], axis=1)[:, 0],
         entropy=-terms.sum(axis=-1),
     )
+
+
+def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:
+    """int32[S], of [S, n] by the Gumbel-max trick, which needs no sort.
+
+    argmax_v (x_v - log E_v), with E_v independent Exp(1), is distributed as
+    softmax(x) (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030).
+    """
+    shape = log_weights.shape[1:]
+    waits = jax.vmap(lambda key: jax.random.exponential(key, shape))(keys)
+    # They are multiples of 2^-23, and one in 2^23 is 0: it would win against any other,
+    # however unlikely its token is. What is drawn as 0 lies between 0 and 2^-23.
+    waits = jnp.maximum(waits, 2.0**-24)
+    return jnp.argmax(log_weights - jnp.log(waits), axis=-1)
+
+
+def _draw_in_two_steps(keys: jax.Array, log_policy: jax.Array) -> jax.Array:
+    """int32[S]: first a block of tokens, by its probability, then a token of it.
+
+    The same distribution for V / _BLOCK + _BLOCK random numbers a slot instead of V,
+    which cost more than everything else that is done with the logits.
+    """
+    slots, tokens = log_policy.shape
+    missing = ((0, 0), (0, -tokens % _BLOCK))
+    blocks = jnp.pad(log_policy, missing, constant_values=-jnp.inf)
+    blocks = blocks.reshape(slots, -1, _BLOCK)
+    keys = jax.vmap(jax.random.split)(keys)
+    block = _draw(keys[:, 0], jnp.log(jnp.exp(blocks).sum(axis=-1)))
+    own = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * _BLOCK + _draw(keys[:, 1], own)
