@@ -53,8 +53,8 @@ def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:
     """
     shape = log_weights.shape[1:]
     waits = jax.vmap(lambda key: jax.random.exponential(key, shape))(keys)
-    # They are multiples of 2^-23, and one in 2^23 is 0: it would win against any other,
-    # however unlikely its token is. What is drawn as 0 lies between 0 and 2^-23.
+    # One in 2^23 is 0, and would win against all others, however unlikely its token is.
+    # It stands for what lies between 0 and the next, 2^-23.
     waits = jnp.maximum(waits, 2.0**-24)
     return jnp.argmax(log_weights - jnp.log(waits), axis=-1)
 
