@@ -187,9 +187,10 @@ def _parts(slots: int) -> int:
     """In how many operations slots attend, side by side; a divisor of `slots`.
 
     On a CPU a batch of small matrix products keeps one core busy, and operations that
-    do not depend on each other run on different cores.
+    do not depend on each other run on different cores. Several processes share a host's
+    cores, as far as is known here.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return 1
     available = getattr(os, "sched_getaffinity", None)
     cores = len(available(0)) if available else os.cpu_count() or 1
