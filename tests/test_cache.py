@@ -68,6 +68,23 @@ def test_a_slot_of_full_length_writes_nothing():
         assert np.count_nonzero(new != old) == 2 * config.kv_heads * config.head_dim
 
 
+@pytest.mark.parametrize("buckets", [(17, CONTEXT), (16, CONTEXT), (5, 18, CONTEXT)])
+def test_what_a_message_leaves_in_the_cache_does_not_depend_on_the_bucket(buckets):
+    """The longest slot reads 17 positions."""
+    config = models.small_config(VOCABULARY)
+    weights = kv.lay_out(models.random_parameters(config), jnp.float32)
+    policy = kv.Policy(config, jnp.float32)
+    tokens, lengths = _tokens(), jnp.array([11, 0, 7])
+    start = kv.prefill_prompts(weights, policy, tokens)
+    feed = jax.jit(kv.feed, static_argnums=(1, 5))
+    message = tokens[:, -MESSAGE:]
+    whole = feed(weights, policy, start, message, lengths, (CONTEXT,))
+    other = feed(weights, policy, start, message, lengths, buckets)
+    for old, one, two in zip(*map(jax.tree.leaves, (start, whole, other)), strict=True):
+        assert np.abs(one - old).max() > 0.1
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)
+
+
 def test_laid_out_weights_are_the_stacked_ones_layer_by_layer_in_the_given_type():
     config = models.small_config(VOCABULARY)
     parameters = models.random_parameters(config)
@@ -121,7 +138,9 @@ def _run(parameters, config, tokens, bucket, counts, behind):
     # The feed gets the slots in another order, as when only some of them wait.
     order = jnp.array([2, 0, 1])
     gathered = jax.tree.map(lambda x: x[order], cache)
-    fed = kv.feed(weights, policy, gathered, message[order], lengths[order])
+    fed = kv.feed(
+        weights, policy, gathered, message[order], lengths[order], (bucket, CONTEXT)
+    )
     cache = jax.tree.map(lambda x, part: x.at[order].set(part), cache, fed)
     carry = (cache, lengths + MESSAGES)
     _, second = jax.lax.scan(decode, carry, length=counts[1])

@@ -83,6 +83,16 @@ def test_greedy_takes_the_likeliest_token_and_tells_of_temperature_one():
     np.testing.assert_allclose(drawn.entropy, 1.875 * np.log(2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [5, 128, 300, 1024])
+def test_the_largest_is_found_where_jax_numpy_finds_it(tokens):
+    """Ties go to the first."""
+    x = np.random.default_rng(tokens).integers(0, 40, (64, tokens)).astype(np.float32)
+    x[0], x[1] = -np.inf, 3
+    x[2, :] = -np.inf
+    x[2, tokens - 1] = -1e30
+    np.testing.assert_array_equal(jax.jit(sampling.argmax)(x), jnp.argmax(x, axis=-1))
+
+
 @pytest.mark.parametrize("impossible", [-1e4, -np.inf])
 def test_an_impossible_token_is_never_drawn_and_adds_no_entropy(impossible):
     logits = jnp.tile(jnp.array([0.0, impossible, 0.0]), (1000, 1))

@@ -8,6 +8,7 @@ through a loop is copied at each step.
 """
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def feed(
     cache: Cache,
     tokens: jax.Array,
     lengths: jax.Array,
+    buckets: tuple[int, ...],
 ) -> Cache:
     """Adds M given tokens to every entry of a (gathered) cache.
 
@@ -132,10 +134,12 @@ def feed(
       tokens: int32[W, M], right-padded; what stands behind the real ones fills
         positions that decoding overwrites before it attends to them.
       lengths: int32[W], at most C - M: beyond, the write would be moved.
+      buckets: of how many positions of the cache one is chosen to be read; the last
+        is C.
     """
     positions = lengths[:, None] + jnp.arange(tokens.shape[1])[None]
-    context = cache.keys[0].shape[-1]
-    visible = jnp.arange(context)[None, None] <= positions[:, :, None]
+    needed = positions.max() + 1
+    index = sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
 
     def write(entry, new, start):
         return jax.lax.dynamic_update_slice(entry, new, (0, 0, start))
@@ -143,7 +147,14 @@ def feed(
     def attend(layer, query, key, value):
         keys = jax.vmap(write)(cache.keys[layer], _to_cache(key), lengths)
         values = jax.vmap(write)(cache.values[layer], _to_cache(value), lengths)
-        return _attend_to_cache(query, keys, values, visible), (keys, values)
+
+        def read(bucket: int):
+            visible = jnp.arange(bucket)[None, None] <= positions[:, :, None]
+            operands = (keys[..., :bucket], values[..., :bucket], visible)
+            return _attend_to_cache(query, *operands)
+
+        branches = [functools.partial(read, bucket) for bucket in buckets]
+        return jax.lax.switch(index, branches), (keys, values)
 
     # The logits are not read: the last given token is decoded by the next pass.
     _, cache = _run_layers(weights, policy, tokens, positions, attend)

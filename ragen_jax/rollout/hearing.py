@@ -52,7 +52,7 @@ def in_full(
     # Slots that end may stand too near the end of the context for a whole chunk.
     place = jnp.where(goes_on, slots.length, 0)
     return Heard(
-        entries=kv.feed(inputs.weights, policy, entries, chunk, place),
+        entries=kv.feed(inputs.weights, policy, entries, chunk, place, plan.buckets),
         rows=_write_message(plan, state.rows, slots, answer, goes_on, chunk.shape[1]),
         length=slots.length + answer.length,
         pending=last_token(answer.tokens, answer.length),
@@ -92,6 +92,7 @@ def in_window(
         jnp.where(goes_on, jnp.minimum(kept, slots.length), 0),
         jnp.where(goes_on, new.length - 1, 0),
         answer.tokens.shape[1],
+        plan.buckets,
     )
     where = jnp.where(goes_on, row + 1, plan.rows)
     return Heard(

@@ -145,6 +145,7 @@ def prefill(
     first: jax.Array,
     last: jax.Array,
     width: int,
+    buckets: tuple[int, ...],
 ) -> tuple[kv.Cache, jax.Array]:
     """Runs tokens `first` up to, not with, `last` of every row through the model.
 
@@ -152,7 +153,7 @@ def prefill(
     message does.
 
     Args:
-      weights, policy: as for `cache.feed`.
+      weights, policy, buckets: as for `cache.feed`.
       entries: of W slots, filled with the `first` positions of their rows.
       tokens: int32[W, T], the rows.
       first, last: int32[W].
@@ -169,6 +170,6 @@ def prefill(
         at = jnp.minimum(first + index * width, context - width)
         where = at[:, None] + jnp.arange(width)[None]
         piece = jnp.take_along_axis(tokens, where, axis=1)
-        return kv.feed(weights, policy, entries, piece, at)
+        return kv.feed(weights, policy, entries, piece, at, buckets)
 
     return jax.lax.fori_loop(0, pieces, one, entries), pieces
