@@ -16,29 +16,23 @@ a colon:
 What is not said here is as in configs/frozenlake.py.
 """
 
-import runpy
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = ("", "rev", "smoke", "paper")
+from ragen_jax.utils.derived_configs import derive, environment
+
+_BASE = Path(__file__).with_name("frozenlake.py")
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "", "rev", "smoke" or "paper"."""
-    if variant not in _VARIANTS:
-        known = ", ".join(repr(name) for name in _VARIANTS if name)
-        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
-    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
-    config = frozenlake["get_config"]("" if variant == "rev" else variant)
-    config.env = ConfigDict(
-        dict(
-            name="bandit",
-            thinking=True,  # Replies begin with <think>, else with <answer>.
-            low_reward=0.15,  # What the low-risk arm pays.
-            high_probability=0.25,  # Of the high-risk arm's reward, 1; else 0.
-            reverse=variant == "rev",  # Names that sound steady are the high risk.
-        )
+    config = derive(_BASE, variant, own=["rev"], inherited=["smoke", "paper"])
+    config.env = environment(
+        "bandit",
+        low_reward=0.15,  # What the low-risk arm pays.
+        high_probability=0.25,  # Of the high-risk arm's reward, 1; else 0.
+        reverse=variant == "rev",  # Names that sound steady are the high risk.
     )
     # One arm is pulled, once.
     config.rollout.update(turns=1, actions_per_turn=1, actions=1)

@@ -3,8 +3,8 @@ r"""StarPO-S with a critic (PPO) on Countdown: make the target from the given nu
   python launch/train.py --config=configs/countdown.py --workdir=runs/countdown
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this world, and shows only that all works: to see learning,
-name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was never taught this environment, and shows only that all works: to see
+learning, name one that can read, --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
   --config=configs/countdown.py:smoke  two small iterations, to see that all works
@@ -16,33 +16,27 @@ Variants, after a colon:
 What is not said here is as in configs/frozenlake.py.
 """
 
-import runpy
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = ("", "smoke", "paper")
+from ragen_jax.utils.derived_configs import derive, environment
+
+_BASE = Path(__file__).with_name("frozenlake.py")
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "", "smoke" or "paper"."""
-    if variant not in _VARIANTS:
-        known = ", ".join(repr(name) for name in _VARIANTS if name)
-        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
-    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
-    config = frozenlake["get_config"](variant)
+    config = derive(_BASE, variant, inherited=["smoke", "paper"])
     is_paper = variant == "paper"
-    config.env = ConfigDict(
-        dict(
-            name="countdown",
-            thinking=True,  # Replies begin with <think>, else with <answer>.
-            min_numbers=3,  # Given in a puzzle: so many
-            max_numbers=4,  # to so many,
-            highest_number=99,  # each from 1 to this.
-            highest_target=999,
-            use_all=is_paper,  # Refuses answers that leave a number over.
-            partial_reward=0.1,  # Of 1, for a legal answer of another value; once.
-        )
+    config.env = environment(
+        "countdown",
+        min_numbers=3,  # Given in a puzzle: so many
+        max_numbers=4,  # to so many,
+        highest_number=99,  # each from 1 to this.
+        highest_target=999,
+        use_all=is_paper,  # Refuses answers that leave a number over.
+        partial_reward=0.1,  # Of 1, for a legal answer of another value; once.
     )
     # One expression a turn; after a wrong one there may be another turn.
     turns = 1 if is_paper else 3

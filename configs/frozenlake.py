@@ -33,7 +33,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.seed = 0
     config.iterations = 60
     config.algorithm = "starpo_s"  # or "starpo", the plain method
-    config.estimator = "ppo"  # with a critic; or "grpo", without
+    # With a critic "ppo", "bi_level_gae", "turn_wise_gae"; without "grpo", "dr_grpo",
+    # "rloo", "reinforce_pp", "reinforce_pp_baseline", "turn_grpo": docs/algorithms.md.
+    config.estimator = "ppo"
     config.deterministic = False  # The same numbers on every run on GPU too; slower.
 
     config.env = _environment()
@@ -59,6 +61,14 @@ def get_config(variant: str = "") -> ConfigDict:
     config.checkpoint = dict(keep_last=2, keep_best=1)
     # The run stops after so many in a row, with a saved state; 0: never.
     config.safety = dict(max_bad_updates=5, max_empty_updates=0)
+    config.health = dict(
+        indicators=True,  # Of repetition and spread.
+        on_collapse="warn",  # or "watch", in silence; "stop"; "rollback"
+        remedy="learning_rate",  # A rollback halves it; or "filter", the share kept.
+        early_stops="none",  # or "ragen", "ragen_paper"
+        record_every=10,  # In iterations, for the report; 0: never.
+        record_episodes=4,
+    )
     _VARIANTS[variant](config)
     return config
 
@@ -78,7 +88,7 @@ def _rollout() -> dict:
     return dict(
         prompts=8,  # P, distinct lakes of one iteration.
         group_size=16,  # N, episodes from each of them.
-        slots=0,  # Episodes decoded at a time; 0: all P * N.
+        slots=0,  # Episodes decoded at a time; 0: what suits CPU or GPU.
         turns=5,  # K
         actions_per_turn=5,  # A
         actions=10,  # In a whole episode.
@@ -95,8 +105,12 @@ def _rollout() -> dict:
         temperature=1.0,
         stop_at_answer=False,  # On: exported models do not learn to stop.
         layout="replicated",  # or "tensor", for weights too large for one device.
-        decode_chunk=8,  # Tokens between two looks at whether all are done.
-        buckets=4,  # Lengths of the cache that decoding chooses from.
+        # Of these two, 0 is what suits the device, as in
+        # ragen_jax/parallel/backend_choices.py.
+        decode_chunk=0,  # Tokens between two looks at whether all are done.
+        buckets=0,  # Lengths of the cache that decoding chooses from.
+        decode_attention="auto",  # or "xla", "cudnn": the kernel of decoding.
+        cuda_graph=False,  # On an NVIDIA GPU: the whole rollout as one CUDA graph.
     )
 
 
@@ -116,27 +130,54 @@ def _reward() -> dict:
 def _learning(config: ConfigDict) -> None:
     # A placeholder is what the algorithm or the estimator says; a value wins.
     config.filter = dict(
-        strategy=placeholder(str),  # starpo_s "top_fraction", starpo "none"
+        # starpo_s "top_fraction", starpo "none"; or "top_count", "top_p",
+        # "top_p_softmax", "min_p", "percentile_range", "within_group".
+        strategy=placeholder(str),
         fraction=0.25,  # Of the prompts, those whose returns vary most.
+        fraction_end=-1.0,  # At the last iteration, linearly; -1: the same throughout.
+        count=2,  # Groups; read by "top_count" alone.
+        low=0.0,  # Ranks from the best, 0, to the last, 1; read by
+        high=0.5,  # "percentile_range" alone.
+        prefer="largest",  # or "smallest": which scores are the best.
+        # or "return_variance", "return_mean", "return_sum", "length", "entropy",
+        # "entropy_std".
         metric="return_std",
         with_penalty=False,  # The metric sees the task's return alone.
         keep_zero=False,  # A group of equal returns is not kept.
+        zero=1e-6,  # A lower |metric| counts as 0.
+        margin=0.01,  # "top_p" may miss so much of the sum.
+        rounding="nearest",  # of the groups that a fraction means; or "down"
+        scope="environment",  # Groups are ranked within theirs; or in the "batch".
+        loss_scale="none",  # Advantages times the kept share: "linear", "sqrt".
+        reweight=False,  # Advantages times the group's std over the largest.
     )
     config.advantage = dict(
         gamma=1.0,
         lam=1.0,
-        whiten=placeholder(bool),  # ppo True, grpo False
-        divide_by_std=True,  # grpo: by the group's standard deviation.
+        whiten=placeholder(bool),  # with a critic and reinforce_pp* True, else False
+        divide_by_std=placeholder(bool),  # By the group's: grpo, turn_grpo True.
+        turn_gamma=placeholder(float),  # From turn to turn: *_gae 0.95, else 1.0.
+        turn_value=placeholder(str),  # bi_level_gae "last" token, else "first".
+        length_weight=False,  # Divided by the row's reply tokens over their mean.
+        zero_task=False,  # All advantages 0, for control runs.
     )
     config.loss = dict(
         clip_low=0.2,
         clip_high=placeholder(float),  # starpo_s 0.28, starpo 0.2
+        dual_clip=0.0,  # 3.0: a loss of A < 0 is at most -3 A; 0: no bound.
+        ratio="token",  # or "sequence", a row's (GSPO); it wants clips near 4e-4.
+        sampler_correction=0.0,  # 2.0: bound of update / sampler weights; 0: none.
         value_clip=0.2,
         entropy=0.001,
+        entropy_end=-1.0,  # At the last iteration, linearly; -1: the same throughout.
+        entropy_on="reply",  # tokens; or "thought", "answer"
         kl=placeholder(float),  # starpo_s 0.0, starpo 0.001
-        kl_kind=placeholder(str),  # ppo "k1", grpo "k3"
-        kl_in=placeholder(str),  # ppo "reward", grpo "loss"
-        aggregation="token_mean",  # or by sequence, which is a row.
+        kl_end=-1.0,  # As entropy_end.
+        kl_kind=placeholder(str),  # "k1", "k2", "k3", "k1+", "k3+", by the estimator
+        kl_in=placeholder(str),  # "reward" with values or rewards-to-go, else "loss"
+        # or "sequence_mean_token_mean", "sequence_mean_token_sum",
+        # "sequence_mean_token_sum_norm"; a sequence is a row.
+        aggregation="token_mean",
         logprob_gap_limit=0.05,  # nats, mean |sampler - update|
     )
     config.optimizer = dict(
@@ -147,10 +188,12 @@ def _learning(config: ConfigDict) -> None:
         weight_decay=0.0,
         warmup=5,  # In real updates.
         schedule="cosine",  # or "linear", both over all `iterations`; or "constant"
+        critic_schedule="same",  # as the actor's, or one of those
         clip_norm=1.0,
         minibatch=32,  # E, rows of one update.
         microbatch=8,  # Rows of one gradient accumulation step.
         epochs=1,
+        reuse=1,  # k, whole updates from one batch of episodes; 1: on-policy.
         critic_warmup=0,  # Iterations in which only the critic learns.
     )
 

@@ -3,8 +3,8 @@ r"""StarPO-S with a critic (PPO) on the 2 x 2 x 2 Rubik's cube.
   python launch/train.py --config=configs/rubik.py --workdir=runs/rubik
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this world, and shows only that all works: to see learning,
-name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was never taught this environment, and shows only that all works: to see
+learning, name one that can read, --config.model.path=FOLDER, or smollm2.
 Random actions solve 4% of the cubes that are two turns away. Variants, after a colon:
 
   --config=configs/rubik.py:smoke  two small iterations, to see that all works
@@ -15,31 +15,25 @@ Random actions solve 4% of the cubes that are two turns away. Variants, after a 
 What is not said here is as in configs/frozenlake.py.
 """
 
-import runpy
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = ("", "smoke", "paper")
+from ragen_jax.utils.derived_configs import derive, environment
+
+_BASE = Path(__file__).with_name("frozenlake.py")
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "", "smoke" or "paper"."""
-    if variant not in _VARIANTS:
-        known = ", ".join(repr(name) for name in _VARIANTS if name)
-        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
-    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
-    config = frozenlake["get_config"](variant)
+    config = derive(_BASE, variant, inherited=["smoke", "paper"])
     is_paper = variant == "paper"
-    config.env = ConfigDict(
-        dict(
-            name="rubik",
-            thinking=True,  # Replies begin with <think>, else with <answer>.
-            depth=5 if is_paper else 2,  # Random turns away from a solved cube.
-            faces="URFDLB",  # or "URF", which suffices for every position
-            half_turns=False,  # Whether U2 and the like are actions too.
-            step_reward=0.0,  # For each turn that does not solve.
-        )
+    config.env = environment(
+        "rubik",
+        depth=5 if is_paper else 2,  # Random turns away from a solved cube.
+        faces="URFDLB",  # or "URF", which suffices for every position
+        half_turns=False,  # Whether U2 and the like are actions too.
+        step_reward=0.0,  # For each turn that does not solve.
     )
     if is_paper:
         config.rollout.update(turns=5, actions_per_turn=5, actions=20)

@@ -10,6 +10,7 @@ Variants, after a colon:
   --config=configs/sokoban.py:coordinates  places instead of a drawing
   --config=configs/sokoban.py:generalize   trained on 6x6 rooms, evaluated on those, on
                                            other symbols, larger rooms and FrozenLake
+  --config=configs/sokoban.py:generalize_paper  the same with the settings of :paper
   --config=configs/sokoban.py:mix          rooms and lakes in one batch
   --config=configs/sokoban.py:smoke        two small iterations, to see that all works
   --config=configs/sokoban.py:paper        Qwen2.5-0.5B-Instruct with the settings of
@@ -18,14 +19,20 @@ Variants, after a colon:
 What is not said here is as in configs/frozenlake.py.
 """
 
-import runpy
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = (
-    *("", "larger", "newvocab", "coordinates", "generalize", "mix"),
-    *("smoke", "paper"),
+from ragen_jax.utils.derived_configs import derive, environment
+
+_BASE = Path(__file__).with_name("frozenlake.py")
+_OWN = (
+    "larger",
+    "newvocab",
+    "coordinates",
+    "generalize",
+    "generalize_paper",
+    "mix",
 )
 _NEW_SYMBOLS = ("W", ".", "G", "B", "C", "A", "@")
 _LARGER_LIMITS = dict(turns=10, actions=20)  # Half of these rooms need above 9 actions.
@@ -33,32 +40,26 @@ _LARGER_LIMITS = dict(turns=10, actions=20)  # Half of these rooms need above 9 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is one of those above, or ""."""
-    if variant not in _VARIANTS:
-        known = ", ".join(repr(name) for name in _VARIANTS if name)
-        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
-    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
-    base = variant if variant in ("smoke", "paper") else ""
-    config = frozenlake["get_config"](base)
-    config.env = ConfigDict(
-        dict(
-            name="sokoban",
-            thinking=True,  # Replies begin with <think>, else with <answer>.
-            size=6,  # Rows and columns, the border included.
-            boxes=1,
-            search_depth=100,  # Moves of reverse play for each box: more, harder rooms.
-            observation="grid",  # or "coordinates", "both"
-            # Wall, floor, target, box, box on target, player, player on target.
-            symbols=("#", "_", "O", "X", "√", "P", "S"),
-        )
+    is_paper = variant in ("paper", "generalize_paper")
+    base_variant = "paper" if is_paper else variant
+    config = derive(_BASE, base_variant, own=_OWN, inherited=["smoke", "paper"])
+    config.env = environment(
+        "sokoban",
+        size=6,  # Rows and columns, the border included.
+        boxes=1,
+        search_depth=100,  # Moves of reverse play for each box: more, harder rooms.
+        observation="grid",  # or "coordinates", "both"
+        # Wall, floor, target, box, box on target, player, player on target.
+        symbols=("#", "_", "O", "X", "√", "P", "S"),
     )
-    if variant != "paper":
-        config.rollout.reply_tokens = 64  # A push is told with both its places.
+    if not is_paper:
+        config.rollout.reply_tokens = 64  # A push is written with both its places.
     if variant == "larger":
         config.env.update(size=8, boxes=2)
         config.rollout.update(_LARGER_LIMITS)
     elif variant == "newvocab":
         config.env.symbols = _NEW_SYMBOLS
-    elif variant == "generalize":
+    elif variant in ("generalize", "generalize_paper"):
         config.env.evaluate = dict(
             sokoban=dict(name="sokoban"),
             newvocab=dict(name="sokoban", symbols=_NEW_SYMBOLS),
@@ -66,15 +67,12 @@ def get_config(variant: str = "") -> ConfigDict:
             frozen_lake=dict(name="frozen_lake"),
         )
     elif variant == "mix":
-        config.env = ConfigDict(
-            dict(
-                name="mix",
-                thinking=True,
-                mix=dict(  # `prompts` sum up to rollout.prompts.
-                    rooms=dict(name="sokoban", prompts=4),
-                    lakes=dict(name="frozen_lake", prompts=4),
-                ),
-            )
+        config.env = environment(
+            "mix",
+            mix=dict(  # `prompts` sum up to rollout.prompts.
+                rooms=dict(name="sokoban", prompts=4),
+                lakes=dict(name="frozen_lake", prompts=4),
+            ),
         )
     elif variant == "coordinates":
         config.env.observation = "coordinates"

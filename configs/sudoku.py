@@ -3,8 +3,8 @@ r"""StarPO-S with a critic (PPO) on Sudoku of 4 x 4 or 9 x 9 cells.
   python launch/train.py --config=configs/sudoku.py --workdir=runs/sudoku
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this world, and shows only that all works: to see learning,
-name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was never taught this environment, and shows only that all works: to see
+learning, name one that can read, --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
   --config=configs/sudoku.py:nine   9 x 9 cells
@@ -16,31 +16,25 @@ Variants, after a colon:
 What is not said here is as in configs/frozenlake.py.
 """
 
-import runpy
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-_VARIANTS = ("", "nine", "smoke", "paper")
+from ragen_jax.utils.derived_configs import derive, environment
+
+_BASE = Path(__file__).with_name("frozenlake.py")
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "", "nine", "smoke" or "paper"."""
-    if variant not in _VARIANTS:
-        known = ", ".join(repr(name) for name in _VARIANTS if name)
-        raise ValueError(f"unknown variant {variant!r}: choose one of {known}, or none")
-    frozenlake = runpy.run_path(str(Path(__file__).with_name("frozenlake.py")))
+    config = derive(_BASE, variant, own=["nine"], inherited=["smoke", "paper"])
     is_nine = variant == "nine"
-    config = frozenlake["get_config"]("" if is_nine else variant)
-    config.env = ConfigDict(
-        dict(
-            name="sudoku",
-            thinking=True,  # Replies begin with <think>, else with <answer>.
-            size=9 if is_nine else 4,  # Rows and columns.
-            clues=45 if is_nine else 10,  # Numbers given at least.
-            correct_reward=0.1,  # For each cell that becomes right; lost with it.
-            wrong_reward=-0.1,  # For a placement that is refused.
-        )
+    config.env = environment(
+        "sudoku",
+        size=9 if is_nine else 4,  # Rows and columns.
+        clues=45 if is_nine else 10,  # Numbers given at least.
+        correct_reward=0.1,  # For each cell that becomes right; lost with it.
+        wrong_reward=-0.1,  # For a placement that is refused.
     )
     # Every empty cell takes an action, and some may go wrong.
     if is_nine:

@@ -17,14 +17,15 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(f"unknown variant {variant!r}; choose '' or 'smoke'")
     config = ConfigDict()
     config.seed = 0
-    # Each world, its limits, and how far from good the demonstrations are
-    # (ragen_jax/envs/*demonstrations.py). A share of aimless plans is each stage's own.
-    # `context` tokens hold the longest dialogues that were seen.
+    config.model = "tiny"  # The embedded model, its shape, words and stages.
+    # Each environment, its limits, and how far from good the demonstrations are
+    # (ragen_jax/envs/*/demonstrations.py). The share of random plans is each stage's
+    # own. `context` tokens hold the longest dialogues that were seen.
     config.frozen_lake = ConfigDict(
         dict(
             env=dict(size=4, frozen_probability=0.9, success_probability=0.8),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=48),
-            demonstrator=dict(heedless=0.6, noise=0.05, longest=5, aimless=0.0),
+            demonstrator=dict(ignore_holes=0.6, noise=0.05, longest=5, random_plan=0.0),
             context=640,
             short_context=176,
         )
@@ -33,7 +34,7 @@ def get_config(variant: str = "") -> ConfigDict:
         dict(
             env=dict(size=6, boxes=1),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
-            demonstrator=dict(heedless=0.3, noise=0.1, longest=5, aimless=0.0),
+            demonstrator=dict(ignore_target=0.3, noise=0.1, longest=5, random_plan=0.0),
             context=704,
             short_context=176,
         )
@@ -48,30 +49,40 @@ def get_config(variant: str = "") -> ConfigDict:
             rows_for_one=3,  # of a stage's, these being short
         )
     )
-    # First short rows of lakes without the system prompt, cheap and with no aimless
+    # First short rows of lakes without the system prompt, cheap and with no random
     # plans, until boards are read and the goal is walked to; then whole dialogues in
     # every variant: as they are to be, mostly aimed until the goal is read without
     # fail, and again as they are to be. Then the same four for Sokoban with the lakes
     # kept, and two for Bandit with both kept. `rows` of at most `context` tokens a
-    # step, of the world's `short_context` if without the system prompt; `draws` seeds
-    # the data; `kinds` are launch/warm_start.py's.
-    config.boards = _stage(700, lr=3e-3, aimless=0.0, draws=1, rows=64, context=128)
-    config.boards.update(short=True, kinds="lake")
-    config.dialogues = _stage(300, lr=1.5e-3, aimless=0.65, draws=1)
-    config.surer = _stage(170, lr=1e-3, aimless=0.2, draws=2)
-    config.last = _stage(80, lr=5e-4, aimless=0.65, draws=3)
-    config.rooms = _stage(700, lr=2e-3, aimless=0.0, draws=4, rows=48, context=176)
-    config.rooms.update(short=True, kinds="rooms")
-    config.worlds = _stage(400, lr=1e-3, aimless=0.65, draws=5, rows=16, context=704)
-    config.worlds.kinds = "lakes_and_rooms"
-    config.worlds_surer = _stage(340, lr=1e-3, aimless=0.2, draws=6, rows=16)
-    config.worlds_surer.update(context=704, kinds="mostly_rooms")
-    config.worlds_last = _stage(80, lr=5e-4, aimless=0.65, draws=7, rows=16)
-    config.worlds_last.update(context=704, kinds="lakes_and_rooms")
-    config.arms = _stage(240, lr=2e-3, aimless=0.2, draws=8, rows=48, context=176)
-    config.arms.update(short=True, kinds="arms", new_words=True)
-    config.arms_last = _stage(170, lr=1e-3, aimless=0.65, draws=9, rows=16)
-    config.arms_last.update(context=704, kinds="all")
+    # step, of the environment's `short_context` if without the system prompt; `draws`
+    # seeds the data; `kinds` are launch/warm_start.py's.
+    config.lake_boards = _stage(
+        700, lr=3e-3, random_plan=0.0, draws=1, rows=64, context=128
+    )
+    config.lake_boards.update(short=True, kinds="lake")
+    config.lake_dialogues = _stage(300, lr=1.5e-3, random_plan=0.65, draws=1)
+    config.lake_aimed = _stage(170, lr=1e-3, random_plan=0.2, draws=2)
+    config.lake_mixed = _stage(80, lr=5e-4, random_plan=0.65, draws=3)
+    config.sokoban_boards = _stage(
+        700, lr=2e-3, random_plan=0.0, draws=4, rows=48, context=176
+    )
+    config.sokoban_boards.update(short=True, kinds="sokoban_and_lake")
+    config.sokoban_dialogues = _stage(
+        400, lr=1e-3, random_plan=0.65, draws=5, rows=16, context=704
+    )
+    config.sokoban_dialogues.kinds = "lakes_and_sokoban"
+    config.sokoban_aimed = _stage(340, lr=1e-3, random_plan=0.2, draws=6, rows=16)
+    config.sokoban_aimed.update(context=704, kinds="mostly_sokoban")
+    config.sokoban_mixed = _stage(80, lr=5e-4, random_plan=0.65, draws=7, rows=16)
+    config.sokoban_mixed.update(context=704, kinds="lakes_and_sokoban")
+    config.bandit_dialogues = _stage(
+        240, lr=2e-3, random_plan=0.2, draws=8, rows=48, context=176
+    )
+    config.bandit_dialogues.update(
+        short=True, kinds="bandit_and_others", new_words=True
+    )
+    config.bandit_mixed = _stage(170, lr=1e-3, random_plan=0.65, draws=9, rows=16)
+    config.bandit_mixed.update(context=704, kinds="all")
     if variant == "smoke":
         for section in config.values():
             if isinstance(section, ConfigDict) and "steps" in section:
@@ -81,14 +92,14 @@ def get_config(variant: str = "") -> ConfigDict:
     return config
 
 
-def _stage(steps: int, *, lr, aimless, draws, rows=24, context=640) -> ConfigDict:
+def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:
     return ConfigDict(
         dict(
             steps=steps,
             rows=rows,
             context=context,
             lr=lr,
-            aimless=aimless,
+            random_plan=random_plan,
             draws=draws,
             short=False,
             kinds="lakes",

@@ -14,13 +14,19 @@ A checkpoint is a run's workdir (its best step, or the last if none was validate
 one step's folder. The folder appears whole or not at all.
 """
 
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
+
 import sys
 from pathlib import Path
 
-import common
 from absl import flags
 
-from ragen_jax.settings import UserError
+from ragen_jax import cli
+from ragen_jax.cli.subjects import find_checkpoint
+from ragen_jax.errors import UserError
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
 _MODEL = flags.DEFINE_string(
@@ -35,35 +41,39 @@ _ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
 
 def main() -> None:
     out = _check_flags()
-    found, settings = common.find_checkpoint(_CHECKPOINT.value, _MODEL.value)
-    # Imported here so that a wrong flag is told without waiting for JAX.
+    found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
+    # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
     import jax.numpy as jnp
 
-    from ragen_jax import evaluation, loop, weights
-    from ragen_jax.models import hugging_face, parameters, peft, sources
-    from ragen_jax.progress import Console
+    from ragen_jax.models import parameters
+    from ragen_jax.models.io import hugging_face, peft, sources
+    from ragen_jax.parallel import mesh as meshes
+    from ragen_jax.reporting.console import Console
+    from ragen_jax.settings import fit_mesh
+    from ragen_jax.training import weights
+    from ragen_jax.training.model import make_model
 
     console = Console(sys.stdout)
-    with common.user_mistakes():
-        settings = evaluation.fit_to_devices(settings, jax.device_count())
-        run = loop.prepare(settings)
-        if _ADAPTER.value and run.adapters is None:
+    with cli.user_mistakes():
+        sizes = fit_mesh(settings.mesh, jax.device_count())
+        model = make_model(settings, meshes.make_mesh(**sizes))
+        if _ADAPTER.value and model.adapters is None:
             raise UserError(
                 f"--adapter: {_CHECKPOINT.value} was trained without adapters"
                 " (lora.rank = 0): leave --adapter out, which writes the whole model"
             )
     console.status(f"reading step {found.step} ...")
     restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
-    actor = jax.device_get(restore(run, found.directory, found.step))
+    actor = jax.device_get(restore(model, found.directory, found.step))
     console.status(f"writing {out} ...")
-    with common.user_mistakes():
+    with cli.user_mistakes():
         if _ADAPTER.value:
             base = sources.split_revision(settings.model.path)
-            peft.write_folder(out, run.config, actor, run.adapters, *base)
+            peft.write_folder(out, model.config, actor, model.adapters, *base)
         else:
             hugging_face.write_folder(
-                out, run.config, actor, run.tokenizer, jnp.dtype(_DTYPE.value)
+                out, model.config, actor, model.tokenizer, jnp.dtype(_DTYPE.value)
             )
     dtype = "float32" if _ADAPTER.value else _DTYPE.value
     console.line(
@@ -82,11 +92,8 @@ def _check_flags() -> Path:
             raise UserError(
                 f"--{name} is missing: pass --checkpoint=WORKDIR --out=NEW_FOLDER"
             )
-    out = Path(_OUT.value).expanduser().absolute()
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise UserError(f"--out={out} exists and is not empty: name a new folder")
-    return out
+    return cli.check_out_folder(_OUT.value)
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

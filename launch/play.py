@@ -1,4 +1,4 @@
-"""Plays games of a world in the terminal: you, chance, or the world's own solver.
+"""Plays an environment in the terminal: you, chance, a rule or a solver.
 
   python launch/play.py --env=frozen_lake
   python launch/play.py --env=frozen_lake --set=size=6 --policy=solver
@@ -10,22 +10,26 @@ where names are fixed); q leaves. The same seed and split give the levels that
 launch/evaluate.py plays. --picture writes one PNG for each state.
 """
 
-import os
-import re
-import sys
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
+
 from pathlib import Path
 
-import common
 from absl import flags
 
-from ragen_jax.settings import UserError
+from ragen_jax import cli
+from ragen_jax.errors import UserError
 
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
-_CONFIG = common.define_config(_DEFAULT)
-_ENV = flags.DEFINE_string("env", None, "A world's name, or the path of its file.")
+_CONFIG = cli.define_config(_DEFAULT)
+_ENV = flags.DEFINE_string(
+    "env", None, "An environment's name, or the path of its file."
+)
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE, a setting of --env.")
 _POLICY = flags.DEFINE_enum(
-    "policy", "human", ["human", "random", "solver"], "Who plays."
+    "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
 )
 _EPISODES = flags.DEFINE_integer("episodes", 1, "How many.", lower_bound=1)
 _ACTIONS = flags.DEFINE_integer(
@@ -43,106 +47,45 @@ _MANY = 100  # actions of an episode, where no config says how many
 def main() -> None:
     _check_flags()
     # One small game at a time: not worth a GPU, which may be busy training.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # Imported here so that a wrong flag is told without waiting for JAX.
+    cli.use_cpu()
+    # Imported here so that a wrong flag is reported without waiting for JAX.
     from ragen_jax import envs
+    from ragen_jax.evaluation import terminal
 
     if _ENV.value:
-        name, limit = _ENV.value, _MANY
-        worlds = [(name, envs.make(name, envs.parse_options(name, _SET.value)), limit)]
+        options = envs.parse_options(_ENV.value, _SET.value)
+        tasks = [(_ENV.value, envs.make(_ENV.value, options), _MANY)]
     else:
-        worlds = [
+        tasks = [
             (chosen.label, envs.make(chosen.name, chosen.options), chosen.actions)
-            for chosen in common.read_settings(_CONFIG.value).worlds()
+            for chosen in cli.read_settings(_CONFIG.value).tasks()
         ]
-    for name, world, limit in worlds:
-        _play(name, world, _ACTIONS.value or limit)
-
-
-def _play(name: str, world, limit: int) -> None:
-    """Plays the episodes of one world, at most `limit` actions in each."""
-    from ragen_jax import playing
-    from ragen_jax.envs.base import SPLITS
-
-    table = playing.make_table(world, lambda text: print(text, flush=True))
-    if _POLICY.value == "human":
-        player = playing.human_player(table, _ask)
-        print(f"{world.instruction}\nq leaves.\n")
-    elif _POLICY.value == "random":
-        player = playing.random_player(world, _SEED.value)
-    else:
-        player = playing.solving_player(table)
-    folder = _picture_folder(world)
-    for episode in range(_EPISODES.value):
-        print(f"{name}, {_SPLIT.value} level {episode}, seed {_SEED.value}")
-
-        def show(number: int, state, episode: int = episode) -> None:
-            if folder is not None:
-                path = folder / f"{world.name}_{episode}_{number:03d}.png"
-                _write_picture(path, world, state)
-
-        goes_on = playing.play_episode(
-            table,
-            player,
+    for name, env, limit in tasks:
+        terminal.play(
+            name,
+            env,
+            policy=_POLICY.value,
+            episodes=_EPISODES.value,
+            actions=_ACTIONS.value or limit,
             seed=_SEED.value,
-            split=SPLITS.index(_SPLIT.value),
-            episode=episode,
-            actions=limit,
-            show=show,
+            split=_SPLIT.value,
+            pictures=_PICTURE.value,
         )
-        print()
-        if _POLICY.value == "human" and not goes_on:
-            break
-    if folder is not None:
-        print(f"pictures  {folder}")
 
 
 def _check_flags() -> None:
     """Raises UserError for flags that do not go together."""
-    arguments = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
-    sets_config = any(re.match(r"--?(no)?config\b", argument) for argument in arguments)
-    if _ENV.value and sets_config:
+    if _ENV.value and cli.names_config():
         raise UserError(
-            "--env and --config both choose a world: pass one of them; settings of"
-            " --env go by --set=KEY=VALUE"
+            "--env and --config both choose an environment: pass one of them; settings"
+            " of --env go by --set=KEY=VALUE"
         )
     if _SET.value and not _ENV.value:
         raise UserError(
-            f"--set={_SET.value[0]} changes a world named by --env: name it, or write"
-            f" --config.env.{_SET.value[0]}"
+            f"--set={_SET.value[0]} changes an environment named by --env: name it, or"
+            f" write --config.env.{_SET.value[0]}"
         )
 
 
-def _picture_folder(world) -> Path | None:
-    if _PICTURE.value is None:
-        return None
-    if world.picture is None:
-        raise UserError(f"--picture: the world {world.name} draws none: leave it out")
-    folder = Path(_PICTURE.value).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--picture={_PICTURE.value} cannot be made ({error.strerror}): choose a"
-            " folder of yours"
-        ) from error
-    return folder
-
-
-def _write_picture(path: Path, world, state) -> None:
-    from PIL import Image
-
-    with common.user_mistakes():
-        Image.fromarray(world.picture(state)).save(path)
-
-
-def _ask(prompt: str) -> str | None:
-    try:
-        return input(prompt)
-    except EOFError:
-        print()
-        return None
-
-
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

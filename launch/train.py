@@ -2,66 +2,106 @@
 
   python launch/train.py --config=configs/frozenlake.py --workdir=runs/frozenlake
 
-Ctrl-C or SIGTERM saves; the same command goes on from there. On several hosts the same
-command runs on each: SLURM and Kubernetes are recognized, else --coordinator,
---processes and --process say who is who.
+  python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
+
+trains nothing: it compiles the run's programs for an H100, which need not be here, and
+shows memory, passes, collectives and a time (docs/planning.md).
+
+Ctrl-C or SIGTERM saves; the same command resumes. On several hosts the same command
+runs on each: SLURM and Kubernetes are recognized, else --coordinator, --processes and
+--process say who is who.
 """
+
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
 
 import shlex
 import sys
 from pathlib import Path
 
-import common
 from absl import flags
 
-_CONFIG = common.define_config()
+from ragen_jax import cli
+from ragen_jax.parallel import facts
+
+_CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; default runs/NAME-OF-THE-CONFIG."
 )
 _PLAN = flags.DEFINE_boolean(
-    "plan", False, "Only tell the memory that the run would need, and train nothing."
+    "plan", False, "Only show the memory that the run would need, and train nothing."
+)
+
+
+_TARGET = flags.DEFINE_string(
+    "target",
+    None,
+    "With --plan: plan for devices that need not be here, a100, b200, h100 or h200.",
+)
+_DEVICES = flags.DEFINE_integer("target-devices", 1, "Of all the target's hosts.")
+_HOSTS = flags.DEFINE_integer("target-hosts", 1, "That share the target's devices.")
+_REPLIES = flags.DEFINE_list(
+    "target-replies", [], "Mean tokens of a reply to estimate the time for: 50,150."
+)
+_SHAPE = flags.DEFINE_string(
+    "shape", None, "With --target: a model's shape, qwen2.5-0.5b, without its files."
 )
 
 
 def main() -> None:
-    settings = common.read_settings(_CONFIG.value)
-    common.use_every_core(settings)
-    common.start_jax(settings.deterministic)
-    # Imported here so that a wrong setting is told without waiting for JAX.
+    settings = cli.read_settings(_CONFIG.value)
+    if _TARGET.value or _SHAPE.value:
+        wanted = cli.PlanFlags(
+            _PLAN.value,
+            _TARGET.value,
+            _DEVICES.value,
+            _HOSTS.value,
+            tuple(_REPLIES.value),
+            _SHAPE.value,
+        )
+        return cli.plan_for_target(settings, wanted)
+    cli.use_every_core(settings)
+    cli.start_jax(settings.deterministic, facts.of_run(settings))
+    # Imported here so that a wrong setting is reported without waiting for JAX.
     import jax
 
-    from ragen_jax import loop, training, weights
-    from ragen_jax.progress import Console
+    from ragen_jax.reporting.console import Console
+    from ragen_jax.training import memory_plan, trainer, weights
+    from ragen_jax.training import run as run_lib
+    from ragen_jax.training.workdir import check_workdir
 
-    with common.user_mistakes():
+    with cli.user_mistakes():
         path = _WORKDIR.value or _default_workdir()
         if not _PLAN.value:
-            training.check_workdir(Path(path).expanduser(), settings)
-        run = loop.prepare(settings)
-        weights.check_weights(run)
+            check_workdir(Path(path).expanduser(), settings)
+        run = run_lib.prepare(settings)
+        weights.check_weights(run.model)
         if _PLAN.value:
-            _tell_plan(run)
+            _report_plan(run)
             return
+        memory_plan.check_least(run)
         # Made last, so that a mistake leaves no folder behind.
-        workdir = common.make_workdir(path)
-    console = Console(sys.stdout if jax.process_index() == 0 else common.silence())
-    training.train(run, workdir, console, shlex.join(["python", *sys.argv]))
+        workdir = cli.make_workdir(path)
+    console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
+    trainer.train(run, workdir, console, shlex.join(["python", *sys.argv]))
 
 
-def _tell_plan(run) -> None:
-    from ragen_jax import memory
-    from ragen_jax.progress import Console
+def _report_plan(run) -> None:
+    from ragen_jax.reporting.console import Console
+    from ragen_jax.training import memory_plan
 
     console = Console(sys.stdout)
     console.status("compiling, without running ...")
-    console.line(memory.report(run, memory.plan(run)))
+    console.line(memory_plan.report(run, memory_plan.plan(run)))
 
 
 def _default_workdir() -> str:
     """runs/frozenlake for configs/frozenlake.py, runs/frozenlake-smoke for :smoke."""
-    path, _, variant = common.config_path().partition(":")
+    path, _, variant = cli.config_path().partition(":")
     return str(Path("runs") / "-".join(filter(None, [Path(path).stem, variant])))
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

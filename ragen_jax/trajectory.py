@@ -17,7 +17,7 @@ ANSWER_CLOSED = 3  # </answer> was complete and rollout.stop_at_answer was set
 
 # Why an episode ended (`Episodes.end`).
 UNFINISHED = 0
-WORLD_DONE = 1  # the world reached an end of its own: goal, hole
+ENV_DONE = 1  # the environment reached an end of its own: goal, hole
 OUT_OF_TURNS = 2
 OUT_OF_ACTIONS = 3
 
@@ -29,13 +29,13 @@ class Episodes:
     """B episodes of at most K turns, in the order of groups: group 0 first."""
 
     group: jax.Array  # int32[B], which prompt (initial state) the episode started from
-    environment: jax.Array  # int32[B], index into the list of worlds
-    success: jax.Array  # bool[B], whether the world counts the episode as solved
-    end: jax.Array  # int32[B], why it ended: WORLD_DONE, OUT_OF_TURNS, OUT_OF_ACTIONS
+    environment: jax.Array  # int32[B], index into the list of environments
+    success: jax.Array  # bool[B], whether the environment counts the episode as solved
+    end: jax.Array  # int32[B], why it ended: ENV_DONE, OUT_OF_TURNS, OUT_OF_ACTIONS
     turns: jax.Array  # int32[B], turns played, 1..K
-    reward: jax.Array  # float32[B, K], the world's reward in each turn, no penalty
+    reward: jax.Array  # float32[B, K], the environment's in each turn, no penalty
     is_valid: jax.Array  # bool[B, K], reply well formed, all actions known
-    actions: jax.Array  # int32[B, K], actions that reached the world in each turn
+    actions: jax.Array  # int32[B, K], actions that reached the environment in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
     thought_tokens: jax.Array  # int32[B, K], of those, before the answer's text begins

@@ -4,13 +4,13 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+from helpers import xla
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Tests compile far more than they compute: unoptimized machine code saves a third.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-).strip()
+_FLAGS = f"--xla_force_host_platform_device_count=8 {xla.FLAGS}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 
 # One folder for all that this session starts: pytest's processes, which inherit its
 # name, and the scripts that tests run. See runs.py.
@@ -22,10 +22,24 @@ import jax  # noqa: E402  (the flags above must be set before JAX starts)
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# What takes long to compile is compiled once, whichever process comes first.
+jax.config.update("jax_compilation_cache_dir", os.environ["RAGEN_JAX_TESTS"] + "/cache")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 # Long ones first, so that no process is left alone with one at the end.
-LONG = ("processes", "training", "resume", "update", "update_mesh", "windows_loop")
+LONG = (
+    "processes",
+    "trainer",
+    "monitor",
+    "levers",
+    "resume",
+    "update",
+    "update_mesh",
+    "windowed_run",
+    "windows",
+    "rollout",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -38,7 +52,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Frees a module's compiled programs: each holds memory maps of the kernel, of
-    which a process may have only so many (Linux: 65,530) before it crashes."""
+    """Frees compiled programs before there are too many of them.
+
+    Each holds memory maps of the kernel, of which a process may have only so many
+    (Linux: 65,530) before it crashes. A third is left for the next module.
+    """
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > 40_000:
+        jax.clear_caches()

@@ -1,6 +1,6 @@
 """Coin walk: pick up all coins of a corridor. An environment of one's own, in one file.
 
-docs/environments.md tells how to check it and how to train on it. Every function is on
+docs/environments.md shows how to check it and how to train on it. Every function is on
 one corridor: `vmap` batches it.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, pictures
+from ragen_jax.envs import base, rendering
 
 ACTION_NAMES = ("Left", "Right")
 FLOOR, COIN, PLAYER = 0, 1, 2  # What a cell shows.
@@ -37,8 +37,8 @@ class State:
     done: jax.Array  # bool[], True once no coin is left
 
 
-def world(settings: Settings) -> base.World:
-    """Binds the settings into a world. Raises ValueError, in one sentence."""
+def make(settings: Settings) -> base.Environment:
+    """Binds the settings into an environment. Raises ValueError, in one sentence."""
     length, coins = settings.length, settings.coins
     if length not in range(8, 21):
         raise ValueError(f"coin_walk.length = {length}: choose a number from 8 to 20")
@@ -46,7 +46,7 @@ def world(settings: Settings) -> base.World:
     if coins not in range(2, 6):
         raise ValueError(f"coin_walk.coins = {coins}: choose a number from 2 to 5")
     cells = (" _", " o", " P")
-    return base.World(
+    return base.Environment(
         name="coin_walk",
         action_names=ACTION_NAMES,
         phrases=("State:\n", *cells, *(f"{cell}\n" for cell in cells)),
@@ -87,7 +87,7 @@ def step(
 ) -> tuple[State, base.Outcome]:
     """One cell to a side; a wall, base.NO_ACTION or the end leaves all as it is.
 
-    `key` is for chance, of which there is none here.
+    `key` is for randomness, of which there is none here.
     """
     moves = ~state.done & (action != base.NO_ACTION)
     target = jnp.clip(state.player + 2 * action - 1, 0, settings.length - 1)
@@ -113,7 +113,7 @@ def picture(state: State) -> np.ndarray:
     """uint8[h, w, 3], for reports. On the host: arrays are NumPy's."""
     shown = state.coins.astype(int)
     shown[state.player] = PLAYER
-    return pictures.board(COLOURS[shown][None], [["_oP"[cell] for cell in shown]])
+    return rendering.board(COLOURS[shown][None], [["_oP"[cell] for cell in shown]])
 
 
 def solve(state: State) -> tuple[int, ...]:

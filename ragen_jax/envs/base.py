@@ -1,11 +1,11 @@
-"""What a world is: static settings bound into a few pure functions, each on one game.
+"""The environment interface: static settings bound into a few pure functions.
 
-`vmap` to batch. Worlds know nothing of tokenizers: an observation is a sequence of
-phrase ids, and `phrases` says what each id reads like.
+Each function is on one episode: `vmap` to batch. Environments know nothing of
+tokenizers: an observation is a sequence of phrase ids, and `phrases` has the text of
+each id.
 """
 
 import dataclasses
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,20 +23,20 @@ MAX_PHRASES = 65_536
 
 @struct.dataclass
 class Outcome:
-    """What one action did."""
+    """The result of one action."""
 
-    reward: jax.Array  # float32[], the world's reward, unscaled; 0 after the end
+    reward: jax.Array  # float32[], the environment's reward, unscaled; 0 after the end
     success: jax.Array  # bool[], True on the action that solved the level
-    done: jax.Array  # bool[], the game is over; later steps change nothing
+    done: jax.Array  # bool[], the episode is over; later steps change nothing
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class Environment:
     """One environment with its settings bound in. Static: never a traced value."""
 
     name: str
     action_names: tuple[str, ...]  # action a is called action_names[a] in text
-    phrases: tuple[str, ...]  # what the ids that `observe` returns read like
+    phrases: tuple[str, ...]  # the texts of the ids that `observe` returns
     observation_phrases: int  # M, the fixed length of `observe`'s result
     instruction: str  # the rules, goal and symbols, for the system prompt
     reset: Callable[[jax.Array, jax.Array], Any]  # (key, split int32[]) -> State
@@ -46,7 +46,7 @@ class World:
     # Given int[phrases], the tokens in each phrase: most tokens in one observation.
     # Without it M times the longest phrase is assumed.
     longest_observation: Callable[[Any], int] | None = None
-    # Demonstrations, where the world has them: reply texts as phrase ids.
+    # Demonstrations, where the environment has them: reply texts as phrase ids.
     reply_phrases: tuple[str, ...] = ()
     demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None  # int32[Md]
     # Free-form answers (an equation, the name of an arm). An answer is cut at `||`, its
@@ -59,6 +59,13 @@ class World:
     answer_bytes: int = 0
     read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
     read_action_text: Callable[[bytes, Any], int] | None = None
+    # Actions of several numbers (the words of a query): int32[action_size], of which
+    # the first is the index in `action_names`, or NO_ACTION; 0: an action is int32[].
+    action_size: int = 0
+    # key -> a random action. Without it each of `action_names` is equally likely.
+    sample_action: Callable[[jax.Array], jax.Array] | None = None
+    # Host side: (action, State) -> its text in a reply. Without it its name.
+    action_text: Callable[[Any, Any], str] | None = None
     # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
     # the goal, ...; (-1, -1) fills up. For the grounding of thoughts.
     landmarks: Callable[[Any], jax.Array] | None = None
@@ -66,27 +73,59 @@ class World:
     # solution a shortest (or good) sequence of actions, empty where there is none.
     picture: Callable[[Any], np.ndarray] | None = None
     solve: Callable[[Any], tuple[int, ...]] | None = None
+    # State -> the action of a player that follows a fixed rule and sees what is shown;
+    # NO_ACTION where it has none. For baselines.
+    rule: Callable[[Any], jax.Array] | None = None
 
 
-def check_world(world: World) -> None:
-    """Raises ValueError if the world's static parts cannot be used as they are."""
-    if not 0 < len(world.phrases) <= MAX_PHRASES:
+def check_environment(env: Environment) -> None:
+    """Raises ValueError if the environment's static parts cannot be used."""
+    if not 0 < len(env.phrases) <= MAX_PHRASES:
         raise ValueError(
-            f"world {world.name!r} has {len(world.phrases)} phrases; between 1 and"
+            f"environment {env.name!r} has {len(env.phrases)} phrases; between 1 and"
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
-    lowered = [name.strip().lower() for name in world.action_names]
-    for name, low in zip(world.action_names, lowered, strict=True):
+    lowered = [name.strip().lower() for name in env.action_names]
+    for name, low in zip(env.action_names, lowered, strict=True):
         if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
             raise ValueError(
-                f"world {world.name!r}: action name {name!r} is empty, repeated or"
+                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
                 " contains one of < | >, which the reply format needs for itself"
             )
-    if (world.read_action is None) != (world.answer_bytes == 0):
+    if env.action_size and (env.sample_action is None or env.action_text is None):
         raise ValueError(
-            f"world {world.name!r} has answer_bytes = {world.answer_bytes}: free-form"
+            f"environment {env.name!r} has action_size = {env.action_size}: actions of"
+            " several numbers need both sample_action and action_text"
+        )
+    if (env.read_action is None) != (env.answer_bytes == 0):
+        raise ValueError(
+            f"environment {env.name!r} has answer_bytes = {env.answer_bytes}: free-form"
             " answers need both read_action and a positive answer_bytes"
         )
+
+
+def action_kind(action: jax.Array, env: Environment) -> jax.Array:
+    """int32[...], the index in `action_names` of each action, or NO_ACTION.
+
+    Args:
+      action: int32[...], or int32[..., action_size] where the environment has such.
+      env: whose actions they are.
+    """
+    return action[..., 0] if env.action_size else action
+
+
+def random_action(key: jax.Array, env: Environment) -> jax.Array:
+    """A random action of the environment, int32[] or int32[action_size]."""
+    if env.sample_action is not None:
+        return env.sample_action(key)
+    return jax.random.randint(key, (), 0, len(env.action_names))
+
+
+def text_of_action(action: Any, env: Environment, state: Any) -> str:
+    """The text of an action in a reply, on the host; it is taken in `state`."""
+    if env.action_text is not None:
+        return env.action_text(action, state)
+    return env.action_names[action]
 
 
 def content_hash(*arrays: jax.Array) -> jax.Array:
@@ -116,8 +155,3 @@ def split_of(content: jax.Array) -> jax.Array:
 def text_of(phrases: tuple[str, ...], ids) -> str:
     """The text that phrase ids stand for, on the host. NO_PHRASE reads as nothing."""
     return "".join(phrases[i] for i in ids if i != NO_PHRASE)
-
-
-def stable_hash(text: str) -> int:
-    """A 32-bit hash of a text that does not change between processes."""
-    return zlib.crc32(text.encode())

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, pictures
+from ragen_jax.envs import base, grid_text, rendering
 
 SIDE = 4  # rows and columns
 ACTION_NAMES = ("Up", "Right", "Down", "Left")
@@ -42,9 +42,9 @@ FIRST_BOARDS = _first_boards()
 
 @dataclasses.dataclass(frozen=True)
 class Game2048:
-    """Settings of one kind of game."""
+    """Settings of one kind of board."""
 
-    target: int = 32  # a power of two; a tile of it ends the game with success
+    target: int = 32  # a power of two; a tile of it ends the episode with success
     four_probability: float = 0.1  # of a new tile being a 4; else a 2
     # For new tiles by merging that sum to `target`: on the way there merging earns
     # about as much as the end.
@@ -60,10 +60,10 @@ class State:
     done: jax.Array  # bool[], True once the target is reached or no move is left
 
 
-def world(settings: Game2048) -> base.World:
-    """Binds the settings into a world. Raises ValueError if they make no game."""
+def make(settings: Game2048) -> base.Environment:
+    """Binds the settings into an environment. ValueError if they make no episode."""
     check(settings)
-    return base.World(
+    return base.Environment(
         name="2048",
         action_names=ACTION_NAMES,
         phrases=phrases(settings),
@@ -73,14 +73,14 @@ def world(settings: Game2048) -> base.World:
         step=functools.partial(step, settings=settings),
         observe=functools.partial(observe, settings=settings),
         example_actions=("Left", "Down"),
-        longest_observation=_longest_observation,
+        longest_observation=functools.partial(grid_text.longest_grid, side=SIDE),
         picture=picture,
         solve=solve,
     )
 
 
 def check(settings: Game2048) -> None:
-    """Raises ValueError, in one sentence, unless games can be made and shown."""
+    """Raises ValueError, in one sentence, unless boards can be made and shown."""
     if settings.target not in _TARGETS:
         raise ValueError(
             f"2048.target = {settings.target} is no tile that can be made: choose a"
@@ -95,7 +95,7 @@ def check(settings: Game2048) -> None:
     for name in ("merge_reward", "success_reward"):
         if not abs(value := getattr(settings, name)) <= 10:
             raise ValueError(
-                f"2048.{name} = {value} is beyond the rewards that a turn can tell:"
+                f"2048.{name} = {value} is beyond the rewards that a message can say:"
                 " choose -10 to 10"
             )
 
@@ -106,14 +106,14 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
     Args:
       key: decides the board.
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
-      settings: the chance of a 4.
+      settings: the probability of a 4.
     """
     boards = jnp.asarray(FIRST_BOARDS)
     splits = base.split_of(jax.vmap(base.content_hash)(boards))
     fours = (boards == 2).sum(axis=(1, 2))
     four = settings.four_probability
-    chances = four**fours * (1 - four) ** (2 - fours)
-    up_to = jnp.cumsum(jnp.where(splits == split, chances, 0))
+    weights = four**fours * (1 - four) ** (2 - fours)
+    up_to = jnp.cumsum(jnp.where(splits == split, weights, 0))
     chosen = (up_to <= jax.random.uniform(key) * up_to[-1]).sum()
     return State(tiles=boards[chosen], done=jnp.zeros((), bool))
 
@@ -125,14 +125,14 @@ def step(
 
     Args:
       key: decides where the new tile comes, and which.
-      state: one board; a finished one does not change.
+      state: one board; after the end it does not change.
       action: int32[], index in ACTION_NAMES, or base.NO_ACTION.
       settings: target and rewards.
 
     Returns:
       The next state and what happened: the sum of the tiles that merging made, over
       `target` and times `merge_reward`, and `success_reward` for the target. Reaching
-      it, or a full board without equal neighbours, ends the game.
+      it, or a full board without equal neighbours, ends the episode.
     """
     acts = ~state.done & (action != base.NO_ACTION)
     slid, merged = slide(state.tiles, action)
@@ -159,7 +159,7 @@ def slide(tiles: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Returns:
       int32[4, 4], the board before a new tile comes; int32[], sum of the tiles that
-      merging made, as in the game's score.
+      merging made, as in the score of 2048.
     """
     is_vertical = (action == UP) | (action == DOWN)
     is_reversed = (action == RIGHT) | (action == DOWN)
@@ -187,11 +187,11 @@ def add_tile(key: jax.Array, tiles: jax.Array, four_probability: float) -> jax.A
       tiles: int32[4, 4], exponents of two.
       four_probability: of a 4.
     """
-    chance = jax.random.uniform(key, (2,))
+    uniforms = jax.random.uniform(key, (2,))
     is_empty = tiles.reshape(-1) == 0
-    nth = (chance[0] * is_empty.sum()).astype(jnp.int32)
+    nth = (uniforms[0] * is_empty.sum()).astype(jnp.int32)
     is_chosen = is_empty & (jnp.cumsum(is_empty) == nth + 1)
-    exponent = jnp.where(chance[1] < four_probability, 2, 1)
+    exponent = jnp.where(uniforms[1] < four_probability, 2, 1)
     return jnp.where(is_chosen.reshape(SIDE, SIDE), exponent, tiles)
 
 
@@ -204,16 +204,12 @@ def can_move(tiles: jax.Array) -> jax.Array:
 
 def observe(state: State, settings: Game2048) -> jax.Array:
     """int32[17], the board as indices into `phrases(settings)`."""
-    ends_row = jnp.where(jnp.arange(SIDE) == SIDE - 1, len(_cells(settings)), 0)
-    cells = 1 + state.tiles + ends_row[None, :]
-    title = jnp.zeros((1,), jnp.int32)
-    return jnp.concatenate([title, cells.reshape(-1)]).astype(jnp.int32)
+    return grid_text.grid_ids(state.tiles, len(_cells(settings)))
 
 
 def phrases(settings: Game2048) -> tuple[str, ...]:
     """Title, cells, and cells that end a row."""
-    inner = _cells(settings)
-    return ("State:\n", *inner, *(f"{cell}\n" for cell in inner))
+    return grid_text.grid_phrases(_cells(settings))
 
 
 def instruction(settings: Game2048) -> str:
@@ -236,11 +232,11 @@ def picture(state: State) -> np.ndarray:
     light, dark = np.array([250, 240, 220]), np.array([200, 50, 20])
     colours = np.where(tiles[..., None] == 0, 205, light + heat * (dark - light))
     texts = [["" if e == 0 else str(2**e) for e in row] for row in tiles.tolist()]
-    return pictures.board(colours.astype(np.uint8), texts)
+    return rendering.board(colours.astype(np.uint8), texts)
 
 
 def solve(state: State) -> tuple[int, ...]:
-    """One good action, two moves looked ahead; empty where the game is over."""
+    """One good action, two moves looked ahead; empty after the end."""
     boards = {} if state.done else following(np.asarray(state.tiles))
     if not boards:
         return ()
@@ -282,13 +278,13 @@ def following(tiles: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def _cells(settings: Game2048) -> tuple[str, ...]:
-    """What the exponents read like, from the empty cell to the target."""
+    """The symbols of the exponents, from the empty cell to the target."""
     highest = _exponent(settings.target)
-    return (" .", *(f" {2**exponent}" for exponent in range(1, highest + 1)))
+    return (".", *(str(2**exponent) for exponent in range(1, highest + 1)))
 
 
 def _exponent(tile: int) -> int:
-    """Which power of two a tile is."""
+    """The power of two that a tile is."""
     return tile.bit_length() - 1
 
 
@@ -301,9 +297,3 @@ def _close_gaps(columns: list[jax.Array]) -> list[jax.Array]:
             columns[near] = jnp.where(is_gap, second, first)
             columns[near + 1] = jnp.where(is_gap, 0, second)
     return columns
-
-
-def _longest_observation(lengths) -> int:
-    """Most tokens in an observation; `lengths` is int[phrases], the tokens of each."""
-    inner, ending = lengths[1:].reshape(2, -1).max(axis=1)
-    return int(lengths[0] + SIDE * (SIDE - 1) * inner + SIDE * ending)

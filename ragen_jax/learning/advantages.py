@@ -1,22 +1,26 @@
-"""How much better than expected: advantages by token (GAE) and by episode (groups)."""
+"""Advantages by token (GAE) and by episode (groups)."""
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning.filters import group_statistics
+from ragen_jax.learning.groups import group_statistics
+from ragen_jax.parallel import backend_choices
 from ragen_jax.trajectory import Rows
 
 _SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
 
 
 @struct.dataclass
-class Gae:
-    """What `gae` returns."""
+class Estimate:
+    """Advantages, and the critic's targets: 0 without a critic."""
 
     advantages: jax.Array  # float32[R, T], units of reward; 0 off the replies
     returns: jax.Array  # float32[R, T], units of reward, A + V; 0 off the replies
+    # bool[R, T], tokens whose value the critic learns, each with an advantage of its
+    # own; None: all reply tokens.
+    is_target: jax.Array | None = None
 
 
 def gae(
@@ -26,7 +30,7 @@ def gae(
     *,
     gamma: float,
     lam: float,
-) -> Gae:
+) -> Estimate:
     """Generalized advantage estimation along the reply tokens of each row.
 
     Over the reply tokens 1..n of a row, the observations between turns left out:
@@ -51,9 +55,20 @@ def gae(
     chex.assert_rank([rewards, values, is_reply], 2)
     chex.assert_equal_shape([rewards, values, is_reply])
     chex.assert_type([rewards, values, is_reply], [float, float, bool])
-    # Selected before the scan: a carry multiplied by 0 would hand a NaN on.
+    # Selected first: a carry multiplied by 0 would hand a NaN on.
     rewards = jnp.where(is_reply, rewards.astype(jnp.float32), 0.0)
     values = jnp.where(is_reply, values.astype(jnp.float32), 0.0)
+    has_loop = backend_choices.choices().has_token_loop
+    accumulate = token_by_token if has_loop else all_tokens_at_once
+    advantages = accumulate(rewards, values, is_reply, gamma, lam)
+    return Estimate(advantages=advantages, returns=advantages + values)
+
+
+def token_by_token(rewards, values, is_reply, gamma: float, lam: float) -> jax.Array:
+    """float32[R, T], `gae` by a loop from the last token to the first.
+
+    Args: as for `gae`; rewards and values float32, 0 off the replies.
+    """
 
     def backwards(carry, token):
         next_advantage, next_value = carry
@@ -70,8 +85,74 @@ def gae(
     _, advantages = jax.lax.scan(
         backwards, (nothing, nothing), (rewards.T, values.T, is_reply.T), reverse=True
     )
-    advantages = advantages.T
-    return Gae(advantages=advantages, returns=advantages + values)
+    return advantages.T
+
+
+def all_tokens_at_once(
+    rewards, values, is_reply, gamma: float, lam: float
+) -> jax.Array:
+    """`token_by_token` in log T steps, its sums in another order.
+
+    A_t = delta_t + c_t A_{t+1}, with c = gamma lam on replies, and delta = 0, c = 1 off
+    them. Two such steps are one: (c, delta) after (c', delta') is
+    (c c', delta + c delta'), whichever are joined first (Blelloch 1990, section 1.4).
+    """
+    length = is_reply.shape[1]
+    # Where each token's next reply token stands; out of range behind the last.
+    own = jnp.where(is_reply, jnp.arange(length)[None], length)
+    following = jax.lax.cummin(own, axis=1, reverse=True)
+    following = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=length)
+    next_value = jnp.take_along_axis(
+        values, following, axis=1, mode="fill", fill_value=0.0
+    )
+    delta = jnp.where(is_reply, rewards + gamma * next_value - values, 0.0)
+    decay = jnp.where(is_reply, jnp.float32(gamma * lam), 1.0)
+
+    def join(later, earlier):
+        return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
+
+    _, advantages = jax.lax.associative_scan(join, (decay, delta), reverse=True, axis=1)
+    return jnp.where(is_reply, advantages, 0.0)
+
+
+@struct.dataclass
+class Replies:
+    """Where each reply token of a record stands among the replies of its episode."""
+
+    is_reply: jax.Array  # bool[R, T], of an episode's
+    episode: jax.Array  # int32[R, T], B where no reply is
+    turn: jax.Array  # int32[R, T]
+    nth: jax.Array  # int32[R, T], from 0 in its turn
+    most: tuple[int, int, int] = struct.field(pytree_node=False)  # B, K, M
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """[R, T] -> [B, K, M], 0 where there is no such token."""
+        place = (self.episode, self.turn, self.nth)
+        return jnp.zeros(self.most, x.dtype).at[place].set(x, mode="drop")
+
+    def spread(self, x: jax.Array) -> jax.Array:
+        """[B, K, M] -> [R, T], 0 off the replies."""
+        place = (self.episode, self.turn, self.nth)
+        return jnp.where(self.is_reply, x[place], jnp.zeros((), x.dtype))
+
+
+def find_replies(rows: Rows, most: tuple[int, int, int]) -> Replies:
+    """Orders the reply tokens by episode and turn, in whichever rows they stand.
+
+    A reply stands whole in one row, and no reply in two.
+
+    Args:
+      rows: R rows in any order; a row that is missing is passed over.
+      most: B episodes, K turns of each, and M, the most tokens of a reply; static.
+    """
+    is_reply = rows.is_reply & (rows.episode >= 0)
+    # Which token of its reply: counted in the row from where the last reply ended.
+    count = jnp.cumsum(is_reply, axis=1)
+    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
+    nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+    # Out of range, so dropped, where no reply is.
+    episode = jnp.where(is_reply, rows.episode, most[0])
+    return Replies(is_reply, episode, rows.turn, nth, most)
 
 
 def gae_across_rows(
@@ -82,42 +163,34 @@ def gae_across_rows(
     *,
     gamma: float,
     lam: float,
-) -> Gae:
+) -> Estimate:
     """`gae` along the replies of each episode, in whichever rows they stand.
 
     The last reply token of a turn is followed by the first of the next, which with
-    windows stands in another row. A reply stands whole in one row, and no reply in two.
+    windows stands in another row.
 
     Args:
       rewards, values: float[R, T], as for `gae`.
-      rows: R rows in any order; a row that is missing is passed over.
-      most: B episodes, K turns of each, and the most tokens of a reply; static.
+      rows, most: as for `find_replies`.
       gamma, lam: as for `gae`.
     """
     chex.assert_equal_shape([rewards, values, rows.is_reply])
-    is_reply = rows.is_reply & (rows.episode >= 0)
-    # Which token of its reply: counted in the row from where the last reply ended.
-    count = jnp.cumsum(is_reply, axis=1)
-    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
-    nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
-    # Out of range, so dropped, where no reply is.
-    place = (jnp.where(is_reply, rows.episode, most[0]), rows.turn, nth)
+    replies = find_replies(rows, most)
 
     def chain(x: jax.Array) -> jax.Array:
-        replies = jnp.zeros(most, x.dtype).at[place].set(x, mode="drop")
-        return replies.reshape(most[0], -1)
+        return replies.gather(x).reshape(most[0], -1)
 
-    def unchain(x: jax.Array) -> jax.Array:
-        return jnp.where(is_reply, x.reshape(most)[place], 0.0)
-
-    chained = gae(chain(rewards), chain(values), chain(is_reply), gamma=gamma, lam=lam)
-    return jax.tree.map(unchain, chained)
+    chained = gae(
+        chain(rewards), chain(values), chain(replies.is_reply), gamma=gamma, lam=lam
+    )
+    return jax.tree.map(lambda x: replies.spread(x.reshape(most)), chained)
 
 
 def group_advantages(
     returns: jax.Array,
     group: jax.Array,
     groups: int,
+    members: jax.Array | None = None,
     *,
     divide_by_std: bool = True,
 ) -> jax.Array:
@@ -135,12 +208,13 @@ def group_advantages(
       returns: float[B], units of reward.
       group: int32[B], 0-based group of each episode.
       groups: P, groups there are; static.
+      members: bool[B], the episodes that are compared; None: all.
       divide_by_std: False for Dr. GRPO.
 
     Returns:
       float32[B], standard deviations, or units of reward for Dr. GRPO.
     """
-    statistics = group_statistics(returns, group, groups)
+    statistics = group_statistics(returns, group, groups, members)
     centred = returns.astype(jnp.float32) - statistics.mean[group]
     if not divide_by_std:
         return centred
@@ -149,7 +223,12 @@ def group_advantages(
     return jnp.where(is_equal, 0.0, centred / jnp.where(is_equal, 1.0, std))
 
 
-def leave_one_out(returns: jax.Array, group: jax.Array, groups: int) -> jax.Array:
+def leave_one_out(
+    returns: jax.Array,
+    group: jax.Array,
+    groups: int,
+    members: jax.Array | None = None,
+) -> jax.Array:
     """RLOO: an episode's return minus the mean return of the others in its group.
 
     Equal to (R - mean) * n / (n - 1), with the mean over all n members; 0 for the only
@@ -162,10 +241,10 @@ def leave_one_out(returns: jax.Array, group: jax.Array, groups: int) -> jax.Arra
     Returns:
       float32[B], units of reward.
     """
-    statistics = group_statistics(returns, group, groups)
+    statistics = group_statistics(returns, group, groups, members)
     centred = returns.astype(jnp.float32) - statistics.mean[group]
-    members = statistics.count[group].astype(jnp.float32)
-    return centred * members / jnp.maximum(members - 1, 1)
+    count = statistics.count[group].astype(jnp.float32)
+    return centred * count / jnp.maximum(count - 1, 1)
 
 
 def broadcast_to_tokens(advantage: jax.Array, rows: Rows) -> jax.Array:
@@ -183,7 +262,28 @@ def broadcast_to_tokens(advantage: jax.Array, rows: Rows) -> jax.Array:
     return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
 
 
-def whiten(values: jax.Array, mask: jax.Array, weight: jax.Array) -> jax.Array:
+def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
+    """Gives every reply token the advantage of its turn.
+
+    Args:
+      advantage: float[B, K], by row of `Episodes` and turn.
+      rows: R rows of T tokens.
+
+    Returns:
+      float32[R, T]; 0 off the replies.
+    """
+    chex.assert_rank(advantage, 2)
+    place = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
+    looked_up = advantage.astype(jnp.float32)[place]
+    return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
+
+
+def whiten(
+    values: jax.Array,
+    mask: jax.Array,
+    weight: jax.Array,
+    counted: jax.Array | None = None,
+) -> jax.Array:
     """Shifts and scales the counted values to mean 0 and standard deviation 1.
 
     The std is the population's, sqrt(sum w (x - mean)^2 / sum w): it needs no second
@@ -192,11 +292,12 @@ def whiten(values: jax.Array, mask: jax.Array, weight: jax.Array) -> jax.Array:
 
     Args:
       values: float[R, T].
-      mask: bool[R, T], True on the tokens to count.
+      mask: bool[R, T], True on the tokens to whiten.
       weight: float[R], of each row, >= 0; 0 marks padding rows.
+      counted: bool[R, T], those of them that mean and std are taken over; None: all.
 
     Returns:
-      float32[R, T], standard deviations; 0 at tokens not counted, whatever they held.
+      float32[R, T], standard deviations; 0 at tokens not in `mask`, whatever they held.
     """
     chex.assert_rank([values, mask], 2)
     chex.assert_equal_shape([values, mask])
@@ -204,11 +305,12 @@ def whiten(values: jax.Array, mask: jax.Array, weight: jax.Array) -> jax.Array:
     chex.assert_shape(weight, (values.shape[0],))
     mask = mask & (weight > 0)[:, None]
     values = values.astype(jnp.float32)
-    weights = jnp.where(mask, weight.astype(jnp.float32)[:, None], 0.0)
+    counted = mask if counted is None else mask & counted
+    weights = jnp.where(counted, weight.astype(jnp.float32)[:, None], 0.0)
     count = weights.sum()
     count = jnp.where(count > 0, count, 1.0)
     # Measured from the lowest: equal values leave exact zeros, not rounding.
-    lowest = jnp.min(values, where=mask, initial=jnp.inf)
+    lowest = jnp.min(values, where=counted, initial=jnp.inf)
     above_lowest = jnp.where(mask, values - lowest, 0.0)
     mean = (weights * above_lowest).sum() / count
     centred = above_lowest - mean

@@ -1,13 +1,30 @@
-"""What the losses read: the kept rows with their advantages, returns and old values."""
+"""The kept rows, and the batch of them that the losses read."""
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning import advantages, filters, reduce, rewards, shaping
-from ragen_jax.learning.forward import Forward, reply_lengths
+from ragen_jax.learning import advantages, aggregation, filters, gather
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
+
+
+@struct.dataclass
+class KeptRows:
+    """C rows of the groups that the filter kept, longest first; the rest is padding."""
+
+    rows: Rows
+    weight: jax.Array  # float32[C], 1 for a kept row, 0 for padding behind them
+
+
+@struct.dataclass
+class OldScores:
+    """What the models say of the kept rows before they learn from them."""
+
+    old_values: jax.Array  # float32[C, T], units of reward; 0 without a critic
+    ref_logprobs: jax.Array  # float32[C, T], nats; 0 without a reference
+    old_logprobs: jax.Array  # float32[C, T], nats
+    sampler_logprobs: jax.Array | None = None  # None: as `old_logprobs`
 
 
 @struct.dataclass
@@ -16,151 +33,113 @@ class Batch:
 
     tokens: jax.Array  # int32[C, T]
     is_reply: jax.Array  # bool[C, T]
-    old_logprobs: jax.Array  # float32[C, T], nats, under the sampling policy
+    old_logprobs: jax.Array  # float32[C, T], nats, before the first update
     ref_logprobs: jax.Array  # float32[C, T], nats, 0 without a reference
     old_values: jax.Array  # float32[C, T], units of reward
     advantages: jax.Array  # float32[C, T]
     returns: jax.Array  # float32[C, T], units of reward
     weight: jax.Array  # float32[C]
+    # None: as `old_logprobs`, which the sampler recorded.
+    sampler_logprobs: jax.Array | None = None  # float32[C, T], nats
+    # None: all reply tokens.
+    is_target: jax.Array | None = None  # bool[C, T], whose value the critic learns
+    has_bonus: jax.Array | None = None  # bool[C, T], with an entropy bonus
 
 
-def choose_groups(settings: Settings, episodes: Episodes):
-    """bool[P] groups to train on, and float32[P] in-group std of the task return."""
-    chosen, penalty = settings.filter, settings.reward.format_penalty
-    groups = settings.rollout.prompts
-    plain = rewards.returns(episodes)
-    std = filters.group_statistics(plain, episodes.group, groups).std
-    score = std
-    if chosen.with_penalty:
-        score = filters.group_statistics(
-            rewards.returns(episodes, penalty), episodes.group, groups
-        ).std
-    keep = filters.keep_groups(
-        score,
-        strategy=chosen.strategy,
-        fraction=chosen.fraction,
-        keep_zero=chosen.keep_zero,
-    )
-    return keep, std
-
-
-def prepare(
-    forward: Forward,
-    critic,
-    reference,
-    rows: Rows,
-    episodes: Episodes,
-    keep: jax.Array,
-) -> Batch:
-    """Gathers the kept rows and computes what their losses need.
-
-    Args:
-      forward: runs the models.
-      critic: its trainable tree, {} without one.
-      reference: the frozen policy of the KL term, {} without one.
-      rows, episodes: the record.
-      keep: bool[P], groups to train on.
-    """
-    settings = forward.settings
-    rows, weight = _kept(settings, rows, episodes, keep)
-    rows = forward.share_rows(rows)
-    is_reply = rows.is_reply
-    zeros = jnp.zeros(rows.tokens.shape, jnp.float32)
-    old_values = ref_logprobs = zeros
-    if settings.estimator == "ppo":
-        old_values = forward.map_rows(
-            lambda tokens, _: forward.values(critic, tokens),
-            rows.tokens,
-            is_reply,
-            weight,
-        )
-    if settings.loss.kl > 0:
-        ref_logprobs = forward.map_rows(
-            lambda *piece: forward.reference_logprobs(reference, *piece),
-            rows.tokens,
-            is_reply,
-            weight,
-        )
-    by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
-    earned = rewards.at_turn_ends(rows, by_turn)
-    if settings.loss.kl > 0 and settings.loss.kl_in == "reward":
-        earned = rewards.penalize_kl(
-            earned,
-            rows.logprobs,
-            ref_logprobs,
-            is_reply,
-            settings.loss.kl,
-            settings.loss.kl_kind,
-        )
-    totals = by_turn.sum(axis=1)
-    gains, returns = _advantages(settings, earned, totals, old_values, rows, episodes)
-    if settings.advantage.whiten:
-        gains = advantages.whiten(gains, is_reply, weight)
-    return Batch(
-        tokens=rows.tokens,
-        is_reply=is_reply,
-        old_logprobs=rows.logprobs,
-        ref_logprobs=ref_logprobs,
-        old_values=old_values,
-        advantages=gains,
-        returns=returns,
-        weight=weight,
-    )
-
-
-def _kept(
+def gather_kept_rows(
     settings: Settings, rows: Rows, episodes: Episodes, keep: jax.Array
-) -> tuple[Rows, jax.Array]:
-    """The kept groups' rows in room for all that can be kept, and float32[C] weights.
+) -> KeptRows:
+    """The kept episodes' rows in room for all that can be kept, in whole minibatches.
 
     Longest first, padding rows last: microbatches of like length.
+
+    Args:
+      settings: of the run.
+      rows, episodes: the record.
+      keep: bool[B], episodes to train on.
     """
-    most = filters.most_kept(
-        settings.rollout.prompts,
-        strategy=settings.filter.strategy,
-        fraction=settings.filter.fraction,
-    )
     minibatch = settings.optimizer.minibatch
-    capacity = most * settings.rollout.group_size
+    capacity = filters.most_kept_episodes(settings)
     if settings.rollout.window_turns:  # A row a turn.
         capacity *= episodes.reward.shape[1]
     capacity = -(-capacity // minibatch) * minibatch
-    is_kept = filters.kept_rows(rows, episodes, keep)
-    rows, weight = filters.gather_rows(rows, is_kept, capacity)
+    is_kept = gather.kept_rows(rows, keep)
+    rows, weight = gather.gather_rows(rows, is_kept, capacity)
     order = jnp.argsort(-reply_lengths(rows.is_reply), stable=True)
-    return jax.tree.map(lambda x: x[order], (rows, weight))
+    rows, weight = jax.tree.map(lambda x: x[order], (rows, weight))
+    return KeptRows(rows=rows, weight=weight)
 
 
-def _advantages(
-    settings: Settings, earned, totals, old_values, rows: Rows, episodes: Episodes
-):
-    """(advantages, returns), float32[C, T] each, from rewards by token and episode."""
-    chosen = settings.advantage
-    if settings.estimator == "ppo":
-        along = dict(gamma=chosen.gamma, lam=chosen.lam)
-        if settings.rollout.window_turns:
-            most = (*episodes.reward.shape, settings.rollout.reply_tokens)
-            result = advantages.gae_across_rows(earned, old_values, rows, most, **along)
-        else:
-            result = advantages.gae(earned, old_values, rows.is_reply, **along)
-        return result.advantages, result.returns
-    gain = advantages.group_advantages(
-        totals,
-        episodes.group,
-        settings.rollout.prompts,
-        divide_by_std=chosen.divide_by_std,
+def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
+    """bool[C, T], the reply tokens with an entropy bonus: of thoughts or of answers.
+
+    A thought is what stands before the answer's text begins, tags included.
+
+    Args:
+      settings: of the run.
+      rows: C rows.
+      episodes: all B, with how long their thoughts are.
+    """
+    count, turns = episodes.reward.shape
+    most = count, turns, settings.rollout.reply_tokens
+    nth = advantages.find_replies(rows, most).nth
+    place = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
+    is_thought = nth < episodes.thought_tokens[place]
+    wanted = is_thought if settings.loss.entropy_on == "thought" else ~is_thought
+    return rows.is_reply & wanted
+
+
+def make_batch(
+    settings: Settings,
+    kept: KeptRows,
+    episodes: Episodes,
+    scores: OldScores,
+    estimate: advantages.Estimate,
+    gains: jax.Array,
+) -> Batch:
+    """The batch of C kept rows of T tokens.
+
+    Args:
+      settings: of the run.
+      kept: the rows.
+      episodes: all B.
+      scores: what the models said of the rows.
+      estimate: returns, and which tokens the critic learns.
+      gains: float32[C, T], advantages as the losses read them.
+    """
+    rows = kept.rows
+    has_bonus = None
+    if settings.loss.entropy_on != "reply":
+        has_bonus = bonus_tokens(settings, rows, episodes)
+    return Batch(
+        tokens=rows.tokens,
+        is_reply=rows.is_reply,
+        old_logprobs=scores.old_logprobs,
+        ref_logprobs=scores.ref_logprobs,
+        old_values=scores.old_values,
+        advantages=gains,
+        returns=estimate.returns,
+        weight=kept.weight,
+        sampler_logprobs=scores.sampler_logprobs,
+        is_target=estimate.is_target,
+        has_bonus=has_bonus,
     )
-    tokens = advantages.broadcast_to_tokens(gain, rows)
-    return tokens, jnp.zeros_like(tokens)
+
+
+def reply_lengths(is_reply: jax.Array) -> jax.Array:
+    """int32[rows], up to the last reply token; what stands behind has no loss."""
+    index = jnp.arange(1, is_reply.shape[1] + 1)[None]
+    return jnp.where(is_reply, index, 0).max(axis=1)
 
 
 def explained_variance(batch: Batch) -> jax.Array:
-    """1 - Var(returns - old values) / Var(returns), over the kept reply tokens."""
-    mask = batch.is_reply & (batch.weight > 0)[:, None]
+    """1 - Var(returns - old values) / Var(returns), over the critic's tokens."""
+    is_target = batch.is_reply if batch.is_target is None else batch.is_target
+    mask = is_target & (batch.weight > 0)[:, None]
 
     def variance(x: jax.Array) -> jax.Array:
-        mean = reduce.token_mean(x, mask).value()
-        return reduce.token_mean((x - mean) ** 2, mask).value()
+        mean = aggregation.token_mean(x, mask).value()
+        return aggregation.token_mean((x - mean) ** 2, mask).value()
 
     total = variance(batch.returns)
     rest = variance(batch.returns - batch.old_values)

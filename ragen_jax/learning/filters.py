@@ -1,180 +1,124 @@
-"""StarPO-S filtering: which groups teach enough to be trained on, and their rows.
+"""StarPO-S filtering: the groups, or members of them, that teach enough."""
 
-Shapes never depend on what is kept: a filter marks groups, and a counted gather moves
-the marked rows to the front of a buffer of fixed capacity.
-"""
+from collections.abc import Callable
 
-import math
-
-import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.trajectory import PADDING, Episodes, Rows
-
-ZERO_SCORE = 1e-6  # A lower score counts as zero: rounding, not uncertainty.
-_TOP_P_MARGIN = 0.01  # eps of RAGEN-2, in the unit of the score
-
-STRATEGIES = ("none", "top_fraction", "top_p")
+from ragen_jax.learning import rewards, strategies
+from ragen_jax.learning.groups import GroupStatistics, group_statistics
+from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.settings import FILTER_METRICS, Settings
+from ragen_jax.trajectory import Episodes, Rows
 
 
 @struct.dataclass
-class GroupStatistics:
-    """Of the values of each of P groups."""
+class Selection:
+    """What the filter chose of B episodes in P groups."""
 
-    mean: jax.Array  # float32[P], in the unit of the values; 0 for an empty group
-    std: jax.Array  # float32[P], sample (n - 1); 0 for fewer than two members
-    count: jax.Array  # int32[P], members
+    keep: jax.Array  # bool[B], to train on
+    share: jax.Array  # float32[], of the groups, or of the episodes within_group
+    std: jax.Array  # float32[P], in-group std of the task return, units of reward
+    spread: jax.Array  # float32[P], the same with the penalty if the filter sees it
+    kept_groups: jax.Array  # bool[P], with an episode to train on
 
 
-def group_statistics(
-    values: jax.Array, group: jax.Array, groups: int
-) -> GroupStatistics:
-    """Mean and sample standard deviation within each group, whatever its order.
-
-    The std has n - 1 below the line, as in RAGEN, verl and TRL; it is exactly 0 where
-    all members are equal.
+def uncertainty_filter(
+    settings: Settings, rows: Rows, episodes: Episodes, iteration: jax.Array
+) -> Selection:
+    """Chooses the groups whose outcome is uncertain (StarPO-S, arXiv:2504.20073, 4.1).
 
     Args:
-      values: float[B], one number an episode, such as its return.
-      group: int32[B], 0-based group of each episode.
-      groups: P, groups there are; static.
+      settings: of the run.
+      rows, episodes: the record of B episodes of P groups.
+      iteration: int32[], iterations finished.
     """
-    chex.assert_rank([values, group], 1)
-    chex.assert_equal_shape([values, group])
-    values = values.astype(jnp.float32)
+    chosen, groups = settings.filter, settings.rollout.prompts
+    summary = lambda x: group_statistics(x, episodes.group, groups)
+    std = summary(rewards.returns(episodes)).std
+    seen = rewards.returns(episodes, _penalty(settings))
+    spread = summary(seen).std if chosen.with_penalty else std
+    measure, statistic = METRICS[chosen.metric]
+    values = measure(settings, rows, episodes)
+    fraction = over_the_run(settings, chosen.fraction, chosen.fraction_end, iteration)
+    score = statistic(summary(values))
+    kept_groups = _keep_by_scope(settings, score, episodes, fraction)
+    keep, share = kept_groups[episodes.group], kept_groups.mean(dtype=jnp.float32)
+    if chosen.strategy == "within_group":
+        count = strategies.members_kept(settings.rollout.group_size, chosen)
+        keep &= strategies.keep_members(values, episodes.group, groups, count)
+        share = keep.mean(dtype=jnp.float32)
+    return Selection(keep, share, std, spread, kept_groups)
+
+
+def most_kept_episodes(settings: Settings) -> int:
+    """The most episodes that the filter can keep."""
+    each = settings.rollout.group_size
+    if settings.filter.strategy == "within_group":
+        each = strategies.members_kept(each, settings.filter)
+    sizes = _scopes(settings)
+    return each * sum(strategies.most_kept(size, settings.filter) for size in sizes)
+
+
+def _scopes(settings: Settings) -> list[int]:
+    """How many groups are ranked among each other, for each such set."""
+    if settings.filter.scope == "batch":
+        return [settings.rollout.prompts]
+    return [task.prompts for task in settings.tasks()]
+
+
+def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
+    """bool[P], chosen in the whole batch or among the groups of each environment."""
+    chosen, sizes = settings.filter, _scopes(settings)
+    if len(sizes) == 1:
+        return strategies.keep_groups(score, chosen, fraction)
+    environment = jax.ops.segment_max(
+        episodes.environment, episodes.group, settings.rollout.prompts
+    )
+    keep = jnp.zeros(score.shape, bool)
+    for index, size in enumerate(sizes):
+        among = environment == index
+        keep |= strategies.keep_groups(score, chosen, fraction, among, size)
+    return keep
+
+
+# What is measured of each episode, float32[B] -----------------------------------------
+
+
+def _penalty(settings: Settings) -> float:
+    return settings.reward.format_penalty if settings.filter.with_penalty else 0.0
+
+
+def _returns(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
+    return rewards.returns(episodes, _penalty(settings))
+
+
+def _length(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
+    return episodes.reply_tokens.sum(axis=1).astype(jnp.float32)
+
+
+def _entropy(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
+    """Mean over an episode's reply tokens of their entropy as sampled, nats."""
+    count = episodes.turns.shape[0]
+    is_reply = rows.is_reply & (rows.episode >= 0)
+    owner = jnp.where(is_reply, rows.episode, count).reshape(-1)
 
     def total(x: jax.Array) -> jax.Array:
-        return jax.ops.segment_sum(x, group, groups)
+        masked = jnp.where(is_reply, x, 0.0).reshape(-1)
+        return jax.ops.segment_sum(masked, owner, count + 1)[:count]
 
-    count = total(jnp.ones_like(group))
-    members = jnp.maximum(count, 1).astype(jnp.float32)
-    # Two passes, both measured from the group's minimum: equal values leave exact
-    # zeros, where a mean of them would round.
-    lowest = jax.ops.segment_min(values, group, groups)
-    lowest = jnp.where(count > 0, lowest, 0.0)
-    above_lowest = values - lowest[group]
-    mean_above = total(above_lowest) / members
-    squares = total(jnp.square(above_lowest - mean_above[group]))
-    std = jnp.sqrt(squares / jnp.maximum(members - 1, 1))
-    return GroupStatistics(mean=lowest + mean_above, std=std, count=count)
+    return total(rows.entropy) / jnp.maximum(total(jnp.ones(rows.entropy.shape)), 1.0)
 
 
-def keep_groups(
-    score: jax.Array, *, strategy: str, fraction: float, keep_zero: bool
-) -> jax.Array:
-    """Marks the groups to train on.
-
-    none: every group, whatever its score.
-    top_fraction: the `most_kept` groups of highest score (StarPO-S, arXiv:2504.20073,
-      uncertainty filtering, default 0.25).
-    top_p: from the highest score down, until the sum of the kept scores reaches
-      fraction * total - 0.01 (RAGEN-2, arXiv:2604.06268, linear). A total so small
-      that this is not positive keeps nothing; a fraction of 1 keeps every candidate.
-
-    Ties go to the lower index. Groups of zero score (below 1e-6) are no candidates
-    unless `keep_zero`: they give no advantage, and RAGEN's fraction fills up with them.
-
-    Args:
-      score: float[P], >= 0, such as the in-group std of returns.
-      strategy: one of STRATEGIES.
-      fraction: in (0, 1]; of the groups, or of the sum of scores. Unused by none.
-      keep_zero: whether groups of zero score may be kept. top_p reaches them only at a
-        fraction of 1, as they add nothing to the sum.
-
-    Returns:
-      bool[P]; all False is possible, and then there is nothing to update on.
-
-    Raises:
-      ValueError: for an unknown strategy or a fraction outside its range.
-    """
-    chex.assert_rank(score, 1)
-    most = most_kept(score.shape[0], strategy=strategy, fraction=fraction)
-    if strategy == "none":
-        return jnp.ones(score.shape, bool)
-
-    score = score.astype(jnp.float32)
-    is_candidate = score >= (0.0 if keep_zero else ZERO_SCORE)  # Never a NaN.
-    counted = jnp.where(score >= ZERO_SCORE, score, 0.0)
-    order = jnp.argsort(counted, descending=True, stable=True)
-    if strategy == "top_fraction":
-        is_within = jnp.arange(score.shape[0]) < most
-    elif fraction >= 1:
-        is_within = jnp.ones(score.shape, bool)
-    else:
-        reached = jnp.cumsum(counted[order])
-        before = jnp.concatenate([jnp.zeros(1), reached[:-1]])
-        is_within = before < fraction * reached[-1] - _TOP_P_MARGIN
-    return jnp.zeros(score.shape, bool).at[order].set(is_within) & is_candidate
-
-
-def most_kept(groups: int, *, strategy: str, fraction: float) -> int:
-    """The most groups of P that `keep_groups` can keep: how much room to make.
-
-    For top_fraction max(1, round(fraction * P)), a half rounded up.
-
-    Args: as for `keep_groups`.
-    """
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"unknown filter strategy {strategy!r}; choose one of {STRATEGIES}"
-        )
-    if strategy != "none" and not 0 < fraction <= 1:
-        raise ValueError(f"need 0 < fraction <= 1 for {strategy!r}, got {fraction}")
-    if strategy != "top_fraction":
-        return groups
-    return max(1, math.floor(fraction * groups + 0.5))
-
-
-def kept_rows(rows: Rows, episodes: Episodes, keep: jax.Array) -> jax.Array:
-    """Marks the rows with a token of a kept group's episode.
-
-    Args:
-      rows: R rows, each of episodes of one group.
-      episodes: the B episodes that `rows.episode` points into.
-      keep: bool[P], by group.
-
-    Returns:
-      bool[R]; False for a row that is all padding.
-    """
-    chex.assert_type(keep, bool)
-    is_kept_episode = keep[episodes.group]
-    is_kept_token = is_kept_episode[jnp.maximum(rows.episode, 0)]
-    return (is_kept_token & (rows.episode != PADDING)).any(axis=1)
-
-
-def gather_rows(
-    rows: Rows, is_kept: jax.Array, capacity: int
-) -> tuple[Rows, jax.Array]:
-    """Moves the kept rows, in their order, to the front of a buffer of fixed size.
-
-    Args:
-      rows: R rows of T tokens.
-      is_kept: bool[R].
-      capacity: C, rows of the result; static. If more are kept, the last are lost, so
-        make room for all: `most_kept` groups times the most rows of a group.
-
-    Returns:
-      (Rows of C rows, weight float32[C]): weight 1 for the kept rows; behind them
-      padding of weight 0, without an episode, a reply or a turn end.
-    """
-    chex.assert_shape(is_kept, (rows.tokens.shape[0],))
-    chex.assert_type(is_kept, bool)
-    (source,) = jnp.nonzero(is_kept, size=capacity, fill_value=0)
-    is_real = jnp.arange(capacity) < is_kept.sum()
-    gathered = jax.tree.map(lambda field: field[source], rows)
-
-    def blank(field: jax.Array, padding: bool | int | float) -> jax.Array:
-        return jnp.where(is_real[:, None], field, jnp.asarray(padding, field.dtype))
-
-    padded = gathered.replace(
-        tokens=blank(gathered.tokens, 0),
-        is_reply=blank(gathered.is_reply, False),
-        logprobs=blank(gathered.logprobs, 0),
-        entropy=blank(gathered.entropy, 0),
-        episode=blank(gathered.episode, PADDING),
-        turn=blank(gathered.turn, PADDING),
-        turn_end=blank(gathered.turn_end, False),
-    )
-    return padded, is_real.astype(jnp.float32)
+# (what is measured of an episode, what of its group is the score)
+METRICS: dict[str, tuple[Callable, Callable[[GroupStatistics], jax.Array]]] = {
+    "return_std": (_returns, lambda group: group.std),
+    "return_variance": (_returns, lambda group: jnp.square(group.std)),
+    "return_mean": (_returns, lambda group: group.mean),
+    "return_sum": (_returns, lambda group: group.mean * group.count),
+    "length": (_length, lambda group: group.mean),
+    "entropy": (_entropy, lambda group: group.mean),
+    "entropy_std": (_entropy, lambda group: group.std),
+}
+assert METRICS.keys() == FILTER_METRICS.keys()

@@ -1,6 +1,7 @@
 """The models as the update runs them: over microbatches, on the mesh, by length."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ragen_jax import mesh as meshes
-from ragen_jax.learning import policy
+from ragen_jax.learning import token_scores
+from ragen_jax.learning.batch import KeptRows, OldScores, reply_lengths
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.learning.vocabulary_scores import score_vocabulary
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
 
 
@@ -24,114 +28,202 @@ class UpdatePlan:
     config: ModelConfig
     mesh: Mesh
     dtype: Any  # of the transformers' computation
+    shardings: TrainState  # of the state, before and after
     lengths: tuple[int, ...]  # row lengths compiled for, rising; the last is T
     prefix: tuple[int, ...] = ()  # tokens that every row begins with; shorter than all
     # Trainable and frozen tree -> parameters; full training: the trainable one.
     assemble: Callable[[Any, Any], Parameters] = lambda trainable, frozen: trainable
 
 
-class Forward:
-    """Actor and critic passes with the plan and the frozen parameters bound in."""
+# Passes over one microbatch -----------------------------------------------------------
 
-    def __init__(self, plan: UpdatePlan, frozen):
-        self.plan, self.settings, self.frozen = plan, plan.settings, frozen
-        prefix = jnp.array(plan.prefix, jnp.int32) if plan.prefix else None
-        self._shared = dict(
-            prefix=prefix,
-            dtype=plan.dtype,
-            place=self.share_rows,
-            attention=_attention_on_shards(plan),
-        )
 
-    def scores(self, actor, tokens, is_reply, **options) -> policy.TokenScores:
-        """Scores of the reply tokens by the trainable tree `actor`, at T of sampling.
+def policy_scores(
+    plan: UpdatePlan,
+    parameters: Parameters,
+    tokens: jax.Array,
+    is_reply: jax.Array,
+    *,
+    remat: bool = False,
+    with_entropy: bool = True,
+) -> token_scores.TokenScores:
+    """Scores of the reply tokens under a policy at the temperature of sampling.
 
-        Args: as for `policy.score_tokens`; `options` are its `remat` and
-          `with_entropy`.
-        """
-        return self._score(
-            self.plan.assemble(actor, self.frozen), tokens, is_reply, **options
-        )
+    Args: `parameters` as `plan.assemble` gives them; the others as for
+      `token_scores.score_tokens`.
+    """
+    return token_scores.score_tokens(
+        _gather_vocabulary(plan, parameters),
+        tokens,
+        plan.config,
+        plan.settings.rollout.temperature,
+        is_reply=is_reply,
+        remat=remat,
+        with_entropy=with_entropy,
+        score=functools.partial(_score_on_shards, plan),
+        **_shared_options(plan),
+    )
 
-    def reference_logprobs(self, reference: Parameters, tokens, is_reply) -> jax.Array:
-        """float32[R, T], nats, of the reply tokens by the frozen reference."""
-        return self._score(reference, tokens, is_reply, with_entropy=False).logprobs
 
-    def values(self, critic, tokens, **options) -> jax.Array:
-        """float32[R, T], the critic's value before each token."""
-        parameters = self._gather_vocabulary(self.plan.assemble(critic, self.frozen))
-        config = self.plan.config
-        return policy.value_tokens(
-            parameters, tokens, config, **self._shared, **options
-        )
+def critic_values(
+    plan: UpdatePlan, parameters: Parameters, tokens: jax.Array, *, remat: bool = False
+) -> jax.Array:
+    """float32[R, T], units of reward: the critic's value before each token."""
+    return token_scores.value_tokens(
+        _gather_vocabulary(plan, parameters),
+        tokens,
+        plan.config,
+        remat=remat,
+        **_shared_options(plan),
+    )
 
-    def _score(self, parameters: Parameters, tokens, is_reply, **options):
-        return policy.score_tokens(
-            self._gather_vocabulary(parameters),
-            tokens,
-            self.plan.config,
-            self.settings.rollout.temperature,
-            is_reply=is_reply,
-            **self._shared,
-            **options,
-        )
 
-    def _gather_vocabulary(self, parameters: Parameters) -> Parameters:
-        """The embedding whole on every device, for looking tokens up in it."""
-        whole = NamedSharding(self.plan.mesh, PartitionSpec())
-        embedding = jax.lax.with_sharding_constraint(parameters["embedding"], whole)
-        return {**parameters, "embedding": embedding}
+def _shared_options(plan: UpdatePlan) -> dict[str, Any]:
+    """What every pass over rows is given besides parameters and tokens."""
+    return dict(
+        prefix=jnp.array(plan.prefix, jnp.int32) if plan.prefix else None,
+        dtype=plan.dtype,
+        constrain=functools.partial(share_rows, plan),
+        attention=_attention_on_shards(plan),
+    )
 
-    def map_rows(
-        self, score: Callable, tokens: jax.Array, is_reply: jax.Array, weight: jax.Array
-    ) -> jax.Array:
-        """float32[C, T], `score` of every row of weight 1, a microbatch at a time.
 
-        Args:
-          score: (int32[R, T] tokens, bool[R, T] is_reply) -> float32[R, T].
-          tokens: int32[C, T]. is_reply: bool[C, T].
-          weight: float32[C]; the rows of weight 1 stand in front.
-        """
-        micro, width = self.settings.optimizer.microbatch, tokens.shape[1]
-        count = -(-(weight > 0).sum() // micro)
-        pieces = self.microbatches((tokens, is_reply))
+def _gather_vocabulary(plan: UpdatePlan, parameters: Parameters) -> Parameters:
+    """The embedding whole on every device, for looking tokens up in it."""
+    whole = NamedSharding(plan.mesh, PartitionSpec())
+    embedding = jax.lax.with_sharding_constraint(parameters["embedding"], whole)
+    return {**parameters, "embedding": embedding}
 
-        def scored(length: int, piece) -> jax.Array:
-            scores = score(*jax.tree.map(lambda x: x[:, :length], piece))
-            return jnp.pad(scores, ((0, 0), (0, width - length)))
 
-        def one(index, out):
-            piece = jax.tree.map(lambda x: x[index], pieces)
-            return out.at[index].set(self.by_length(scored, piece[1], piece))
+# Passes over all kept rows, before the first update -----------------------------------
 
-        blank = self.microbatches(jnp.zeros(tokens.shape, jnp.float32))
-        scores = jax.lax.fori_loop(0, count, one, blank)
-        return self.share_rows(scores.reshape(tokens.shape))
 
-    def by_length(self, compute: Callable, is_reply: jax.Array, piece):
-        """`compute(length, piece)` at the shortest compiled length that fits."""
-        lengths = self.plan.lengths
-        longest = reply_lengths(is_reply).max()
-        which = sum((longest > n).astype(jnp.int32) for n in lengths[:-1])
-        branches = [lambda piece, n=n: compute(n, piece) for n in lengths]
-        return jax.lax.switch(which, branches, piece)
+def score_before(
+    plan: UpdatePlan, state: TrainState, frozen, reference, kept: KeptRows
+) -> OldScores:
+    """What the models say of the kept rows before they learn from them.
 
-    def share_rows(self, tree):
-        """Every array's leading axis shared over data and fsdp."""
-        return jax.lax.with_sharding_constraint(
-            tree, NamedSharding(self.plan.mesh, meshes.ROWS)
-        )
+    Args:
+      plan: what is static.
+      state: with actor and critic as they are.
+      frozen: the parameters that are not trained; {} in full training.
+      reference: the policy of the KL term, {} without one.
+      kept: C rows.
+    """
+    recorded = kept.rows.logprobs
+    values = old_values(plan, frozen, state.critic, kept)
+    ref_logprobs = reference_logprobs(plan, reference, kept)
+    if not plan.settings.loss.sampler_correction:
+        return OldScores(values, ref_logprobs, recorded)
+    own = actor_logprobs(plan, frozen, state.actor, kept)
+    return OldScores(values, ref_logprobs, own, recorded)
 
-    def microbatches(self, tree):
-        """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
-        micro = self.settings.optimizer.microbatch
-        placed = NamedSharding(self.plan.mesh, PartitionSpec(None, *meshes.ROWS))
-        return jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(
-                x.reshape(-1, micro, *x.shape[1:]), placed
-            ),
-            tree,
-        )
+
+def old_values(plan: UpdatePlan, frozen, critic, kept: KeptRows) -> jax.Array:
+    """float32[C, T], units of reward, by the critic as it is; 0 without a critic.
+
+    Args:
+      plan: what is static.
+      frozen: the tree that is not trained; {} in full training.
+      critic: the critic's trainable tree, {} without one.
+      kept: C rows.
+    """
+    if not plan.settings.has_critic:
+        return jnp.zeros(kept.rows.tokens.shape, jnp.float32)
+    return map_rows(
+        plan,
+        lambda tokens, _: critic_values(plan, plan.assemble(critic, frozen), tokens),
+        kept,
+    )
+
+
+def actor_logprobs(plan: UpdatePlan, frozen, actor, kept: KeptRows) -> jax.Array:
+    """float32[C, T], nats, of the reply tokens under the actor as the update runs it.
+
+    Equal to what the sampler recorded, but for rounding: the two are compared by
+    `loss.sampler_correction`. Args: as for `old_values`.
+    """
+
+    def score(tokens, is_reply):
+        parameters = plan.assemble(actor, frozen)
+        scores = policy_scores(plan, parameters, tokens, is_reply, with_entropy=False)
+        return scores.logprobs
+
+    return map_rows(plan, score, kept)
+
+
+def reference_logprobs(
+    plan: UpdatePlan, reference: Parameters, kept: KeptRows
+) -> jax.Array:
+    """float32[C, T], nats, of the reply tokens under the frozen reference; 0 without.
+
+    Args:
+      plan: what is static.
+      reference: the policy of the KL term, {} without one.
+      kept: C rows.
+    """
+    if not plan.settings.has_reference:
+        return jnp.zeros(kept.rows.tokens.shape, jnp.float32)
+
+    def score(tokens, is_reply):
+        scores = policy_scores(plan, reference, tokens, is_reply, with_entropy=False)
+        return scores.logprobs
+
+    return map_rows(plan, score, kept)
+
+
+def map_rows(plan: UpdatePlan, score: Callable, kept: KeptRows) -> jax.Array:
+    """float32[C, T], `score` of every row of weight 1, a microbatch at a time.
+
+    Args:
+      plan: what is static.
+      score: (int32[R, T] tokens, bool[R, T] is_reply) -> float32[R, T].
+      kept: C rows; those of weight 1 stand in front.
+    """
+    tokens, is_reply = kept.rows.tokens, kept.rows.is_reply
+    micro, width = plan.settings.optimizer.microbatch, tokens.shape[1]
+    count = -(-(kept.weight > 0).sum() // micro)
+    pieces = microbatches(plan, (tokens, is_reply))
+
+    def scored(length: int, piece) -> jax.Array:
+        scores = score(*jax.tree.map(lambda x: x[:, :length], piece))
+        return jnp.pad(scores, ((0, 0), (0, width - length)))
+
+    def one(index, out):
+        piece = jax.tree.map(lambda x: x[index], pieces)
+        return out.at[index].set(by_length(plan, scored, piece[1], piece))
+
+    blank = microbatches(plan, jnp.zeros(tokens.shape, jnp.float32))
+    scores = jax.lax.fori_loop(0, count, one, blank)
+    return share_rows(plan, scores.reshape(tokens.shape))
+
+
+# Rows on the mesh, and their lengths --------------------------------------------------
+
+
+def by_length(plan: UpdatePlan, compute: Callable, is_reply: jax.Array, piece):
+    """`compute(length, piece)` at the shortest compiled length that fits."""
+    longest = reply_lengths(is_reply).max()
+    which = sum((longest > n).astype(jnp.int32) for n in plan.lengths[:-1])
+    branches = [lambda piece, n=n: compute(n, piece) for n in plan.lengths]
+    return jax.lax.switch(which, branches, piece)
+
+
+def share_rows(plan: UpdatePlan, tree):
+    """Every array's leading axis shared over data and fsdp."""
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(plan.mesh, meshes.ROWS))
+
+
+def microbatches(plan: UpdatePlan, tree):
+    """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
+    micro = plan.settings.optimizer.microbatch
+    placed = NamedSharding(plan.mesh, PartitionSpec(None, *meshes.ROWS))
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(
+            x.reshape(-1, micro, *x.shape[1:]), placed
+        ),
+        tree,
+    )
 
 
 def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
@@ -156,10 +248,26 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     return attention
 
 
-def reply_lengths(is_reply: jax.Array) -> jax.Array:
-    """int32[rows], up to the last reply token; what stands behind has no loss."""
-    index = jnp.arange(1, is_reply.shape[1] + 1)[None]
-    return jnp.where(is_reply, index, 0).max(axis=1)
+def _score_on_shards(
+    plan: UpdatePlan, weight, hidden, token, wanted, *, temperature, **options
+) -> token_scores.TokenScores:
+    """`score_vocabulary` of each device's own rows.
+
+    Each adds up its own gradient of the vocabulary; they are summed once, at the end.
+    """
+    own, everywhere = meshes.ROWS, PartitionSpec()
+
+    def score(weight, hidden, token, wanted, temperature):
+        options_of_one = options | {"temperature": temperature}
+        return score_vocabulary(weight, hidden, token, wanted, **options_of_one)
+
+    return jax.shard_map(
+        score,
+        mesh=plan.mesh,
+        in_specs=(everywhere, own, own, own, everywhere),
+        out_specs=own,
+        check_vma=False,
+    )(weight, hidden, token, wanted, jnp.float32(temperature))
 
 
 def cut(piece, length: int):

@@ -1,7 +1,7 @@
-"""Per-token losses of StarPO. Each returns float32[R, T]; reduce.py averages them.
+"""Per-token losses of StarPO. Each returns float32[R, T]; aggregation.py averages them.
 
 At tokens the policy did not write the results are numbers without meaning: mask them
-with `reduce`.
+with `aggregation`.
 """
 
 import chex
@@ -12,8 +12,6 @@ import jax.numpy as jnp
 # even where the other branch of a minimum was taken.
 _LARGEST_LOG_RATIO = 20.0
 
-KL_KINDS = ("k1", "k2", "k3")
-
 
 def clipped_policy_loss(
     logprobs: jax.Array,
@@ -22,15 +20,18 @@ def clipped_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> jax.Array:
     """PPO's clipped surrogate, with its own bound for rising probabilities.
 
     With r = exp(logprobs - old_logprobs), the loss of one token is
-      -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A).
+      -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),
+    and with `dual_clip` c, where A < 0, at most -c * A.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; the asymmetric bound
-    ("clip-higher") is DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.1. The log of
-    r is held to at most 20, as in verl.
+    ("clip-higher") is DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.1; the second
+    bound is Ye et al. 2020, arXiv:1912.09729, eq. 5. The log of r is held to at most
+    20, as in verl.
 
     Args:
       logprobs: float[R, T], nats, under the policy being trained.
@@ -39,6 +40,7 @@ def clipped_policy_loss(
         normalized); held constant under differentiation.
       clip_low: how far r may fall below 1 before its gradient stops, in [0, 1).
       clip_high: how far r may rise above 1 before its gradient stops, >= 0.
+      dual_clip: c > 1, above which r stops counting where A < 0; 0: no such bound.
 
     Returns:
       float32[R, T].
@@ -52,7 +54,62 @@ def clipped_policy_loss(
     ratio = _ratio(logprobs, old_logprobs, advantages)
     advantages = jax.lax.stop_gradient(advantages.astype(jnp.float32))
     clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    return -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
+    loss = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
+    if not dual_clip:
+        return loss
+    return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
+
+
+def sequence_logprobs(
+    logprobs: jax.Array, old_logprobs: jax.Array, is_reply: jax.Array
+) -> jax.Array:
+    """Log-probs whose ratio to the old ones is that of the whole row (GSPO).
+
+    log s = mean over the row's reply tokens of (logprobs - old_logprobs), and the
+    gradient of log s_t is that of the token's own log-prob:
+      old + stop(log s) + logprobs - stop(logprobs).
+    With one advantage a row and the mean over rows of token means this is GSPO's
+    gradient; with advantages by token it is GSPO-token.
+
+    Source: Zheng et al. 2025, arXiv:2507.18071, eqs. 7 and 13.
+
+    Args:
+      logprobs, old_logprobs: float[R, T], nats.
+      is_reply: bool[R, T], the tokens of the sequence; elsewhere nothing is read.
+
+    Returns:
+      float32[R, T], nats.
+    """
+    chex.assert_equal_shape([logprobs, old_logprobs, is_reply])
+    logprobs = logprobs.astype(jnp.float32)
+    old_logprobs = jax.lax.stop_gradient(old_logprobs.astype(jnp.float32))
+    own = jax.lax.stop_gradient(logprobs)
+    moved = jnp.where(is_reply, own - old_logprobs, 0.0).sum(axis=1, keepdims=True)
+    log_ratio = moved / jnp.maximum(is_reply.sum(axis=1, keepdims=True), 1)
+    return old_logprobs + log_ratio + (logprobs - own)
+
+
+def sampler_weights(
+    old_logprobs: jax.Array, sampler_logprobs: jax.Array, bound: float
+) -> jax.Array:
+    """Truncated importance weights between the update's policy and the sampler's.
+
+    min(exp(old_logprobs - sampler_logprobs), bound), constant under differentiation.
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
+    RL Training" (truncated importance sampling); Ionides 2008.
+
+    Args:
+      old_logprobs: float[R, T], nats, by the update's own forward pass.
+      sampler_logprobs: float[R, T], nats, as recorded while sampling.
+      bound: largest weight, above 0.
+
+    Returns:
+      float32[R, T].
+    """
+    log_ratio = (old_logprobs - sampler_logprobs).astype(jnp.float32)
+    weight = jnp.exp(jnp.minimum(log_ratio, _LARGEST_LOG_RATIO))
+    return jax.lax.stop_gradient(jnp.minimum(weight, bound))
 
 
 def clip_fraction(
@@ -122,12 +179,15 @@ def kl(logprobs: jax.Array, ref_logprobs: jax.Array, kind: str) -> jax.Array:
       k1 = -d                 unbiased; may be negative
       k2 = d^2 / 2            biased; its gradient is that of the true KL on average
       k3 = exp(d) - 1 - d     unbiased; never negative
+      k1+, k3+                the value of k1 or k3, the gradient of k2
 
-    Only k2 and k3 push towards the reference when they are minimized: the gradient of
-    k1 is 1 for every token, so k1 belongs in the reward (`rewards.penalize_kl`).
+    Only k2, k3 and those with a plus push towards the reference when they are
+    minimized: the gradient of k1 is 1 for every token, so k1 belongs in the reward
+    (`rewards.penalize_kl`).
 
     Source: Schulman 2020, "Approximating KL Divergence",
-    joschu.net/blog/kl-approx.html. d is held to at most 20 in k3, as in verl.
+    joschu.net/blog/kl-approx.html; the plus (straight-through) as in verl. d is held
+    to at most 20 in k3, as in verl.
 
     Args:
       logprobs: float[R, T], nats, under the policy.
@@ -146,27 +206,49 @@ def kl(logprobs: jax.Array, ref_logprobs: jax.Array, kind: str) -> jax.Array:
     chex.assert_type([logprobs, ref_logprobs], float)
     reference = jax.lax.stop_gradient(ref_logprobs.astype(jnp.float32))
     difference = reference - logprobs.astype(jnp.float32)
-    if kind == "k1":
-        return -difference
-    if kind == "k2":
-        return 0.5 * jnp.square(difference)
-    if kind == "k3":
-        difference = jnp.minimum(difference, _LARGEST_LOG_RATIO)
-        # expm1: exp(d) - 1 loses every digit where the two policies nearly agree.
-        return jnp.expm1(difference) - difference
-    raise ValueError(f"unknown KL estimator {kind!r}; choose one of {KL_KINDS}")
+    if kind not in KL_KINDS:
+        known = tuple(KL_KINDS)
+        raise ValueError(f"unknown KL estimator {kind!r}; choose one of {known}")
+    return KL_KINDS[kind](difference)
+
+
+def _k3(difference: jax.Array) -> jax.Array:
+    difference = jnp.minimum(difference, _LARGEST_LOG_RATIO)
+    # expm1: exp(d) - 1 loses every digit where the two policies nearly agree.
+    return jnp.expm1(difference) - difference
+
+
+def _straight_through(value: jax.Array, difference: jax.Array) -> jax.Array:
+    """`value`, with the gradient of k2."""
+    slope = 0.5 * jnp.square(difference)
+    return jax.lax.stop_gradient(value - slope) + slope
+
+
+# Of d = ref_logprobs - logprobs. Described in settings' table of the same title.
+KL_KINDS = {
+    "k1": lambda difference: -difference,
+    "k2": lambda difference: 0.5 * jnp.square(difference),
+    "k3": _k3,
+    "k1+": lambda difference: _straight_through(-difference, difference),
+    "k3+": lambda difference: _straight_through(_k3(difference), difference),
+}
+
+
+def probability_ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
+    """float32[R, T], new over old probability of each token, at most exp(20)."""
+    old_logprobs = jax.lax.stop_gradient(old_logprobs.astype(jnp.float32))
+    log_ratio = logprobs.astype(jnp.float32) - old_logprobs
+    return jnp.exp(jnp.minimum(log_ratio, _LARGEST_LOG_RATIO))
 
 
 def _ratio(
     logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
-    """float32[R, T], new over old probability of each token."""
+    """`probability_ratio` of arrays that were checked."""
     chex.assert_rank([logprobs, old_logprobs, advantages], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, advantages])
     chex.assert_type([logprobs, old_logprobs, advantages], float)
-    old_logprobs = jax.lax.stop_gradient(old_logprobs.astype(jnp.float32))
-    log_ratio = logprobs.astype(jnp.float32) - old_logprobs
-    return jnp.exp(jnp.minimum(log_ratio, _LARGEST_LOG_RATIO))
+    return probability_ratio(logprobs, old_logprobs)
 
 
 def _check_clip(clip_low: float, clip_high: float) -> None:

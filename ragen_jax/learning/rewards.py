@@ -1,4 +1,4 @@
-"""What a token earned: the world's reward and the format penalty, at turn ends."""
+"""Rewards of turns and tokens: the environment's and the format penalty."""
 
 import chex
 import jax
@@ -8,26 +8,17 @@ from ragen_jax.learning import losses
 from ragen_jax.trajectory import Episodes, Rows
 
 
-def token_rewards(rows: Rows, episodes: Episodes, format_penalty: float) -> jax.Array:
+def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
     """Puts each turn's reward on the last token of the turn's reply.
-
-    A turn whose reply is not valid earns `format_penalty` on top of the world's reward
-    (-0.1 in arXiv:2504.20073).
 
     Args:
       rows: R rows of T tokens. Turn ends are read from `turn_end`, never from rewards,
         so a turn that earns 0 keeps its end.
-      episodes: the B episodes that `rows.episode` points into.
-      format_penalty: units of reward, <= 0.
+      earned: float32[B, K], units of reward, by episode and turn.
 
     Returns:
       float32[R, T], units of reward; 0 at all other tokens.
     """
-    return at_turn_ends(rows, turn_rewards(episodes, format_penalty))
-
-
-def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
-    """float32[R, T]: what a turn earned (float32[B, K]) on its reply's last token."""
     # Padding is -1, which would index the last episode: looked up at 0, not used.
     looked_up = earned[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
     return jnp.where(rows.turn_end & (rows.episode >= 0), looked_up, 0.0)
@@ -41,12 +32,12 @@ def returns(episodes: Episodes, format_penalty: float = 0.0) -> jax.Array:
     Args:
       episodes: B episodes of at most K turns.
       format_penalty: units of reward, <= 0, for each played turn whose reply is not
-        valid; 0 gives the world's own return.
+        valid; 0 gives the environment's own return.
 
     Returns:
       float32[B], units of reward.
     """
-    return turn_rewards(episodes, format_penalty).sum(axis=1)
+    return played_rewards(episodes, format_penalty).sum(axis=1)
 
 
 def penalize_kl(
@@ -54,7 +45,7 @@ def penalize_kl(
     logprobs: jax.Array,
     ref_logprobs: jax.Array,
     is_reply: jax.Array,
-    coefficient: float,
+    coefficient: float | jax.Array,
     kind: str,
 ) -> jax.Array:
     """Takes coefficient * KL(policy || reference) from the reward of each reply token.
@@ -69,7 +60,7 @@ def penalize_kl(
       is_reply: bool[R, T]; elsewhere the rewards stay as they are, whatever the
         log-probs hold.
       coefficient: units of reward per nat, >= 0.
-      kind: one of losses.KL_KINDS.
+      kind: one of `losses.KL_KINDS`, without a plus.
 
     Returns:
       float32[R, T], units of reward.
@@ -80,8 +71,12 @@ def penalize_kl(
     return token_rewards - jnp.where(is_reply, penalty, 0.0)
 
 
-def turn_rewards(episodes: Episodes, format_penalty: float) -> jax.Array:
-    """float32[B, K], what each played turn earned; 0 for turns never played."""
+def played_rewards(episodes: Episodes, format_penalty: float) -> jax.Array:
+    """float32[B, K], units of reward, of each played turn; 0 for turns never played.
+
+    A turn whose reply is not valid earns `format_penalty` on top of the environment's
+    reward (-0.1 in arXiv:2504.20073).
+    """
     _check_penalty(format_penalty)
     chex.assert_equal_shape([episodes.reward, episodes.is_valid])
     turn = jnp.arange(episodes.reward.shape[1])

@@ -1,7 +1,8 @@
-"""What a turn earns besides the world's reward: hooks over the trajectory, and scales.
+"""Rewards as the settings shape them: penalties, bonuses, hooks and normalization.
 
 Each hook is a pure function of the record that gives float32[B, K], one number a turn;
-`turn_rewards` adds those that the settings ask for and then normalizes.
+`turn_rewards` adds those that the settings ask for and then normalizes; `token_rewards`
+puts the result on tokens.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from ragen_jax import user_code
+from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards
-from ragen_jax.learning.filters import group_statistics
-from ragen_jax.settings import RewardSettings, SettingsError
-from ragen_jax.trajectory import Episodes, blank_episodes
+from ragen_jax.learning.groups import group_statistics
+from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.settings import RewardSettings, Settings
+from ragen_jax.trajectory import Episodes, Rows, blank_episodes
+from ragen_jax.utils import user_modules
 
 Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
 
@@ -30,7 +33,7 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
       episodes: B episodes.
       groups: P, groups in `episodes.group`; static.
     """
-    earned = rewards.turn_rewards(episodes, settings.format_penalty)
+    earned = rewards.played_rewards(episodes, settings.format_penalty)
     played = is_played(episodes)
     if settings.length_bonus > 0:
         band = length_band(episodes, settings.length_low, settings.length_high)
@@ -47,13 +50,38 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
     )  # fmt: skip
 
 
+def token_rewards(
+    settings: Settings,
+    rows: Rows,
+    earned: jax.Array,
+    ref_logprobs: jax.Array,
+    iteration: jax.Array,
+) -> jax.Array:
+    """float32[R, T], units of reward: turns' rewards at their ends, less a KL penalty.
+
+    Args:
+      settings: of the run.
+      rows: R rows of T tokens.
+      earned: float32[B, K], units of reward, as `turn_rewards` gives it.
+      ref_logprobs: float32[R, T], nats; not read unless the KL term is in the reward.
+      iteration: int32[], iterations finished, by which the KL coefficient may move.
+    """
+    by_token, loss = rewards.at_turn_ends(rows, earned), settings.loss
+    if not settings.has_reference or loss.kl_in != "reward":
+        return by_token
+    coefficient = over_the_run(settings, loss.kl, loss.kl_end, iteration)
+    return rewards.penalize_kl(
+        by_token, rows.logprobs, ref_logprobs, rows.is_reply, coefficient, loss.kl_kind
+    )
+
+
 def load_hook(path: str) -> Hook:
     """The function `turn_rewards` of the user's file.
 
     Raises:
       SettingsError: if there is no such file, or no such function in it.
     """
-    hook = getattr(user_code.load(path, "reward.hook"), "turn_rewards", None)
+    hook = getattr(user_modules.load(path, "reward.hook"), "turn_rewards", None)
     if not callable(hook):
         raise SettingsError(
             f"reward.hook = {path!r} defines no turn_rewards: add a function"
@@ -78,9 +106,9 @@ def check_hook(path: str, count: int, turns: int) -> None:
     try:
         given = jax.eval_shape(hook, episodes)
     except Exception as error:
-        told = user_code.told(error, Path(path).expanduser().resolve())
+        line = user_modules.in_one_line(error, Path(path).expanduser().resolve())
         raise SettingsError(
-            f"reward.hook = {path!r}: turn_rewards(episodes) fails: {told}: mend it"
+            f"reward.hook = {path!r}: turn_rewards(episodes) fails: {line}: fix it"
         ) from error
     shape, kind = getattr(given, "shape", None), getattr(given, "dtype", None)
     is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)
@@ -130,7 +158,7 @@ def normalize(
     sets = {
         "state": episodes.group,
         "batch": jnp.zeros(count, jnp.int32),
-        # There are no more worlds than groups.
+        # There are no more environments than groups.
         "environment": episodes.environment,
     }[by]
     total = earned.sum(axis=1)

@@ -1,9 +1,20 @@
-"""What a batch of episodes was like: the numbers that are logged."""
+"""The numbers that are logged: of a batch of episodes, and of learning from it."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from ragen_jax.learning import reduce, rewards
+from ragen_jax.learning import aggregation, rewards
+from ragen_jax.learning.batch import Batch, explained_variance
+from ragen_jax.learning.filters import Selection
+from ragen_jax.learning.optimize import Steps, TokenSums, merge
+from ragen_jax.learning.schedules import learning_rate
+from ragen_jax.learning.train_state import TrainState, UpdateCounts
+from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows, row_lengths
 
 
@@ -33,7 +44,7 @@ def summarize(
         "success": episodes.success.mean(dtype=jnp.float32),
         "return": rewards.returns(episodes).mean(),
         "return_with_penalty": rewards.returns(episodes, format_penalty).mean(),
-        "entropy": reduce.token_mean(rows.entropy, rows.is_reply).value(),
+        "entropy": aggregation.token_mean(rows.entropy, rows.is_reply).value(),
         "turns": episodes.turns.mean(dtype=jnp.float32),
         "actions": episodes.actions.sum(axis=1).mean(dtype=jnp.float32),
         # Of all rows of an episode: what windows share counts in each of them.
@@ -43,15 +54,15 @@ def summarize(
     }
 
 
-def summarize_worlds(episodes: Episodes, worlds: int) -> dict[str, jax.Array]:
-    """Means over each world's episodes, float32[worlds] each; NaN of none."""
+def summarize_tasks(episodes: Episodes, environments: int) -> dict[str, jax.Array]:
+    """Means over each environment's episodes, float32[environments]; NaN of none."""
 
     def mean(values: jax.Array) -> jax.Array:
         total = jax.ops.segment_sum(
-            values.astype(jnp.float32), episodes.environment, worlds
+            values.astype(jnp.float32), episodes.environment, environments
         )
         ones = jnp.ones_like(values, jnp.float32)
-        return total / jax.ops.segment_sum(ones, episodes.environment, worlds)
+        return total / jax.ops.segment_sum(ones, episodes.environment, environments)
 
     turns = jnp.maximum(episodes.turns, 1)
     return {
@@ -61,3 +72,132 @@ def summarize_worlds(episodes: Episodes, worlds: int) -> dict[str, jax.Array]:
         "reply_tokens": mean(episodes.reply_tokens.sum(axis=1) / turns),
         "turns": mean(episodes.turns),
     }
+
+
+@struct.dataclass
+class UpdateMetrics:
+    """Means over an iteration's updates."""
+
+    sums: TokenSums
+    actor_grad_norm: jax.Array  # float32[], mean over updates, before clipping
+    critic_grad_norm: jax.Array  # float32[]
+    reward_std: jax.Array  # float32[], mean in-group std of the task return
+    kept_fraction: jax.Array  # float32[], of groups (within_group: of episodes)
+    explained_variance: jax.Array  # float32[], of the returns by the old values
+    made: UpdateCounts  # in this iteration
+
+
+def update_metrics(chosen: Selection, batch: Batch, steps: Steps) -> UpdateMetrics:
+    """What an update reports.
+
+    Args:
+      chosen: by the filter.
+      batch: that was learned from.
+      steps: the sums over minibatches.
+    """
+    divisor = jnp.maximum(steps.made.attempted, 1)
+    return UpdateMetrics(
+        sums=steps.sums,
+        actor_grad_norm=steps.norms[0] / divisor,
+        critic_grad_norm=steps.norms[1] / divisor,
+        reward_std=chosen.std.mean(),
+        kept_fraction=chosen.share,
+        explained_variance=explained_variance(batch),
+        made=steps.made,
+    )
+
+
+def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
+    """One report of the updates from one batch of episodes; at least one."""
+    if len(learned) == 1:
+        return learned[0]
+    total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *learned)
+    mean = jax.tree.map(lambda x: x / len(learned), total)
+    sums = functools.reduce(merge, [one.sums for one in learned])
+    # The first alone: the policy had not moved yet.
+    first = learned[0].sums
+    sums = sums.replace(
+        logprob_gap=first.logprob_gap, logprob_gap_max=first.logprob_gap_max
+    )
+    return mean.replace(sums=sums, made=total.made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of the two halves of an iteration."""
+
+    rollout: float
+    update: float
+
+
+def iteration_metrics(
+    settings: Settings,
+    state: TrainState,
+    uses: Sequence[UpdateMetrics],
+    summaries: tuple[dict[str, jax.Array], dict[str, jax.Array]],
+    slot_passes: jax.Array,
+    labels: Sequence[str],
+    times: Times,
+) -> dict[str, float]:
+    """Everything that an iteration reports, by the names in reporting/metrics.py.
+
+    Args:
+      settings: of the run.
+      state: after the iteration.
+      uses: what each update from the episodes reported.
+      summaries: `summarize`, and `summarize_tasks` or {}.
+      slot_passes: int32[], passes of the sampling loop times its slots.
+      labels: of the environments, in the order of `summarize_tasks`.
+      times: seconds.
+    """
+    (seen, by_task), learned = summaries, over_uses(uses)
+    sums, optimizer = learned.sums, settings.optimizer
+    rate = learning_rate(settings, optimizer.actor_lr)
+    values = {
+        "train/success": seen["success"],
+        "train/return": seen["return"],
+        "train/return_with_penalty": seen["return_with_penalty"],
+        "rollout/entropy": seen["entropy"],
+        "rollout/reply_tokens": seen["reply_tokens"],
+        "rollout/thought_tokens": seen["thought_tokens"],
+        "rollout/valid_reply_rate": seen["valid_reply_rate"],
+        "rollout/turns": seen["turns"],
+        "rollout/actions": seen["actions"],
+        "rollout/episode_tokens": seen["episode_tokens"],
+        "rollout/utilization": seen["sampled_tokens"] / slot_passes,
+        "filter/reward_std": learned.reward_std,
+        "filter/kept_fraction": learned.kept_fraction,
+        "update/policy_loss": sums.policy_loss.value(),
+        "update/value_loss": sums.value_loss.value(),
+        "update/kl": sums.kl.value(),
+        "update/entropy": sums.entropy.value(),
+        "update/clip_fraction": sums.clip_fraction.value(),
+        "update/approx_kl": sums.approx_kl.value(),
+        "update/explained_variance": learned.explained_variance,
+        "update/logprob_gap": sums.logprob_gap.value(),
+        "update/logprob_gap_max": sums.logprob_gap_max,
+        "update/actor_grad_norm": learned.actor_grad_norm,
+        "update/critic_grad_norm": learned.critic_grad_norm,
+        "update/actor_lr": rate(jnp.maximum(state.updates - 1, 0)),
+        "update/count": state.updates,
+        "update/skipped_nonfinite": state.skipped_bad,
+        "update/skipped_empty": state.skipped_empty,
+    }
+    if settings.reward.grounding > 0:
+        values["rollout/grounded"] = seen["grounded"]
+    if optimizer.epochs * optimizer.reuse > 1:
+        values["update/ratio"] = sums.ratio.value()
+        values["update/ratio_max"] = sums.ratio_max
+        values["update/policy_lag"] = learned.made.real - 1
+    if not settings.has_critic:
+        for name in ("value_loss", "explained_variance", "critic_grad_norm"):
+            del values[f"update/{name}"]
+    metrics = {name: float(value) for name, value in jax.device_get(values).items()}
+    for name, numbers in jax.device_get(by_task).items():
+        for label, value in zip(labels, numbers.tolist(), strict=True):
+            metrics[f"train/{label}/{name}"] = value
+    metrics["time/rollout_seconds"] = times.rollout
+    metrics["time/update_seconds"] = times.update
+    sampled = float(seen["sampled_tokens"])
+    metrics["rollout/tokens_per_second"] = sampled / times.rollout
+    return metrics

@@ -1,1 +1,1 @@
-"""Decoder-only transformers: parameters, forward pass, cache, files."""
+"""Decoder-only transformers: parameters, forward pass, adapters, files."""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ragen_jax.settings import UserError
+from ragen_jax.errors import UserError
 
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",  # Llama 3.x, SmolLM2
@@ -11,6 +11,9 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _REMEDY = "take the config.json that came with the model's weights"
+LARGEST_SIZE = 2**31  # what arrays are indexed with is smaller
+# Floats outside of these are 0 or infinite in float32.
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-37, 3e38
 _OUTER_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 # Our field -> the key under "rope_scaling" (or "rope_parameters").
 _SCALING_KEYS = {
@@ -93,7 +96,7 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
         mlp_width=_size(config, "intermediate_size", where),
         rope_base=_positive(rope, "rope_theta", where),
         norm_epsilon=_positive(config, "rms_norm_eps", where),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=_flag(config, "tie_word_embeddings", where),
         qkv_bias=family == "qwen2",
         longest_context=_size(config, "max_position_embeddings", where),
         qk_norm=family == "qwen3",
@@ -187,6 +190,8 @@ def _check_features(config: dict[str, Any], read: ModelConfig, where: str) -> No
     if read.family == "llama":  # Which looks at everything, whatever the file says.
         return
     kinds = config.get("layer_types", [])
+    if not isinstance(kinds, list):
+        raise _unusable("layer_types", kinds, where)
     others = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if others:
         raise UserError(
@@ -211,16 +216,27 @@ def _whole(value: Any, *, least: int) -> bool:
 
 def _size(config: dict[str, Any], key: str, where: str) -> int:
     value = _read(config, key, where)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _unusable(key, value, where)
+    if not 1 <= value < LARGEST_SIZE:
         raise _unusable(key, value, where)
     return value
 
 
 def _positive(config: dict[str, Any], key: str, where: str) -> float:
     value = _read(config, key, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _unusable(key, value, where)
+    if not SMALLEST_NUMBER <= value <= LARGEST_NUMBER:
         raise _unusable(key, value, where)
     return float(value)
+
+
+def _flag(config: dict[str, Any], key: str, where: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise _unusable(key, value, where)
+    return value
 
 
 def _read(config: dict[str, Any], key: str, where: str) -> Any:
@@ -230,7 +246,9 @@ def _read(config: dict[str, Any], key: str, where: str) -> Any:
 
 
 def _unusable(key: str, value: Any, where: str) -> UserError:
-    return UserError(f"{where}: {key} = {value!r} cannot be used; {_REMEDY}")
+    text = repr(value)
+    told = text if len(text) <= 80 else f"{text[:80]} ..."
+    return UserError(f"{where}: {key} = {told} cannot be used; {_REMEDY}")
 
 
 def to_hugging_face(

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ragen_jax.errors import UserError
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Leaf, Parameters, declare
-from ragen_jax.settings import UserError
 
 # How many axes of a weight (without the layers') go in; the others come out.
 TARGETS = {
@@ -126,23 +126,22 @@ def assemble(trainable: Parameters, base: Parameters, adapters: Adapters) -> Par
     return tree
 
 
-def weight(leaf: Any, dtype, *, stacked: bool = False) -> jax.Array:
-    """A weight in `dtype`, its adapter added if it has one.
+def weight(leaf: Any, *, stacked: bool = False) -> jax.Array:
+    """A weight with its adapter added, if it has one.
 
     Args:
       leaf: an array or an `Adapted`.
-      dtype: of the result.
       stacked: whether a leading axis of layers is still there.
     """
     if not isinstance(leaf, Adapted):
-        return leaf.astype(dtype)
+        return leaf
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.tensordot(a, b, axes=1)
 
     if stacked:
         product = jax.vmap(product)
-    return (leaf.base + leaf.scale * product(leaf.a, leaf.b)).astype(dtype)
+    return leaf.base + leaf.scale * product(leaf.a, leaf.b)
 
 
 def is_adapted(leaf: Any) -> bool:
@@ -154,7 +153,9 @@ def merge(parameters: Parameters) -> Parameters:
     """Assembled parameters as plain arrays, in the base's dtype; for the sampler."""
     return jax.tree.map(
         lambda leaf: (
-            weight(leaf, leaf.base.dtype, stacked=True) if is_adapted(leaf) else leaf
+            weight(leaf, stacked=True).astype(leaf.base.dtype)
+            if is_adapted(leaf)
+            else leaf
         ),
         parameters,
         is_leaf=is_adapted,

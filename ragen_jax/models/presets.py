@@ -1,10 +1,13 @@
 """The embedded `tiny` model, and the shapes of models that benchmarks know by name."""
 
+import dataclasses
 from pathlib import Path
 
 from ragen_jax.models.config import ModelConfig
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
+# The embedded models by name: of boards and arms, and of worlds of words.
+EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny_words")}
 
 # About 1 M parameters: Qwen2-shaped, so that every path it takes is a real model's.
 TINY = ModelConfig(
@@ -23,9 +26,34 @@ TINY = ModelConfig(
     longest_context=4096,
 )
 
-# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5-0.5B-Instruct.
+TINY_WORDS = dataclasses.replace(TINY, vocabulary=2048)
+
+_QWEN = ModelConfig(
+    family="qwen2",
+    vocabulary=151936,
+    width=896,
+    layers=24,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    mlp_width=4864,
+    rope_base=1_000_000.0,
+    norm_epsilon=1e-6,
+    tied=True,
+    qkv_bias=True,
+    longest_context=32768,
+)
+
+
+def _qwen(**changes) -> ModelConfig:
+    return dataclasses.replace(_QWEN, **changes)
+
+
+# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct
+# models.
 SHAPES = {
     "tiny": TINY,
+    "tiny_words": TINY_WORDS,
     "smollm2": ModelConfig(
         family="llama",
         vocabulary=49152,
@@ -41,19 +69,19 @@ SHAPES = {
         qkv_bias=False,
         longest_context=8192,
     ),
-    "qwen2.5-0.5b": ModelConfig(
-        family="qwen2",
-        vocabulary=151936,
-        width=896,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        head_dim=64,
-        mlp_width=4864,
-        rope_base=1_000_000.0,
-        norm_epsilon=1e-6,
-        tied=True,
-        qkv_bias=True,
-        longest_context=32768,
+    "qwen2.5-0.5b": _QWEN,
+    "qwen2.5-1.5b": _qwen(
+        width=1536, layers=28, heads=12, head_dim=128, mlp_width=8960
+    ),
+    "qwen2.5-3b": _qwen(width=2048, layers=36, heads=16, head_dim=128, mlp_width=11008),
+    "qwen2.5-7b": _qwen(
+        vocabulary=152064,
+        width=3584,
+        layers=28,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        mlp_width=18944,
+        tied=False,
     ),
 }

@@ -14,16 +14,17 @@ from ragen_jax.models import lora
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.precision import add_bias, project, scale
 
 # (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
     """Root-mean-square norm over the last axis, computed in float32 (1910.07467)."""
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
-    return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
+    return scale(wide.astype(x.dtype), weight)
 
 
 def rotary_frequencies(
@@ -88,7 +89,8 @@ def block(
     """One transformer layer.
 
     Args:
-      layer: this layer's parameters, without the leading L, already in x's dtype.
+      layer: this layer's parameters, without the leading L, in x's dtype or a wider
+        one; see precision.py.
       x: float[R, T, D].
       positions: int32[R, T].
       config: the model's shape.
@@ -102,13 +104,13 @@ def block(
     with jax.named_scope("attention"):
         h = rms_norm(x, layer["attention_norm"], config.norm_epsilon)
         query, key, value = (
-            jnp.einsum("rtd,dhk->rthk", h, layer[name])
+            project("rtd,dhk->rthk", h, layer[name])
             for name in ("query", "key", "value")
         )
         if config.qkv_bias:
-            query += layer["query_bias"][None, None]
-            key += layer["key_bias"][None, None]
-            value += layer["value_bias"][None, None]
+            query = add_bias(query, layer["query_bias"])
+            key = add_bias(key, layer["key_bias"])
+            value = add_bias(value, layer["value_bias"])
         if config.qk_norm:  # Each head by itself.
             query = rms_norm(query, layer["query_norm"], config.norm_epsilon)
             key = rms_norm(key, layer["key_norm"], config.norm_epsilon)
@@ -117,16 +119,18 @@ def block(
             for heads in (query, key)
         )
         mixed, carry = attend(query, key, value)
-        x += combine_heads(jnp.einsum("rthk,hkd->rtd", mixed, layer["output"]))
+        x += combine_heads(project("rthk,hkd->rtd", mixed, layer["output"]))
     with jax.named_scope("mlp"):
         h = rms_norm(x, layer["mlp_norm"], config.norm_epsilon)
-        hidden = jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])
-        return x + combine_mlp(hidden @ layer["down"]), carry
+        gate, up = (project("rtd,df->rtf", h, layer[name]) for name in ("gate", "up"))
+        mixed = project("rtf,fd->rtd", jax.nn.silu(gate) * up, layer["down"])
+        return x + combine_mlp(mixed), carry
 
 
 def embed(parameters: Parameters, tokens: jax.Array, dtype) -> jax.Array:
     """float[R, T, D], the embedding rows of int32[R, T] tokens."""
-    return parameters["embedding"].astype(dtype)[tokens]
+    # Looked up before the cast: the gradient adds up in the parameters' own precision.
+    return parameters["embedding"][tokens].astype(dtype)
 
 
 def hidden_states(
@@ -137,7 +141,7 @@ def hidden_states(
     prefix: jax.Array | None = None,
     dtype=jnp.float32,
     remat: bool = True,
-    place: Callable[[jax.Array], jax.Array] = lambda x: x,
+    constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
 ) -> jax.Array:
     """The full forward pass over rows filled from position 0.
@@ -150,7 +154,7 @@ def hidden_states(
         computed once for all rows, and so is their gradient.
       dtype: of the computation; norms, softmax and rotations are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its inside.
-      place: fixes the sharding of float[R, T, D] activations between layers.
+      constrain: fixes the sharding of float[R, T, D] activations between layers.
       attention: `causal_attention`, or that on each device's own rows and heads.
 
     Returns:
@@ -163,9 +167,7 @@ def hidden_states(
 
     def one_layer(carry, layer: Parameters):
         before, x = carry
-        layer = jax.tree.map(
-            lambda w: lora.weight(w, dtype), layer, is_leaf=lora.is_adapted
-        )
+        layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
         prefix_pair = ()
         if before is not None:
             before, prefix_pair = block(
@@ -182,23 +184,24 @@ def hidden_states(
             config,
             lambda *qkv: (attention(*qkv, *prefix_pair), None),
         )
-        return (before, place(x)), None
+        return (before, constrain(x)), None
 
     if remat:
         one_layer = jax.checkpoint(one_layer)
-    x = place(embed(parameters, tokens, dtype))
+    x = constrain(embed(parameters, tokens, dtype))
     before = None if prefix is None else embed(parameters, prefix[None], dtype)
     (_, x), _ = jax.lax.scan(one_layer, (before, x), parameters["layers"])
-    return rms_norm(x, parameters["final_norm"].astype(dtype), config.norm_epsilon)
+    return rms_norm(x, parameters["final_norm"], config.norm_epsilon)
 
 
 def vocabulary_logits(parameters: Parameters, hidden: jax.Array) -> jax.Array:
     """float32[..., V] logits of float[..., D] hidden states."""
+    axes = "rtuw"[: hidden.ndim - 1]
     if "head" in parameters:
-        weight = parameters["head"].astype(hidden.dtype)
+        spec, weight = f"{axes}d,dv->{axes}v", parameters["head"]
     else:
-        weight = parameters["embedding"].astype(hidden.dtype).T
-    return jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+        spec, weight = f"{axes}d,vd->{axes}v", parameters["embedding"]
+    return project(spec, hidden, weight, out_dtype=jnp.float32)
 
 
 def token_values(parameters: Parameters, hidden: jax.Array) -> jax.Array:
@@ -206,10 +209,6 @@ def token_values(parameters: Parameters, hidden: jax.Array) -> jax.Array:
 
     The value at t is read from position t - 1; position 0 has none and holds 0.
     """
-    opinion = jnp.einsum(
-        "rtd,d->rt",
-        hidden,
-        parameters["value_head"].astype(hidden.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    weight = parameters["value_head"]
+    opinion = project("rtd,d->rt", hidden, weight, out_dtype=jnp.float32)
     return jnp.pad(opinion[:, :-1], ((0, 0), (1, 0)))

@@ -1,37 +1,41 @@
-"""The sampling engine: slots that decode replies and wait for what the world answers.
+"""The sampling engine: slots that decode replies, then wait for their environments.
 
-Two pure functions move it on: `advance` decodes until slots wait, `feed` gives waiting
-slots the world's answer. A slot is independent of all others; a finished one takes the
-queue's next episode. All of it runs on one shard: arrays here are that shard's own.
+Pure functions over `RolloutState`: `decode_chunk` samples a few tokens in every
+decoding slot, `extend` gives waiting slots their feedback. `rollout.py` composes both
+in one compiled loop; a host may call `advance` (decodes until slots wait) and `extend`
+in turn and gets the identical record.
 
-A slot's cache holds `length` tokens; one more, `pending`, is known but not yet run
-through the model. That is the last sampled token, or the last token fed.
+A slot is independent of all others; a finished one takes the queue's next episode. All
+of it runs on one shard: arrays here are that shard's own. A slot's cache holds `length`
+tokens; one more, `pending`, is known but not yet run through the model. That is the
+last sampled token, or the last token of a message.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout import hearing, keys, record, sampling, windows
-from ragen_jax.rollout.cache import Cache, Policy
-from ragen_jax.rollout.slots import (
+from ragen_jax.rollout import context_update, prng, record, token_sampling, windows
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.kv_cache import ShardedModel
+from ragen_jax.rollout.types import (
     DECODING,
     IDLE,
     WAITING,
-    Answer,
-    Inputs,
-    Part,
-    Plan,
+    EngineInputs,
+    EnvFeedback,
+    EnvShard,
+    RolloutPlan,
     RolloutState,
+    RowBuffers,
     Slots,
-    Written,
     last_token,
     row_of,
 )
-from ragen_jax.text import replies
+from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
     END_OF_TURN,
@@ -44,34 +48,17 @@ from ragen_jax.trajectory import (
 )
 
 
-def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
+def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
     """The state in which the first S episodes have their prompts and are decoding."""
     group = inputs.prompts.group
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    width = prompts.shape[1]
-    in_prompt = jnp.arange(plan.context)[None] < lengths[:, None]
-    tokens = (
-        jnp.zeros((plan.episodes, plan.context), jnp.int32).at[:, :width].set(prompts)
+    # Each environment's first episodes.
+    first = np.concatenate(
+        [shard.first_episode + np.arange(shard.slots) for shard in plan.env_shards]
     )
-    zeros = jnp.zeros((plan.episodes, plan.context), jnp.float32)
-    rows = Written(
-        tokens=jnp.where(in_prompt, tokens, 0),
-        logprobs=zeros,
-        entropy=zeros,
-        mark=jnp.where(in_prompt, 0, PADDING),
-    )
-    if plan.window:
-        rows = jax.tree.map(
-            lambda x, blank: windows.make_room(x, blank, plan.turns),
-            rows,
-            Written(tokens=0, logprobs=0, entropy=0, mark=PADDING),
-        )
-    # Each part's first episodes.
-    first = np.concatenate([p.first_episode + np.arange(p.slots) for p in plan.parts])
-    longer = [(0, 0), (0, 0), (0, 0), (0, plan.context - width)]
-    extend = lambda x: jnp.pad(x[group[first]], longer)  # noqa: E731
+    heads = [shard.first_episode + shard.slots for shard in plan.env_shards]
+    cache = jax.tree.map(lambda x: x[group[first]], inputs.prompt_cache)
     zero, none = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
-    heads = [part.first_episode + part.slots for part in plan.parts]
     return RolloutState(
         slots=Slots(
             status=jnp.full(plan.slots, DECODING, jnp.int32),
@@ -80,50 +67,86 @@ def start(plan: Plan, policy: Policy, inputs: Inputs) -> RolloutState:
             length=lengths[first] - 1,
             pending=last_token(prompts, lengths)[first],
             sampled=zero,
-            reply=_blank_replies(plan, inputs, [part.slots for part in plan.parts]),
+            reply=_blank_replies(
+                plan, inputs, [shard.slots for shard in plan.env_shards]
+            ),
             reply_end=zero,
         ),
-        cache=jax.tree.map(extend, inputs.prompt_cache),
-        rows=rows,
+        cache=kv.with_context(cache, model, plan.context),
+        rows=_prompt_rows(plan, prompts, lengths),
         episodes=record.blank_episodes(plan, inputs.prompts),
         next_episode=jnp.array(heads, jnp.int32),
-        decode_passes=none,
-        feed_passes=none,
+        decode_steps=none,
+        extend_steps=none,
     )
 
 
-def advance(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
-    """Decodes in chunks until W slots wait, or none decodes any more."""
+def _prompt_rows(
+    plan: RolloutPlan, prompts: jax.Array, lengths: jax.Array
+) -> RowBuffers:
+    """Rows that hold the prompts (int32[B, Tp], right-padded, and int32[B]) alone."""
+    shape = (plan.episodes, plan.context)
+    in_prompt = jnp.arange(plan.context)[None] < lengths[:, None]
+    tokens = jnp.zeros(shape, jnp.int32).at[:, : prompts.shape[1]].set(prompts)
+    zeros = jnp.zeros(shape, jnp.float32)
+    rows = RowBuffers(
+        tokens=jnp.where(in_prompt, tokens, 0),
+        logprobs=zeros,
+        entropy=zeros,
+        turn=jnp.where(in_prompt, 0, PADDING),
+        is_reply=jnp.zeros(shape, bool),
+    )
+    if not plan.window:
+        return rows
+    room = lambda x, blank: windows.make_room(x, blank, plan.turns)
+    return RowBuffers(
+        tokens=room(rows.tokens, 0),
+        logprobs=room(rows.logprobs, 0),
+        entropy=room(rows.entropy, 0),
+        turn=room(rows.turn, PADDING),
+        is_reply=room(rows.is_reply, False),
+    )
 
+
+def advance(
+    plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs, state: RolloutState
+) -> RolloutState:
+    """Decodes in chunks until environments should step. For stepping from a host."""
     return jax.lax.while_loop(
-        lambda state: ~is_due(plan, state),
-        lambda state: decode_chunk(plan, policy, inputs, state),
+        lambda state: ~env_step_due(plan, state),
+        lambda state: decode_chunk(plan, model, inputs, state),
         state,
     )
 
 
-def is_due(plan: Plan, state: RolloutState) -> jax.Array:
-    """bool[], whether the worlds should now answer.
+def env_step_due(plan: RolloutPlan, state: RolloutState) -> jax.Array:
+    """bool[], whether the environments should now step.
 
-    A pass for few is as dear as one for many: it is put off until some world's part of
-    it is full, or until nothing decodes any more.
+    A step for few slots costs as much as one for many: it is put off until as many wait
+    as one environment's share of it takes, or one in `extend_share` of those that are
+    not idle, or until nothing decodes any more.
     """
     status = state.slots.status
-    is_waiting = status == WAITING
-    is_full = [
-        is_waiting[part.first_slot : part.first_slot + part.slots].sum()
-        >= part.feed_width
-        for part in plan.parts
-    ]
-    return jnp.stack(is_full).any() | ~(status == DECODING).any()
+
+    def is_full(shard: EnvShard) -> jax.Array:
+        own, waiting = status[shard.slot_range], shard.extend_width
+        if not plan.extend_share:
+            return (own == WAITING).sum() >= waiting
+        share = -(-(own != IDLE).sum() // plan.extend_share)
+        return (own == WAITING).sum() >= jnp.clip(share, 1, waiting)
+
+    full = jnp.stack([is_full(shard) for shard in plan.env_shards])
+    return full.any() | ~(status == DECODING).any()
 
 
-def decode_chunk(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState):
-    """`Plan.decode_chunk` decode passes, reading as much of the cache as they need."""
+def decode_chunk(
+    plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs, state: RolloutState
+) -> RolloutState:
+    """`RolloutPlan.decode_chunk` steps, reading as much of the cache as they need."""
 
-    def passes(bucket: int):
+    def steps(bucket: int):
         def one(state: RolloutState, _):
-            return _decode_pass(plan, policy, inputs, state, bucket), None
+            return _decode_step(plan, model, inputs, state, bucket), None
 
         return lambda state: jax.lax.scan(one, state, length=plan.decode_chunk)[0]
 
@@ -131,42 +154,55 @@ def decode_chunk(plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState
     longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
     needed = longest + plan.decode_chunk
     # The last bucket is the whole context, which no row outgrows.
-    index = sum((needed > b).astype(jnp.int32) for b in plan.buckets[:-1])
-    for number, bucket in enumerate(plan.buckets):
+    buckets = model.buckets(plan.buckets)
+    index = sum((needed > b).astype(jnp.int32) for b in buckets[:-1])
+    if len(buckets) == 1:
+        return steps(buckets[0])(state)
+
+    def once(bucket: int):
+        return lambda carry: (steps(bucket)(carry[0]), False)
+
+    for number, bucket in enumerate(buckets):
         # Loops of one round or none: branches of a conditional would copy the cache.
         state, _ = jax.lax.while_loop(
-            lambda carry: carry[1],
-            lambda carry, bucket=bucket: (passes(bucket)(carry[0]), False),
-            (state, index == number),
+            lambda carry: carry[1], once(bucket), (state, index == number)
         )
     return state
 
 
-def _decode_pass(
-    plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState, bucket: int
+def _decode_step(
+    plan: RolloutPlan,
+    model: ShardedModel,
+    inputs: EngineInputs,
+    state: RolloutState,
+    bucket: int,
 ) -> RolloutState:
     """Samples one token in every decoding slot."""
     slots, rows = state.slots, state.rows
     # A slot that does not decode may be longer than the bucket: it writes nothing.
     active = slots.status == DECODING
-    place = jnp.where(active, slots.length, plan.context)
+    position = jnp.where(active, slots.length, plan.context)
     logits, cache = kv.decode(
-        inputs.weights, policy, state.cache, slots.pending, place, bucket
+        inputs.weights, model, state.cache, slots.pending, position, bucket
     )
     episode = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
-    token_keys = jax.vmap(keys.token_key, (None, 0, 0, 0))(
+    token_keys = jax.vmap(prng.token_key, (None, 0, 0, 0))(
         inputs.key, episode, slots.turn, slots.sampled
     )
-    drawn = sampling.sample(token_keys, logits, inputs.temperature, greedy=plan.greedy)
+    drawn = token_sampling.sample(
+        token_keys, logits, inputs.temperature, greedy=plan.greedy
+    )
     row = jnp.where(active, row_of(plan, slots), plan.rows)  # out of range is dropped
     at = slots.length + 1
-    rows = Written(
-        tokens=rows.tokens.at[row, at].set(drawn.token, mode="drop"),
-        logprobs=rows.logprobs.at[row, at].set(drawn.logprob, mode="drop"),
-        entropy=rows.entropy.at[row, at].set(drawn.entropy, mode="drop"),
-        mark=rows.mark.at[row, at].set(2 * slots.turn + 1, mode="drop"),
+    put = lambda buffer, new: buffer.at[row, at].set(new, mode="drop")
+    rows = RowBuffers(
+        tokens=put(rows.tokens, drawn.token),
+        logprobs=put(rows.logprobs, drawn.logprob),
+        entropy=put(rows.entropy, drawn.entropy),
+        turn=put(rows.turn, slots.turn),
+        is_reply=put(rows.is_reply, True),
     )
-    read, closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
+    reply, closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
     sampled = slots.sampled + 1
     reply_end = jnp.where(
         inputs.is_stop[drawn.token],
@@ -178,126 +214,133 @@ def _decode_pass(
         ),
     )
     ends = active & (reply_end != NO_REPLY)
-    keep = lambda new, old: _where(active, new, old)  # noqa: E731
+    keep = lambda new, old: _where(active, new, old)
     slots = slots.replace(
         status=jnp.where(ends, WAITING, slots.status),
         length=keep(at, slots.length),
         pending=keep(drawn.token, slots.pending),
         sampled=keep(sampled, slots.sampled),
-        reply=jax.tree.map(keep, read, slots.reply),
+        reply=jax.tree.map(keep, reply, slots.reply),
         reply_end=keep(reply_end, slots.reply_end),
     )
     return state.replace(
-        slots=slots, cache=cache, rows=rows, decode_passes=state.decode_passes + 1
+        slots=slots, cache=cache, rows=rows, decode_steps=state.decode_steps + 1
     )
 
 
-def _read_tokens(plan: Plan, inputs: Inputs, reply: replies.ReplyState, token):
-    """Every slot's reply after its token, by its world's tables; bool[S] if closed."""
+def _read_tokens(
+    plan: RolloutPlan, inputs: EngineInputs, reply: reply_parser.ReplyState, token
+):
+    """Each slot's reply after its token, and bool[S] whether its answer is closed."""
 
-    def one(part: Part, tables: replies.ReplyTables):
-        own = slice(part.first_slot, part.first_slot + part.slots)
-        read = jax.vmap(replies.read_token, (None, 0, 0))(
+    def one(shard: EnvShard, tables: reply_parser.ReplyTables):
+        own = shard.slot_range
+        after = jax.vmap(reply_parser.read_token, (None, 0, 0))(
             tables, jax.tree.map(lambda x: x[own], reply), token[own]
         )
-        return read, jax.vmap(replies.is_closed, (None, 0))(tables, read)
+        return after, jax.vmap(reply_parser.is_closed, (None, 0))(tables, after)
 
-    return _joined(map(one, plan.parts, inputs.tables))
+    return _concatenate(map(one, plan.env_shards, inputs.tables))
 
 
-def choose_waiting(plan: Plan, state: RolloutState) -> tuple[jax.Array, jax.Array]:
-    """int32[W] slots to answer next, lower ones first; bool[W] whether they wait.
+def choose_waiting(
+    plan: RolloutPlan, state: RolloutState
+) -> tuple[jax.Array, jax.Array]:
+    """int32[W] slots that get feedback next, lower ones first; bool[W] if they wait.
 
-    The answers of a part are to its own slots, in its own range of W.
+    An environment's feedback goes to its own slots, in its own range of W.
     """
 
-    def one(part: Part):
-        own = slice(part.first_slot, part.first_slot + part.slots)
-        is_waiting = state.slots.status[own] == WAITING
-        slot = jnp.argsort(~is_waiting, stable=True)[: part.feed_width]
-        return part.first_slot + slot.astype(jnp.int32), is_waiting[slot]
+    def one(shard: EnvShard):
+        is_waiting = state.slots.status[shard.slot_range] == WAITING
+        slot = jnp.argsort(~is_waiting, stable=True)[: shard.extend_width]
+        return shard.first_slot + slot.astype(jnp.int32), is_waiting[slot]
 
-    return _joined(map(one, plan.parts))
+    return _concatenate(map(one, plan.env_shards))
 
 
-def feed(
-    plan: Plan, policy: Policy, inputs: Inputs, state: RolloutState, answer: Answer
+def extend(
+    plan: RolloutPlan,
+    model: ShardedModel,
+    inputs: EngineInputs,
+    state: RolloutState,
+    feedback: EnvFeedback,
 ) -> tuple[RolloutState, jax.Array]:
-    """Gives waiting slots the world's answer; ended episodes make room for the next.
+    """Gives waiting slots their feedback; slots of ended episodes take the next ones.
 
     Returns:
-      The state, and int32[W], the episode on this shard that a slot newly took up
-      from the queue, -1 where it did not.
+      The state, and int32[W], the episode on this shard that was newly admitted from
+      the queue to the slot, -1 where none was.
     """
-    slots = jax.tree.map(lambda x: x[answer.slot], state.slots)
-    goes_on = answer.is_used & (answer.end == UNFINISHED)
-    episodes = record.record_turn(plan, state.episodes, slots, answer)
+    slots = jax.tree.map(lambda x: x[feedback.slot], state.slots)
+    continues = feedback.is_used & (feedback.end == UNFINISHED)
+    episodes = record.record_turn(plan, state.episodes, slots, feedback)
     state = state.replace(episodes=episodes)
-    hear = hearing.in_window if plan.window else hearing.in_full
-    heard = hear(plan, policy, inputs, state, slots, answer, goes_on)
-    taken_up, is_new, next_episode = _take_up(
-        plan, state.next_episode, answer.is_used & ~goes_on
+    update_context = (
+        context_update.slide_window if plan.window else context_update.append_message
     )
-    fed = _copy_prompts(plan, inputs, heard.entries, taken_up, is_new)
-    # Entries of slots that neither go on nor start anew are never attended to again.
-    cache = jax.tree.map(
-        lambda whole, part: whole.at[_only(answer.slot, answer.is_used, plan)].set(
-            part, mode="drop"
-        ),
-        state.cache,
-        fed,
+    context = update_context(plan, model, inputs, state, slots, feedback, continues)
+    admitted, is_new, next_episode = _admit(
+        plan, state.next_episode, feedback.is_used & ~continues
     )
-    group = inputs.prompts.group[jnp.where(is_new, taken_up, 0)]
+    group = inputs.prompts.group[jnp.where(is_new, admitted, 0)]
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
+    # Entries of slots that neither continue nor start again are not attended to again.
+    entries = kv.with_prompts(
+        context.entries, model, inputs.prompt_cache, group, is_new
+    )
     after = Slots(
-        status=jnp.where(goes_on | is_new, DECODING, IDLE),
+        status=jnp.where(continues | is_new, DECODING, IDLE),
         episode=jnp.where(
-            goes_on, slots.episode, jnp.where(is_new, taken_up, plan.episodes)
+            continues, slots.episode, jnp.where(is_new, admitted, plan.episodes)
         ),
-        turn=jnp.where(goes_on, slots.turn + 1, 0),
-        length=jnp.where(goes_on, heard.length, lengths - 1),
-        pending=jnp.where(goes_on, heard.pending, last_token(prompts, lengths)),
+        turn=jnp.where(continues, slots.turn + 1, 0),
+        length=jnp.where(continues, context.length, lengths - 1),
+        pending=jnp.where(continues, context.pending, last_token(prompts, lengths)),
         sampled=jnp.zeros_like(slots.sampled),
-        reply=_blank_replies(plan, inputs, [part.feed_width for part in plan.parts]),
+        reply=_blank_replies(
+            plan, inputs, [shard.extend_width for shard in plan.env_shards]
+        ),
         reply_end=jnp.zeros_like(slots.reply_end),
     )
-    where = _only(answer.slot, answer.is_used, plan)
-    new_slots = jax.tree.map(
-        lambda whole, part: whole.at[where].set(part, mode="drop"), state.slots, after
-    )
+    # Out of range, so dropped, where fewer than W slots waited.
+    where = jnp.where(feedback.is_used, feedback.slot, plan.slots)
+    put = lambda whole, new: whole.at[where].set(new, mode="drop")
     state = state.replace(
-        slots=new_slots,
-        cache=cache,
-        rows=heard.rows,
+        slots=jax.tree.map(put, state.slots, after),
+        cache=jax.tree.map(put, state.cache, entries),
+        rows=context.rows,
         next_episode=next_episode,
-        feed_passes=state.feed_passes + heard.passes,
+        extend_steps=state.extend_steps + context.steps,
     )
-    return state, jnp.where(is_new, taken_up, -1)
+    return state, jnp.where(is_new, admitted, -1)
 
 
-def _take_up(plan: Plan, heads: jax.Array, is_free: jax.Array):
+def _admit(plan: RolloutPlan, heads: jax.Array, is_free: jax.Array):
     """Episodes from the queues for the slots that became free.
 
     Args:
-      heads: int32[parts].
+      heads: int32[environments], of the queues.
       is_free: bool[W].
 
     Returns:
-      int32[W] episodes on this shard, bool[W] whether there was one, int32[parts] the
-      queues' heads after it.
+      int32[W] episodes on this shard, bool[W] whether there was one, and the queues'
+      heads after it.
     """
 
-    def one(index: int, part: Part):
-        own = is_free[part.first_answer : part.first_answer + part.feed_width]
-        taken_up = heads[index] + jnp.cumsum(own) - 1
-        is_new = own & (taken_up < part.first_episode + part.episodes)
-        return taken_up, is_new, heads[index][None] + own.sum()
+    def one(index: int, shard: EnvShard):
+        own = is_free[shard.feedback_range]
+        admitted = heads[index] + jnp.cumsum(own) - 1
+        is_new = own & (admitted < shard.first_episode + shard.episodes)
+        return admitted, is_new, heads[index][None] + own.sum()
 
-    return _joined(one(index, part) for index, part in enumerate(plan.parts))
+    return _concatenate(
+        one(index, shard) for index, shard in enumerate(plan.env_shards)
+    )
 
 
 def reply_tokens(
-    plan: Plan, state: RolloutState, slot: jax.Array
+    plan: RolloutPlan, state: RolloutState, slot: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The replies that slots have just sampled.
 
@@ -316,63 +359,32 @@ def reply_tokens(
 
 
 def finish(
-    plan: Plan, inputs: Inputs, state: RolloutState, policy_version: jax.Array
+    plan: RolloutPlan,
+    inputs: EngineInputs,
+    state: RolloutState,
+    policy_version: jax.Array,
 ) -> tuple[Rows, Episodes]:
-    """The record of a finished rollout."""
-    written = state.rows
-    is_reply = (written.mark >= 0) & (written.mark % 2 == 1)
-    turn = jnp.where(written.mark >= 0, written.mark // 2, PADDING)
-    following = jnp.pad(written.mark[:, 1:], ((0, 0), (0, 1)), constant_values=PADDING)
-    episode = inputs.prompts.first_place + jnp.arange(plan.episodes)
-    if plan.window:
-        episode = jnp.repeat(episode, plan.rows_each)
-    rows = Rows(
-        tokens=written.tokens,
-        is_reply=is_reply,
-        logprobs=written.logprobs,
-        entropy=written.entropy,
-        episode=jnp.where(written.mark >= 0, episode[:, None], PADDING).astype(
-            jnp.int32
-        ),
-        turn=turn,
-        turn_end=is_reply & (following != written.mark),
-        policy_version=jnp.full(plan.rows, policy_version, jnp.int32),
-    )
+    """The record of a finished rollout; `policy_version` (int32[]) sampled it."""
+    rows = record.finish_rows(plan, inputs.prompts, state.rows, policy_version)
     return rows, state.episodes
 
 
-def _copy_prompts(plan: Plan, inputs: Inputs, entries: Cache, episode, is_new) -> Cache:
-    group = inputs.prompts.group[jnp.where(is_new, episode, 0)]
+def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):
+    """Replies of no token yet, `counts` of them for each environment."""
 
-    def copy(entry, prompts):
-        width = prompts.shape[-1]
-        head = _where(is_new, prompts[group], entry[..., :width])
-        return entry.at[..., :width].set(head)
-
-    return jax.tree.map(copy, entries, inputs.prompt_cache)
-
-
-def _blank_replies(plan: Plan, inputs: Inputs, counts: list[int]):
-    """Replies of no token yet, as many of each part as `counts` says."""
-
-    def one(tables: replies.ReplyTables, count: int):
-        blank = replies.start_reply(tables, plan.actions_per_turn)
+    def one(tables: reply_parser.ReplyTables, count: int):
+        blank = reply_parser.start_reply(tables, plan.actions_per_turn)
         return jax.tree.map(lambda x: jnp.stack([x] * count), blank)
 
-    return _joined(map(one, inputs.tables, counts))
+    return _concatenate(map(one, inputs.tables, counts))
 
 
-def _joined(parts) -> Any:
+def _concatenate(trees: Iterable[Any]) -> Any:
     """Pytrees of like structure, joined along their arrays' first axis."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-
-
-def _only(slot: jax.Array, is_used: jax.Array, plan: Plan) -> jax.Array:
-    """Slots to write to; out of range, so dropped, where not used."""
-    return jnp.where(is_used, slot, plan.slots)
+    trees = list(trees)
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
 
 
 def _where(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

@@ -1,39 +1,74 @@
-"""The episodes' side of the record, as a rollout writes it."""
+"""The record of a rollout: episodes turn by turn, rows at the end."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax import trajectory
-from ragen_jax.rollout.slots import Answer, Plan, Prompts, Slots
-from ragen_jax.trajectory import Episodes
+from ragen_jax.rollout.types import (
+    EnvFeedback,
+    Prompts,
+    RolloutPlan,
+    RowBuffers,
+    Slots,
+)
+from ragen_jax.trajectory import PADDING, Episodes, Rows
 
 
-def blank_episodes(plan: Plan, prompts: Prompts) -> Episodes:
+def blank_episodes(plan: RolloutPlan, prompts: Prompts) -> Episodes:
     """A shard's episodes before anything was played."""
-    environment = np.repeat(
-        np.arange(len(plan.parts)), [part.episodes for part in plan.parts]
-    )
+    counts = [env_shard.episodes for env_shard in plan.env_shards]
+    environment = np.repeat(np.arange(len(counts)), counts)
     return trajectory.blank_episodes(plan.episodes, plan.turns).replace(
         group=prompts.group_name, environment=jnp.asarray(environment, jnp.int32)
     )
 
 
 def record_turn(
-    plan: Plan, episodes: Episodes, slots: Slots, answer: Answer
+    plan: RolloutPlan, episodes: Episodes, slots: Slots, feedback: EnvFeedback
 ) -> Episodes:
-    """Notes what came of the turns of W slots that the worlds have answered."""
-    row = jnp.where(answer.is_used, slots.episode, plan.episodes)
-    put = lambda x, new: x.at[row].set(new, mode="drop")  # noqa: E731
-    at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")  # noqa: E731
+    """Writes down the turns of W slots that the environments have just played."""
+    row = jnp.where(feedback.is_used, slots.episode, plan.episodes)
+    put = lambda x, new: x.at[row].set(new, mode="drop")
+    at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")
     return episodes.replace(
-        success=put(episodes.success, answer.success),
-        end=put(episodes.end, answer.end),
+        success=put(episodes.success, feedback.success),
+        end=put(episodes.end, feedback.end),
         turns=put(episodes.turns, slots.turn + 1),
-        reward=at_turn(episodes.reward, answer.reward),
-        is_valid=at_turn(episodes.is_valid, answer.is_valid),
-        actions=at_turn(episodes.actions, answer.taken),
+        reward=at_turn(episodes.reward, feedback.reward),
+        is_valid=at_turn(episodes.is_valid, feedback.is_valid),
+        actions=at_turn(episodes.actions, feedback.taken),
         reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
         reply_end=at_turn(episodes.reply_end, slots.reply_end),
         thought_tokens=at_turn(episodes.thought_tokens, slots.reply.thought),
-        grounded=at_turn(episodes.grounded, answer.grounded),
+        grounded=at_turn(episodes.grounded, feedback.grounded),
     )
+
+
+def finish_rows(
+    plan: RolloutPlan,
+    prompts: Prompts,
+    buffers: RowBuffers,
+    policy_version: jax.Array,
+) -> Rows:
+    """The rows of a finished rollout, from what was written into the buffers."""
+    turn, is_reply = buffers.turn, buffers.is_reply
+    following = ((0, 0), (0, 1))
+    next_turn = jnp.pad(turn[:, 1:], following, constant_values=PADDING)
+    next_is_reply = jnp.pad(is_reply[:, 1:], following)
+    episode = prompts.first_index + jnp.arange(plan.episodes)
+    if plan.window:
+        episode = jnp.repeat(episode, plan.rows_each)
+    episode = jnp.where(turn >= 0, episode[:, None], PADDING).astype(jnp.int32)
+    rows = Rows(
+        tokens=buffers.tokens,
+        is_reply=is_reply,
+        logprobs=buffers.logprobs,
+        entropy=buffers.entropy,
+        episode=episode,
+        turn=turn,
+        turn_end=is_reply & ~(next_is_reply & (next_turn == turn)),
+        policy_version=jnp.full(plan.rows, policy_version, jnp.int32),
+    )
+    trajectory.check_rows(rows)
+    return rows

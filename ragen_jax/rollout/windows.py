@@ -1,10 +1,10 @@
 """Windows: replies sampled from the last turns alone, a training row for each turn.
 
 A row is the system prompt, the last turns that there is room for, and the reply. When
-a slot goes on to its next turn the row of that turn is made from the row before: whole
-turns fall out behind the system prompt, and the world's message is added. Cache entries
-know their positions, so what follows a gap is run through the model again; those of the
-system prompt stay as they are.
+a slot continues to its next turn the row of that turn is made from the row before:
+whole turns fall out behind the system prompt, and the environment's message is added.
+Cache entries depend on their positions, so what follows a gap is run through the model
+again; those of the system prompt stay as they are.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.rollout import cache as kv
-from ragen_jax.rollout.scenes import SceneTokens
-from ragen_jax.text import dialogue
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.tasks import TaskTokens
+from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.trajectory import END_OF_TURN, PADDING
 
 
@@ -24,37 +24,37 @@ from ragen_jax.trajectory import END_OF_TURN, PADDING
 class Cuts:
     """Where rows may be cut."""
 
-    opening: jax.Array  # int32[groups], tokens of the system prompt; see `dialogue`
-    closing: jax.Array  # int32[2], of a message that follows a reply; see `dialogue`
+    opening: jax.Array  # int32[groups], tokens of the system prompt
+    closing: jax.Array  # int32[2], tokens of a message that close the reply
 
 
 @struct.dataclass
 class Row:
-    """A row without its reply yet; mark as in `slots.Written`."""
+    """A row of which nothing is reply, or not yet."""
 
     tokens: jax.Array  # int32[T]
-    mark: jax.Array  # int32[T]
+    turn: jax.Array  # int32[T], 0-based; PADDING behind the row's end
     length: jax.Array  # int32[]
 
 
 @struct.dataclass
 class Message:
-    """What the world says next."""
+    """The environment's next message."""
 
     tokens: jax.Array  # int32[M], right-padded
     length: jax.Array  # int32[]
 
 
-def make_cuts(tokens: SceneTokens, groups: Sequence[int]) -> Cuts:
-    """The cuts of a shard's prompts: so many of each scene.
+def make_cuts(tokens: TaskTokens, groups: Sequence[int]) -> Cuts:
+    """The cuts of a shard's prompts: so many of each task.
 
-    All scenes close a reply alike, for they speak with one model.
+    All tasks close a reply alike, for they speak with one model.
     """
     opening = [
-        jnp.broadcast_to(dialogue.opening_length(own), (count,))
+        jnp.broadcast_to(prompts_lib.opening_length(own), (count,))
         for own, count in zip(tokens, groups, strict=True)
     ]
-    return Cuts(jnp.concatenate(opening), dialogue.closing_lengths(tokens[0]))
+    return Cuts(jnp.concatenate(opening), prompts_lib.closing_lengths(tokens[0]))
 
 
 def make_room(x: jax.Array, blank: int, turns: int) -> jax.Array:
@@ -103,12 +103,11 @@ def next_row(
       The row, and int32[], how many of its tokens stand where they stood before.
     """
     capacity = row.tokens.shape[0]
-    turn_of = jnp.where(row.mark >= 0, row.mark // 2, PADDING)
-    oldest = turn_of[0]
+    oldest = row.turn[0]
     # For each turn that may come first: how many tokens of the old row, with the
     # message behind it, stand before what is kept of that turn.
     which = jnp.arange(closing.shape[0])
-    is_before = (turn_of >= 0)[None] & (turn_of[None] < which[:, None])
+    is_before = (row.turn >= 0)[None] & (row.turn[None] < which[:, None])
     cut = jnp.where(which == oldest, opening, is_before.sum(axis=1) + closing)
     lengths = opening + row.length + message.length - cut
     may_be_first = (
@@ -118,20 +117,20 @@ def next_row(
     )
     # The context has room for the latest message by itself: checked at start.
     first = jnp.where(may_be_first.any(), jnp.argmax(may_be_first), turn + 1)
-    place = jnp.arange(capacity)
-    source = jnp.where(place < opening, place, place + cut[first] - opening)
+    position = jnp.arange(capacity)
+    source = jnp.where(position < opening, position, position + cut[first] - opening)
     is_old = source < row.length
-    take = lambda x, index: x[jnp.clip(index, 0, x.shape[0] - 1)]  # noqa: E731
+    take = lambda x, index: x[jnp.clip(index, 0, x.shape[0] - 1)]
     tokens = jnp.where(
         is_old, take(row.tokens, source), take(message.tokens, source - row.length)
     )
-    turns = jnp.where(is_old, take(turn_of, source), turn + 1)
-    turns = jnp.where(place < opening, first, turns)
+    turns = jnp.where(is_old, take(row.turn, source), turn + 1)
+    turns = jnp.where(position < opening, first, turns)
     length = lengths[first]
-    is_real = place < length
+    is_real = position < length
     made = Row(
         tokens=jnp.where(is_real, tokens, 0),
-        mark=jnp.where(is_real, 2 * turns, PADDING),
+        turn=jnp.where(is_real, turns, PADDING),
         length=length,
     )
     return made, jnp.where(first == oldest, row.length, opening)
@@ -139,7 +138,7 @@ def next_row(
 
 def prefill(
     weights: Parameters,
-    policy: kv.Policy,
+    model: kv.ShardedModel,
     entries: kv.Cache,
     tokens: jax.Array,
     first: jax.Array,
@@ -153,7 +152,7 @@ def prefill(
     message does.
 
     Args:
-      weights, policy, buckets: as for `cache.feed`.
+      weights, model, buckets: as for `kv_cache.extend`.
       entries: of W slots, filled with the `first` positions of their rows.
       tokens: int32[W, T], the rows.
       first, last: int32[W].
@@ -170,6 +169,6 @@ def prefill(
         at = jnp.minimum(first + index * width, context - width)
         where = at[:, None] + jnp.arange(width)[None]
         piece = jnp.take_along_axis(tokens, where, axis=1)
-        return kv.feed(weights, policy, entries, piece, at, buckets)
+        return kv.extend(weights, model, entries, piece, at, buckets)
 
     return jax.lax.fori_loop(0, pieces, one, entries), pieces

@@ -45,7 +45,7 @@ def join_phrases(
     starts = jnp.cumsum(lengths) - lengths
     within = jnp.arange(table.tokens.shape[1])[None]
     # Positions past a phrase's own length are sent out of range and dropped.
-    places = jnp.where(within < lengths[:, None], starts[:, None] + within, capacity)
+    positions = jnp.where(within < lengths[:, None], starts[:, None] + within, capacity)
     joined = jnp.zeros(capacity, jnp.int32)
-    joined = joined.at[places].set(table.tokens[ids], mode="drop")
+    joined = joined.at[positions].set(table.tokens[ids], mode="drop")
     return joined, lengths.sum()

@@ -1,8 +1,9 @@
-"""The tokenizer of the embedded `tiny` model: byte-level BPE of 1024 tokens.
+"""The tokenizers of the embedded models: byte-level BPE of 1024 and of 2048 tokens.
 
-Trained once on the words of the planned worlds (FrozenLake, Sokoban, Bandit). A cell
-of a board and half a coordinate are one token each, so that reading a board is a
-matter of attention and not of spelling; so is each name of an arm of Bandit.
+Trained once on the words of FrozenLake, Sokoban and Bandit (`tiny`) or of SearchQA and
+WebShop (`tiny_words`). A cell of a board and half a coordinate are one token each, so
+that reading a board is a matter of attention and not of spelling; so is each name of an
+arm of Bandit, and what ends a line of the shop's pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +47,7 @@ _TEMPLATE = (
 )
 
 # What Sokoban and Bandit will say, so that they need no new tokenizer.
-_OTHER_WORLDS = """\
+_OTHER_ENVIRONMENTS = """\
 Push every box onto a target. You cannot pull a box or push two boxes at once. A box
 against a wall may be stuck for good. # wall, _ floor, O target, X box, √ box on target,
 P player, S player on target. Walls: Boxes: Targets: Player: The room has 6 rows and 6
@@ -59,13 +60,18 @@ Engineer Trader Accountant Gambler Nurse Pilot Clerk Explorer Farmer Racer Banke
 
 
 def train_tokenizer(
-    texts: Iterable[str], words: Sequence[str] = ()
+    texts: Iterable[str],
+    words: Sequence[str] = (),
+    marks: Sequence[str] = (),
+    size: int = VOCABULARY,
 ) -> PreTrainedTokenizerFast:
     """Trains the tokenizer. The same texts in the same order give the same tokens.
 
     Args:
       texts: what the model will read and write.
       words: that are to be one token each, wherever they stand.
+      marks: the same, within words too.
+      size: tokens in all.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -76,13 +82,14 @@ def train_tokenizer(
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(words),
+        vocab_size=size - len(words) - len(marks),
         special_tokens=[END_OF_TEXT, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    coordinates = "".join(f" ({r}, {c})" for r in range(10) for c in range(10))
-    texts = [*texts, *[_OTHER_WORLDS, coordinates] * 20]
+    if size == VOCABULARY:
+        coordinates = "".join(f" ({r}, {c})" for r in range(10) for c in range(10))
+        texts = [*texts, *[_OTHER_ENVIRONMENTS, coordinates] * 20]
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -93,6 +100,7 @@ def train_tokenizer(
     )
     fast.chat_template = _TEMPLATE
     add_words(fast, words)
+    fast.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return fast
 
 

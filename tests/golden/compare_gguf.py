@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragen_jax.models import parameters, slices, transformer
-from ragen_jax.models.sources import Source
+from ragen_jax.models import parameters, transformer
+from ragen_jax.models.io import partial_reads
+from ragen_jax.models.io.sources import Source
 
 golden = runpy.run_path(str(Path(__file__).with_name("make_smollm2.py")))
 CLEAR = 1e-3  # margin of the best logit
@@ -50,7 +51,9 @@ def main(path: Path) -> None:
         if ids[0] != ids[1]:
             print(f"other tokens: {text!r} is {ids[0]} here and {ids[1]} there")
     declared = parameters.declare(config)
-    weights = slices.read_tree(source.open_parameters(config, declared), declared)
+    weights = partial_reads.read_tree(
+        source.open_parameters(config, declared), declared
+    )
     weights = jax.tree.map(jnp.asarray, weights)
 
     @jax.jit

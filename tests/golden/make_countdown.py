@@ -22,13 +22,13 @@ def main() -> None:
     """Asks reasoning-gym."""
     import reasoning_gym
 
-    chance = random.Random(SEED)
+    rng = random.Random(SEED)
     tasks = reasoning_gym.create_dataset("countdown", size=PUZZLES, seed=SEED)
     puzzles = []
     for task in tasks:
         numbers = task["metadata"]["numbers"]
-        texts = [task["answer"], *(_try(numbers, chance) for _ in range(TRIES))]
-        texts += [_swapped(task["answer"], chance) for _ in range(TRIES)]
+        texts = [task["answer"], *(_try(numbers, rng) for _ in range(TRIES))]
+        texts += [_swapped(task["answer"], rng) for _ in range(TRIES)]
         puzzles.append(
             {
                 "numbers": numbers,
@@ -41,25 +41,25 @@ def main() -> None:
     FILE.write_text(f'{{"origin": "{origin}", "puzzles": [\n{lines}\n]}}\n')
 
 
-def _try(numbers: list[int], chance: random.Random) -> str:
+def _try(numbers: list[int], rng: random.Random) -> str:
     """An expression of the numbers, now and then with one exchanged or left out."""
     terms = [str(number) for number in numbers]
-    if chance.random() < 0.2:
-        terms[0] = str(chance.randint(1, 100))
-    if chance.random() < 0.2:
+    if rng.random() < 0.2:
+        terms[0] = str(rng.randint(1, 100))
+    if rng.random() < 0.2:
         terms.pop()
     while len(terms) > 1:
-        chance.shuffle(terms)
+        rng.shuffle(terms)
         right, left = terms.pop(), terms.pop()
-        joined = f"{left} {chance.choice('+-*/')} {right}"
+        joined = f"{left} {rng.choice('+-*/')} {right}"
         terms.append(f"({joined})" if terms else joined)
     return terms[0]
 
 
-def _swapped(solution: str, chance: random.Random) -> str:
+def _swapped(solution: str, rng: random.Random) -> str:
     """The solution with two of its characters exchanged, if that is still a text."""
     letters = list(solution)
-    one, two = chance.sample(range(len(letters)), 2)
+    one, two = rng.sample(range(len(letters)), 2)
     letters[one], letters[two] = letters[two], letters[one]
     return "".join(letters)
 

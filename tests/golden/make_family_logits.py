@@ -87,8 +87,8 @@ def tensors(config: dict) -> dict[str, np.ndarray]:
     shapes["model.norm.weight"] = (width,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (VOCABULARY, width)
-    chance = np.random.RandomState(SEED)
-    drawn = {name: chance.standard_normal(shape) for name, shape in shapes.items()}
+    rng = np.random.RandomState(SEED)
+    drawn = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     return {
         name: (1 + 0.2 * x if "norm" in name else 0.3 * x).astype(np.float32)
         for name, x in drawn.items()
@@ -102,8 +102,8 @@ def main() -> None:
 
     found = {}
     for case, config in CONFIGS.items():
-        told = AutoConfig.for_model(**copy.deepcopy(config))  # It is changed there.
-        model = AutoModelForCausalLM.from_config(told, attn_implementation="eager")
+        changed = AutoConfig.for_model(**copy.deepcopy(config))  # It is changed there.
+        model = AutoModelForCausalLM.from_config(changed, attn_implementation="eager")
         weights = {name: torch.tensor(x) for name, x in tensors(config).items()}
         missing = model.load_state_dict(weights, strict=False)
         tied = config["tie_word_embeddings"]

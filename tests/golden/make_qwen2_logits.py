@@ -62,8 +62,8 @@ def tensors(tied: bool) -> dict[str, np.ndarray]:
     shapes["model.norm.weight"] = (WIDTH,)
     if not tied:
         shapes["lm_head.weight"] = (VOCABULARY, WIDTH)
-    chance = np.random.RandomState(SEED)
-    drawn = {name: chance.standard_normal(shape) for name, shape in shapes.items()}
+    rng = np.random.RandomState(SEED)
+    drawn = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     return {
         name: (1 + 0.2 * x if "norm" in name else 0.3 * x).astype(np.float32)
         for name, x in drawn.items()

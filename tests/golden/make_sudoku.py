@@ -40,14 +40,14 @@ def main() -> None:
     np.savez_compressed(FILE, **arrays)
 
 
-def _partly_filled(entry, chance: Random) -> list[list[int]]:
+def _partly_filled(entry, rng: Random) -> list[list[int]]:
     side, board = len(entry["puzzle"]), copy.deepcopy(entry["puzzle"])
     for row in range(side):
         for column in range(side):
-            if board[row][column] == 0 and chance.random() < 0.4:
+            if board[row][column] == 0 and rng.random() < 0.4:
                 right = entry["solution"][row][column]
-                is_right = chance.random() < 0.7
-                board[row][column] = right if is_right else chance.randint(1, side)
+                is_right = rng.random() < 0.7
+                board[row][column] = right if is_right else rng.randint(1, side)
     return board
 
 

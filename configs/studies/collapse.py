@@ -1,0 +1,82 @@
+"""The collapse, and what each part of StarPO-S and a rollback change about it.
+
+python launch/study.py --study=configs/studies/collapse.py --jobs=2
+
+docs/echo_trap.md tells what it shows.
+"""
+
+from ragen_jax.studies.definition import Claim, Study
+
+_PLAIN = "plain GRPO"
+_FILTER = {"filter.strategy": "top_fraction"}
+
+
+def get_study() -> Study:
+    """The study."""
+    arms = {
+        _PLAIN: {},
+        "falling rate": {"optimizer.schedule": "cosine"},
+        "filtered": _FILTER,
+        "no KL": {"loss.kl": 0.0},
+        "clip-higher": {"loss.clip_high": 0.28},
+        "critic": {"estimator": "ppo"},
+        "StarPO-S": {"algorithm": "starpo_s", "estimator": "ppo"},
+        "rollback": {"health.on_collapse": "rollback"},
+    }
+    falls = Claim(
+        text="Plain GRPO at a high constant rate loses above 10 points of its peak.",
+        left=_PLAIN,
+        measure="lost_success",
+        margin=0.1,
+    )
+    helps = tuple(
+        Claim(
+            text=f"{arm}: less of the peak is lost than by plain GRPO.",
+            left=arm,
+            right=_PLAIN,
+            measure="lost_success",
+            relation="less",
+        )
+        for arm in arms
+        if arm != _PLAIN
+    )
+    return Study(
+        name="collapse",
+        question="Where does the embedded model degenerate, what announces it, and what"
+        " prevents it?",
+        source="arXiv:2504.20073, sections 4 and 5",
+        config="configs/bandit.py",
+        changes={
+            "algorithm": "starpo",
+            "estimator": "grpo",
+            "iterations": 200,
+            "optimizer.schedule": "constant",
+            "optimizer.actor_lr": 3e-4,
+            "loss.entropy": 0.0,
+            "every.evaluate": 20,
+            "every.checkpoint": 5,
+            "checkpoint.keep_last": 6,
+            "health.record_every": 5,
+        },
+        arms=arms,
+        measures=(
+            "test_success",
+            "peak_success",
+            "lost_success",
+            "collapsed",
+            "last_valid",
+            "last_entropy",
+            "last_distinct_thoughts",
+            "alarm_at",
+            "std_lead",
+        ),
+        curves=(
+            "train/success",
+            "filter/reward_std",
+            "rollout/entropy",
+            "update/actor_grad_norm",
+        ),
+        claims=(falls, *helps),
+        paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
+        notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them.",
+    )

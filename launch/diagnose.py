@@ -1,0 +1,72 @@
+"""Measures the health of one or several checkpoints.
+
+  python launch/diagnose.py --checkpoint=runs/frozenlake
+  python launch/diagnose.py --checkpoint=runs/frozenlake --all --samples=64
+  python launch/diagnose.py --checkpoint=runs/frozenlake/checkpoints/40 --prompts=32
+
+Text statistics of a batch of training episodes, mutual information of prompts and
+thoughts, and gradient norms by reward spread: as JSON, and the main ones as a table. A
+checkpoint is a workdir (its best step, or with --all every step) or a step's folder.
+"""
+
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
+
+import json
+
+from absl import flags
+
+from ragen_jax import cli
+from ragen_jax.cli.subjects import find_checkpoint
+from ragen_jax.errors import UserError
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
+_ALL = flags.DEFINE_boolean("all", False, "Every step that is still there.")
+_MODEL = flags.DEFINE_string("model", None, "Where the run's model lies now.")
+_PROMPTS = flags.DEFINE_integer("prompts", 0, "Prompts; 0: as trained.", lower_bound=0)
+_GROUP = flags.DEFINE_integer(
+    "group_size", 0, "Episodes of each; 0: as trained.", lower_bound=0
+)
+_SAMPLES = flags.DEFINE_integer("samples", 64, "Thoughts; 0: all.", lower_bound=0)
+_BUCKETS = flags.DEFINE_enum("buckets", "quantile", ["quantile", "fixed"], "Of spread.")
+_INFORMATION = flags.DEFINE_boolean("information", True, "Mutual information.")
+_GRADIENTS = flags.DEFINE_boolean("gradients", True, "Gradient norms.")
+_OUT = flags.DEFINE_string("out", None, "JSON file; default WORKDIR/diagnosis.json.")
+
+
+def main() -> None:
+    if not _CHECKPOINT.value:
+        raise UserError("--checkpoint is missing: pass a workdir or a step's folder")
+    found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
+    cli.use_every_core(settings)
+    cli.start_jax(settings.deterministic)
+    from ragen_jax.cli import diagnosis
+    from ragen_jax.diagnostics.mutual_information import SmoothedStd
+    from ragen_jax.training import checkpoints
+    from ragen_jax.training import run as run_lib
+    from ragen_jax.utils.atomic_files import new_file
+
+    wanted = diagnosis.Wanted(
+        _INFORMATION.value, _GRADIENTS.value, _SAMPLES.value, _BUCKETS.value
+    )
+    with cli.user_mistakes():
+        run = run_lib.prepare(diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value))
+    workdir = found.directory.parent
+    out = cli.check_out(_OUT.value or str(workdir / "diagnosis.json"))
+    steps = [found.step]
+    if _ALL.value:
+        steps = sorted(checkpoints.scores(found.directory))
+    smoothed, results = SmoothedStd(), []
+    for step in steps:
+        one, smoothed = diagnosis.diagnose(run, found.directory, step, wanted, smoothed)
+        results.append(one)
+    with new_file(out) as file:
+        file.write(json.dumps(results, indent=2) + "\n")
+    print(diagnosis.table(results))
+    print(f"\n{out}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,37 @@
+"""Writes the health report of a run: one HTML page that opens from disk.
+
+  python launch/report.py --workdir=runs/frozenlake
+  python launch/report.py --workdir=runs/seed0 --compare=runs/seed1 --compare=runs/other
+
+WORKDIR/report.html holds the curves, what the alarm says, the test before and after
+training, the settings that differ, and the recorded episodes. Runs that differ in the
+seed alone are drawn as one curve with a band.
+"""
+
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
+
+from pathlib import Path
+
+from absl import flags
+
+from ragen_jax import cli
+from ragen_jax.errors import UserError
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of a run to compare with.")
+
+
+def main() -> None:
+    if not _WORKDIR.value:
+        raise UserError("--workdir is missing: pass the folder of a run")
+    from ragen_jax.diagnostics import report
+
+    others = [Path(other).expanduser() for other in _COMPARE.value]
+    print(report.write_report(Path(_WORKDIR.value).expanduser(), others))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,72 @@
+"""Runs a study: a grid of training runs with seeds, a page of figures and verdicts.
+
+  python launch/study.py --study=configs/studies/stabilized.py --jobs=2
+
+Runs what is missing, each run in a process of its own; killed at any time, the same
+command resumes. Then writes docs/studies/NAME.md with its figure and data. On SLURM an
+array job runs one run a task:
+
+  sbatch --array=0-11 --wrap='python launch/study.py --study=FILE --scale=paper \
+      --run=$SLURM_ARRAY_TASK_ID'
+"""
+
+from ragen_jax.utils import endings
+
+if __name__ == "__main__":
+    endings.install()  # Before the other imports, which take seconds.
+
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from ragen_jax import cli
+from ragen_jax.studies.definition import SCALES
+
+_STUDY = flags.DEFINE_string("study", None, "File that defines get_study().")
+_FOLDER = flags.DEFINE_string("folder", "runs/studies", "Where runs train.")
+_PAGES = flags.DEFINE_string("pages", "docs/studies", "Where the page is written.")
+_JOBS = flags.DEFINE_integer("jobs", 2, "Runs side by side.", lower_bound=1)
+_SEEDS = flags.DEFINE_list("seeds", None, "Instead of the study's own, as 0,1,2.")
+_ONLY = flags.DEFINE_string("only", "", "Regular expression of the arms to run.")
+_SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "tiny, smoke or paper.")
+_RUN = flags.DEFINE_integer("run", None, "Number of the one run to do, from 0.")
+_RETRY = flags.DEFINE_boolean("retry_failed", False, "Run failed runs again.")
+_REPORT = flags.DEFINE_boolean("report", False, "Only write the page again.")
+_LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states.")
+
+
+def main() -> None:
+    endings.raise_instead()  # The runs that it started save themselves first.
+    from ragen_jax.reporting.console import Console
+    from ragen_jax.studies import study
+
+    with cli.user_mistakes():
+        chosen = study.Choice(
+            path=_STUDY.value,
+            folder=Path(_FOLDER.value),
+            pages=Path(_PAGES.value),
+            scale=_SCALE.value,
+            seeds=_SEEDS.value,
+            only=_ONLY.value,
+            run=_RUN.value,
+        )
+        plan = study.prepare(chosen)
+    console = Console(sys.stdout)
+    if _LIST.value:
+        console.line(study.listing(plan))
+        return
+    if not _REPORT.value:
+        study.run(
+            plan,
+            jobs=_JOBS.value,
+            retry_failed=_RETRY.value,
+            train=Path(__file__).parent / "train.py",
+            console=console,
+        )
+    if _RUN.value is None:
+        console.line(f"wrote {study.write_page(plan)}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,1 @@
+"""Measurements of this machine, beside other programs."""

@@ -1,0 +1,84 @@
+"""The kernels of decode attention side by side, by themselves."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.benchmarks import device
+from ragen_jax.parallel import backend_choices
+from ragen_jax.rollout import cache_attention
+from ragen_jax.rollout.cache_attention import CacheAttention
+
+_LAYERS = 24  # of one timed call, so that its start does not count
+_FILLED = 0.2  # of the cache, in the mean
+
+
+def compare(
+    slots: int, context: int, heads: tuple[int, int, int]
+) -> Iterator[tuple[str, dict]]:
+    """A table for each kernel: one layer of a decode pass, its token's write included.
+
+    Args:
+      slots: S.
+      context: C, positions of the cache.
+      heads: query heads, key heads, features of each.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = jnp.float32 if on_cpu else jnp.bfloat16
+    rng = np.random.default_rng(0)
+    lengths = rng.gamma(12, _FILLED * context / 12, slots).astype(np.int32)
+    lengths = np.clip(lengths, 1, context - 1)
+    kernels = {"plain operations": cache_attention.XLA}
+    if backend_choices.has_cudnn_attention(dtype, heads[2]):
+        kernels["cuDNN, with lengths"] = cache_attention.fused("cudnn")
+    kernels["the same, by JAX's own operations"] = cache_attention.fused("xla")
+    expected = None
+    for name, kernel in kernels.items():
+        seconds, mixed = _time(kernel, jnp.asarray(lengths), context, heads, dtype)
+        expected = mixed if expected is None else expected
+        read = 2 * lengths.sum() * heads[1] * heads[2] * jnp.dtype(dtype).itemsize
+        yield (
+            name,
+            {
+                "a layer, us": 1e6 * seconds,
+                "valid entries, GB/s": float(read) / seconds / 1e9,
+                "largest difference to the first": float(abs(mixed - expected).max()),
+            },
+        )
+
+
+def _time(
+    kernel: CacheAttention,
+    lengths: jax.Array,
+    context: int,
+    heads: tuple[int, int, int],
+    dtype,
+) -> tuple[float, np.ndarray]:
+    """(seconds of a layer, float32[S, 1, H, d] that it gives)"""
+    (queries, groups, features), slots = heads, lengths.shape[0]
+    of_keys, of_values, of_queries = jax.random.split(jax.random.key(0), 3)
+    made = (slots, context, groups, features)
+    keys, values = (
+        kernel.to_entry(jax.random.normal(key, made, dtype))
+        for key in (of_keys, of_values)
+    )
+    query = jax.random.normal(of_queries, (slots, 1, queries, features), dtype)
+
+    def layer(carry, _):
+        keys, values, query = carry
+        new = query[:, 0, :groups]
+        keys = kernel.write_token(keys, new, lengths)
+        values = kernel.write_token(values, new, lengths)
+        mixed = kernel.attend_token(query, keys, values, lengths + 1, context)
+        # Each layer's query depends on the one before, as in a model.
+        return (keys, values, (query + mixed) / 2), None
+
+    @jax.jit
+    def layers(keys, values, query):
+        return jax.lax.scan(layer, (keys, values, query), length=_LAYERS)[0][2]
+
+    taken = device.seconds(lambda: layers(keys, values, query))
+    mixed = jax.jit(layer)((keys, values, query), None)[0][2]
+    return min(taken) / _LAYERS, np.asarray(mixed, np.float32)

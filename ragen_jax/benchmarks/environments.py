@@ -1,0 +1,180 @@
+"""The speed of environments by themselves: random play, jitted and vmapped."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.base import TRAIN, Environment, random_action
+
+STEPS = 1000  # of each game in one timed call
+
+# Rows of the table of `launch/benchmark.py --env=all`: an environment and its settings.
+KINDS = (
+    ("frozen_lake", {}),
+    ("bandit", {}),
+    ("countdown", {}),
+    ("sokoban", {}),
+    ("sokoban", {"size": 8, "boxes": 2}),
+    ("sokoban", {"size": 10, "boxes": 4}),
+    ("sudoku", {}),
+    ("sudoku", {"size": 9, "clues": 40}),
+    ("2048", {}),
+    ("rubik", {}),
+    ("webshop", {}),
+    ("search_qa", {}),
+    ("math", {}),
+    ("household", {}),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvEpisode:
+    """What is timed, on one game: `vmap`-able."""
+
+    reset: Callable[[jax.Array], Any]  # key -> State
+    # (key, State, action) -> State, reward float[], done bool[]
+    step: Callable[[jax.Array, Any, Any], tuple[Any, jax.Array, jax.Array]]
+    sample: Callable[[jax.Array], Any]  # key -> a random action
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Games, steps and levels a second."""
+
+    name: str
+    steps: float | None  # None: not measured
+    resets: float | None
+
+
+def kinds(name: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The rows of an environment, or of "all"; of another environment its defaults."""
+    if name == "all":
+        return KINDS
+    return tuple(kind for kind in KINDS if kind[0] == name) or ((name, {}),)
+
+
+def measure(env: Environment, batch: int = 1024, label: str = "") -> Speed:
+    """Steps and resets a second of an environment, called by its name or by `label`."""
+    return measure_game(label or env.name, as_game(env), batch)
+
+
+def measure_game(label: str, game: EnvEpisode, batch: int) -> Speed:
+    """The same of any game that is written in JAX."""
+    return Speed(
+        name=label,
+        steps=game_steps_per_second(game, batch=batch, steps=STEPS),
+        resets=game_resets_per_second(game, batch=batch),
+    )
+
+
+def as_game(env: Environment) -> EnvEpisode:
+    """The bare rules of an environment, on training levels."""
+
+    def step(key, state, action):
+        state, outcome = env.step(key, state, action)
+        return state, outcome.reward, outcome.done
+
+    return EnvEpisode(
+        reset=lambda key: env.reset(key, jnp.int32(TRAIN)),
+        step=step,
+        sample=lambda key: random_action(key, env),
+    )
+
+
+def steps_per_second(
+    env: Environment, *, batch: int, steps: int, repeats: int = 3
+) -> float:
+    """Environment steps a second of random play; see `game_steps_per_second`."""
+    game = as_game(env)
+    return game_steps_per_second(game, batch=batch, steps=steps, repeats=repeats)
+
+
+def resets_per_second(env: Environment, *, batch: int, repeats: int = 3) -> float:
+    """Levels drawn a second, `batch` of them in one call."""
+    return game_resets_per_second(as_game(env), batch=batch, repeats=repeats)
+
+
+def game_steps_per_second(
+    game: EnvEpisode, *, batch: int, steps: int, repeats: int = 3
+) -> float:
+    """Steps a second of random play; a finished game starts again where it began.
+
+    Keys and actions are drawn before the clock starts.
+
+    Args:
+      game: the rules.
+      batch: games side by side.
+      steps: of each in one timed call.
+      repeats: timed calls, the fastest counts: others only add noise.
+    """
+
+    def play(start: Any, key_and_action: Any) -> tuple[Any, jax.Array]:
+        def one(state: Any, inputs: Any) -> tuple[Any, jax.Array]:
+            state, reward, done = game.step(inputs[0], state, inputs[1])
+            again = lambda new, old: jnp.where(done, new, old)  # noqa: E731
+            return jax.tree.map(again, start, state), reward
+
+        state, rewards = jax.lax.scan(one, start, key_and_action)
+        return state, rewards.sum()
+
+    @jax.jit
+    def draw(key: jax.Array) -> Any:
+        reset_key, step_key, action_key = jax.random.split(key, 3)
+        shape = (batch, steps)
+        return (
+            jax.vmap(game.reset)(jax.random.split(reset_key, batch)),
+            (
+                jax.random.split(step_key, shape),
+                jax.vmap(jax.vmap(game.sample))(jax.random.split(action_key, shape)),
+            ),
+        )
+
+    run = jax.jit(jax.vmap(play))
+    seconds = _fastest(lambda inputs: run(*inputs), draw, repeats)
+    return batch * steps / seconds
+
+
+def game_resets_per_second(game: EnvEpisode, *, batch: int, repeats: int = 3) -> float:
+    """Levels drawn a second, `batch` of them in one call."""
+    draw = jax.jit(jax.vmap(game.reset))
+    seconds = _fastest(draw, lambda key: jax.random.split(key, batch), repeats)
+    return batch / seconds
+
+
+def _fastest(
+    run: Callable[[Any], Any], prepare: Callable[[jax.Array], Any], repeats: int
+) -> float:
+    """Seconds of a call with what was prepared from a key, after one that compiles."""
+    seconds = []
+    for index in range(repeats + 1):
+        inputs = jax.block_until_ready(prepare(jax.random.key(index)))
+        started = time.perf_counter()
+        jax.block_until_ready(run(inputs))
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def table(rows: list[tuple[Speed, list[Speed]]]) -> str:
+    """Our environments, each with its peers below, and how many times as fast it is."""
+    lines = [f"{'env':40s} {'steps/s':>14s} {'resets/s':>14s}  times the peer's"]
+    for ours, others in rows:
+        lines.append(f"{ours.name:40s} {_shown(ours.steps)} {_shown(ours.resets)}")
+        for other in others:
+            times = [
+                f"{mine / theirs:,.1f} {what}"
+                for what in ("steps", "resets")
+                if (mine := getattr(ours, what)) and (theirs := getattr(other, what))
+            ]
+            lines.append(
+                f"  {other.name:38s} {_shown(other.steps)} {_shown(other.resets)}"
+                f"  {', '.join(times)}"
+            )
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return f"{'-':>14s}" if value is None else f"{value:14,.0f}"

@@ -1,0 +1,278 @@
+"""All figures of a machine: the environment, an iteration's phases, the sampler."""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax import starpo
+from ragen_jax.benchmarks import device, environments, other_samplers, sampler
+from ragen_jax.benchmarks.device import DeviceLimits
+from ragen_jax.envs.base import Environment
+from ragen_jax.models.presets import SHAPES
+from ragen_jax.rollout.rollout import Rollout
+from ragen_jax.settings import Settings
+from ragen_jax.training import memory_plan, weights
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import run as run_lib
+from ragen_jax.training.model import compute_dtype
+from ragen_jax.training.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is measured, in which sizes."""
+
+    iterations: int  # timed, after one that compiles; 0: none
+    shape: str | None  # random weights in this shape, one of SHAPES
+    peers: bool  # run other programs beside ours
+    repeats: int  # timings of each conversation
+    batch: int  # conversations side by side
+    prompt_tokens: int  # of a prompt, to which one reply is sampled
+    new_tokens: int  # of that reply
+    turns: int  # of a conversation of several
+    observation_tokens: int  # given in each of those turns
+    reply_tokens: int  # of each reply in them
+
+
+def measure(
+    settings: Settings, request: Request, scratch: Path
+) -> Iterator[tuple[str, dict]]:
+    """Titles, and by name numbers, or texts where there is none, as they are known.
+
+    Args:
+      settings: of the model, the environment and the iterations.
+      request: sizes, and what is measured.
+      scratch: an empty folder.
+
+    Raises:
+      UserError: if nothing can be measured by these settings.
+    """
+    if request.shape:
+        settings = with_shape(settings, request.shape, scratch / "shape")
+    run = run_lib.prepare(settings)
+    weights.check_weights(run.model)
+    best = device.device_limits()
+    names = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
+    yield "device", {"devices": names, "jax": jax.__version__, **best.figures()}
+    model = settings.model.path
+    if request.shape:
+        model = f"random weights in the shape of {request.shape}"
+    yield "model", {"weights": model, "computation": str(run.model.dtype)}
+    yield "env", _env_figures(run.tasks[0].env)
+    if request.iterations:
+        yield "iteration", iteration_figures(run, request.iterations, best)
+    yield from _conversations(run, request, best, scratch)
+
+
+def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
+    """The settings with a model of random weights, written to a new folder.
+
+    Args:
+      settings: of anything else.
+      shape: one of SHAPES.
+      folder: must not exist.
+    """
+    dtype = compute_dtype(settings.model.compute_dtype)
+    sampler.write_random_model(folder, SHAPES[shape], dtype)
+    return dataclasses.replace(
+        settings,
+        model=dataclasses.replace(settings.model, path=str(folder)),
+        # Such a model wins nothing; the update is to have as many rows all the same.
+        filter=dataclasses.replace(settings.filter, keep_zero=True),
+    )
+
+
+# An iteration -----------------------------------------------------------------------
+
+
+def iteration_figures(
+    run: Run, iterations: int, best: DeviceLimits
+) -> dict[str, float]:
+    """Medians over some iterations, after one that compiles.
+
+    Args:
+      run: whose model's weights are there.
+      iterations: 1 at least.
+      best: what shares are taken of.
+    """
+    state = weights.new_state(run)
+    started = time.perf_counter()
+    with device.counting() as compiled:
+        programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
+        state, _, _ = starpo.iterate(run, programs, state)
+    first = time.perf_counter() - started
+    rows = []
+    for index in range(iterations):
+        print(f"\riteration {index + 1}/{iterations}", end="", flush=True)
+        state, values, rollout = starpo.iterate(run, programs, state)
+        rows.append(values | _work(run, rollout, values))
+    print("\r", end="")
+    middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
+    return {
+        "first iteration, s": first,
+        "of it compiling, s": compiled.seconds,
+        "programs compiled": compiled.programs - compiled.from_cache,
+        "programs from the cache of compiled ones": compiled.from_cache,
+        "iteration, s": statistics.median(seconds),
+        "iteration, slowest, s": max(seconds),
+        "rollout, s": middle["time/rollout_seconds"],
+        "update, s": middle["time/update_seconds"],
+        "reply tokens/s": middle["rollout/tokens_per_second"],
+        "slot utilization": middle["rollout/utilization"],
+        "decode passes": middle["decode passes"],
+        "message passes": middle["message passes"],
+        "rollout by decode passes, ms": middle["ms a decode pass"],
+        "log-probability gap, nats": middle["update/logprob_gap"],
+        "mean episode, tokens": middle["rollout/episode_tokens"],
+        "mean episode, turns": middle["rollout/turns"],
+        "mean reply, tokens": middle["rollout/reply_tokens"],
+        "update, row tokens/s": middle["update tokens/s"],
+        "update, model FLOP utilization": middle["update flop/s"] / best.matmul,
+        "rollout, GB/s in decoding": middle["decode bytes/s"] / 1e9,
+        "rollout, share of reading": middle["decode bytes/s"] / best.read,
+        "peak memory, GiB": memory_plan.peak_memory(),
+    }
+
+
+def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, float]:
+    """Useful work a second of one iteration, counted from its record.
+
+    Update: 6 operations a weight and token for gradients, 2 for the old values; the
+    vocabulary's weights for reply tokens alone; attention's own products, recomputed
+    activations and padding are not counted. Decoding: the weights once a pass of each
+    shard, and every cache entry that a sampled token looks at.
+    """
+    layers, vocabulary = sampler.weight_counts(run.model.config)
+    is_reply = rollout.rows.is_reply
+    ends = jnp.where(is_reply, jnp.arange(1, is_reply.shape[1] + 1)[None], 0).max(1)
+    kept = values["filter/kept_fraction"]
+    tokens = float(ends.sum()) * kept
+    replies = float(is_reply.sum())
+    epochs = run.settings.optimizer.epochs
+    actor = 6 * epochs * (layers * tokens + vocabulary * replies * kept)
+    critic = (6 * epochs + 2) * layers * tokens if run.settings.has_critic else 0.0
+    positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
+    entries = float(positions) * sampler.cache_entry(run.model.config)
+    weights_read = float(rollout.passes.decode_steps.sum()) * (layers + vocabulary)
+    read = jnp.dtype(run.model.dtype).itemsize * (weights_read + entries)
+    passes = {
+        "decode passes": float(rollout.passes.decode_steps.max()),
+        "message passes": float(rollout.passes.extend_steps.max()),
+    }
+    milliseconds = 1000 * values["time/rollout_seconds"]
+    return passes | {
+        "ms a decode pass": milliseconds / passes["decode passes"],
+        "update tokens/s": tokens / values["time/update_seconds"],
+        "update flop/s": (actor + critic) / values["time/update_seconds"],
+        "decode bytes/s": read / values["time/rollout_seconds"],
+    }
+
+
+# Conversations of fixed lengths ------------------------------------------------------
+
+
+def _conversations(
+    run: Run, request: Request, best: DeviceLimits, scratch: Path
+) -> Iterator[tuple[str, dict]]:
+    """What `generate` and a conversation of several turns take, by us and by peers."""
+    batch, vocabulary = request.batch, run.model.config.vocabulary
+    sizes = {
+        "generating": (1, request.prompt_tokens, request.new_tokens),
+        "several turns": (
+            request.turns,
+            request.observation_tokens,
+            request.reply_tokens,
+        ),
+    }
+    conversations = {
+        name: sampler.random_conversation(vocabulary, batch, *of)
+        for name, of in sizes.items()
+    }
+    actor = weights.load_parameters(run.model)
+    laid_out = sampler.decoding_weights(run.model, actor)
+    runners = {
+        name: sampler.make_runner(run.model, run.tokens[0], laid_out, conversation)
+        for name, conversation in conversations.items()
+    }
+    with device.counting() as compiled:
+        jax.block_until_ready([runner.converse() for runner in runners.values()])
+    alone = sampler.conversation_figures(
+        run.model,
+        runners["generating"],
+        conversations["generating"],
+        best,
+        request.repeats,
+    )
+    figures = {"compiling both, s": compiled.seconds, **alone}
+    (_, given, reply), (turns, each, answer) = sizes.values()
+    lengths = {
+        "generating": f"{batch} x ({given} + {reply}) tokens",
+        "several turns": f"{batch} x {turns} x ({each} + {answer}) tokens",
+    }
+    yield "lengths", lengths
+    yield "sampler, generating", figures
+    yield from _comparisons(run, request, conversations, runners, actor, scratch)
+
+
+def _comparisons(
+    run: Run, request: Request, conversations, runners, actor, scratch: Path
+) -> Iterator[tuple[str, dict]]:
+    """Ours beside each peer; a sentence for a peer that is not there."""
+
+    def compare(rivals) -> dict[str, float]:
+        figures = {}
+        for name, conversation in conversations.items():
+            runs = {"ours": runners[name].converse}
+            for rival, runner in rivals.items():
+                runs[rival] = functools.partial(runner, conversation)
+            figures |= sampler.compare(name, conversation, runs, request.repeats)
+        return figures
+
+    missing = other_samplers.missing(run.model.config) if request.peers else {}
+    present = (
+        [x for x in other_samplers.OPEN if x not in missing] if request.peers else []
+    )
+    for name, why in missing.items():
+        yield f"beside {name}", {"state": why}
+    if not present:
+        yield "whole conversations", compare({})
+        return
+    folder = other_samplers.model_folder(run.model, actor, scratch / "model")
+    for name in present:
+        runner, state = other_samplers.OPEN[name](folder, run.model)
+        yield f"beside {name}", {"state": state} | compare({name: runner})
+
+
+# The environment ---------------------------------------------------------------------
+
+
+def _env_figures(env: Environment) -> dict[str, float]:
+    figures = {
+        "steps/s": environments.steps_per_second(env, batch=1024, steps=1000),
+        "resets/s": environments.resets_per_second(env, batch=1024),
+    }
+    if (other := _gymnasium_steps()) is not None:
+        figures["Gymnasium steps/s"] = other
+    return figures
+
+
+def _gymnasium_steps(steps: int = 50_000) -> float | None:
+    """Gymnasium's FrozenLake, bare steps of random play, or None without it."""
+    try:
+        import gymnasium
+    except ImportError:
+        return None
+    env = gymnasium.make("FrozenLake-v1", is_slippery=True).unwrapped
+    env.reset(seed=0)
+    started = time.perf_counter()
+    for index in range(steps):
+        if env.step(index * 7919 % 4)[2]:
+            env.reset()
+    return steps / (time.perf_counter() - started)

@@ -1,0 +1,330 @@
+"""The speed of the sampler's passes.
+
+Conversations of fixed lengths go through the same engine as a rollout: what is fed is
+given, what is said is greedy and never ends early. So prefill and decoding are timed
+each by itself, and other programs can be given the same work (`peers`).
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ragen_jax.benchmarks.device import DeviceLimits, seconds
+from ragen_jax.models import parameters
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io import hugging_face
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.presets import TINY_FOLDER
+from ragen_jax.parallel import backend_choices
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.rollout import cache_attention, engine, prng
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.kv_cache import Cache, ShardedModel
+from ragen_jax.rollout.types import (
+    EngineInputs,
+    EnvFeedback,
+    EnvShard,
+    Prompts,
+    RolloutPlan,
+)
+from ragen_jax.text.prompts import DialogueTokens
+from ragen_jax.training.model import Model
+from ragen_jax.trajectory import UNFINISHED
+
+
+def write_random_model(folder: Path, config: ModelConfig, dtype) -> None:
+    """A new model folder of a shape, with the embedded model's tokenizer."""
+    declared = parameters.declare(config)
+    make = jax.jit(lambda key: parameters.initialize(key, declared))
+    tokenizer = hugging_face.read_tokenizer(TINY_FOLDER)
+    weights = jax.device_get(make(jax.random.key(0)))
+    hugging_face.write_folder(folder, config, weights, tokenizer, dtype)
+
+
+# Conversations of fixed lengths ------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """B conversations of K turns, each M given tokens and then a reply."""
+
+    fed: np.ndarray  # int32[K, B, M], prompts, then what each later turn is given
+    reply: int  # tokens of each reply
+
+    @property
+    def replies(self) -> int:
+        """Tokens that are sampled in all."""
+        turns, batch, _ = self.fed.shape
+        return turns * batch * self.reply
+
+    @property
+    def row(self) -> int:
+        """Tokens of a whole conversation."""
+        turns, _, given = self.fed.shape
+        return turns * (given + self.reply)
+
+
+def random_conversation(
+    vocabulary: int, batch: int, turns: int, given: int, reply: int
+) -> Conversation:
+    """B conversations of random tokens, the same at every call."""
+    chance = np.random.default_rng(0)
+    fed = chance.integers(0, vocabulary, (turns, batch, given), np.int32)
+    return Conversation(fed, reply)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversationRunner:
+    """The compiled passes of one conversation."""
+
+    prefill: Callable[[], Cache]  # of the prompts
+    play: Callable[[Cache], jax.Array]  # all the rest -> int32[B, T], the rows
+    shards: int  # that the batch is shared over
+
+    def converse(self) -> jax.Array:
+        """int32[B, T], the rows, from the beginning."""
+        return self.play(self.prefill())
+
+
+def make_runner(
+    model: Model,
+    tokens: DialogueTokens,
+    weights: Parameters,
+    conversation: Conversation,
+) -> ConversationRunner:
+    """The engine, given a conversation; compiles nothing yet.
+
+    Args:
+      model: with the mesh, over which the batch is shared if it can be.
+      tokens: of any dialogue, for tables that are not read.
+      weights: from `decoding_weights`.
+      conversation: what is fed and how long replies are.
+    """
+    turns, batch, given = conversation.fed.shape
+    mesh = model.mesh if batch % meshes.row_shards(model.mesh) == 0 else _one_device()
+    shards = meshes.row_shards(mesh)
+    plan = _plan(model, conversation, batch // shards)
+    attention = backend_choices.decode_attention(
+        model.settings.rollout.decode_attention, model.dtype, model.config.head_dim
+    )
+    policy = ShardedModel(
+        model.config, model.dtype, attention=cache_attention.BY_NAME[attention]
+    )
+    whole, rows = PartitionSpec(), meshes.ROWS
+
+    def shared(function, in_specs):
+        return jax.jit(
+            jax.shard_map(
+                function, mesh=mesh, in_specs=in_specs, out_specs=rows, check_vma=False
+            )
+        )
+
+    prefill = shared(
+        lambda weights, prompts: kv.prefill_prompts(weights, policy, prompts),
+        (whole, rows),
+    )
+    play = shared(
+        lambda weights, tokens, cache, fed: _play(
+            plan, policy, weights, tokens, cache, fed
+        ),
+        (whole, whole, rows, PartitionSpec(None, *rows)),
+    )
+    placed = NamedSharding(mesh, whole)
+    weights, tokens = jax.device_put((weights, tokens), placed)
+    prompts = jax.device_put(conversation.fed[0], NamedSharding(mesh, rows))
+    fed = jax.device_put(
+        conversation.fed, NamedSharding(mesh, PartitionSpec(None, *rows))
+    )
+    return ConversationRunner(
+        prefill=lambda: prefill(weights, prompts),
+        play=lambda cache: play(weights, tokens, cache, fed),
+        shards=shards,
+    )
+
+
+def decoding_weights(model: Model, actor: Parameters) -> Parameters:
+    """The actor as the sampler wants it, whole on every device."""
+    whole = NamedSharding(model.mesh, PartitionSpec())
+    to_decode_layout = jax.jit(
+        lambda tree: kv.to_decode_layout(tree, model.dtype), out_shardings=whole
+    )
+    return to_decode_layout(actor)
+
+
+def _one_device() -> Mesh:
+    return Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), meshes.AXES)
+
+
+def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
+    turns, _, given = conversation.fed.shape
+    chosen = backend_choices.choices()
+    buckets = model.settings.rollout.buckets or chosen.buckets
+    chunk = model.settings.rollout.decode_chunk or chosen.decode_chunk
+    lengths = {-(-conversation.row * (i + 1) // buckets) for i in range(buckets)}
+    part = EnvShard(
+        first_episode=0,
+        episodes=batch,
+        groups=batch,
+        first_slot=0,
+        slots=batch,
+        first_feedback=0,
+        extend_width=batch,
+        prompts=batch,
+    )
+    return RolloutPlan(
+        env_shards=(part,),
+        episodes=batch,
+        group_size=1,
+        groups=batch,
+        slots=batch,
+        extend_width=batch,
+        context=conversation.row,
+        turns=turns,
+        actions_per_turn=1,
+        reply_tokens=conversation.reply,
+        decode_chunk=math.gcd(chunk, conversation.reply),
+        buckets=tuple(sorted({max(length, given) for length in lengths})),
+        greedy=True,
+    )
+
+
+def _play(
+    plan: RolloutPlan, policy: ShardedModel, weights, tokens, cache: Cache, fed
+) -> jax.Array:
+    """int32[B, T], the rows of one shard; `fed` is int32[K, B, M]."""
+    zero = jnp.zeros((), jnp.int32)
+    batch, given = fed.shape[1:]
+    lengths = jnp.full(batch, given, jnp.int32)
+    inputs = EngineInputs(
+        weights=weights,
+        prompts=Prompts(
+            fed[0],
+            lengths,
+            group=jnp.arange(batch),
+            group_name=jnp.arange(batch),
+            number=jnp.arange(batch),
+            first_index=zero,
+        ),
+        prompt_cache=cache,
+        tables=(tokens.replies,),
+        is_stop=jnp.zeros_like(tokens.is_stop),
+        key=prng.iteration_key(zero, zero, zero),
+        temperature=jnp.ones(()),
+    )
+
+    def give(state, message: jax.Array):
+        nothing = jnp.zeros(batch, jnp.int32)
+        answer = EnvFeedback(
+            slot=jnp.arange(batch),
+            is_used=nothing == 0,
+            tokens=message,
+            length=lengths,
+            reward=nothing.astype(jnp.float32),
+            is_valid=nothing > 0,
+            grounded=nothing.astype(jnp.float32),
+            taken=nothing,
+            success=nothing > 0,
+            end=nothing + UNFINISHED,
+        )
+        return engine.extend(plan, policy, inputs, state, answer)[0]
+
+    def one_turn(turn, state):
+        # Given before it replies; in the first turn the prompt is there already.
+        state = jax.lax.cond(turn > 0, lambda s: give(s, fed[turn]), lambda s: s, state)
+        return engine.advance(plan, policy, inputs, state)
+
+    state = engine.start(plan, policy, inputs)
+    if plan.turns == 1:
+        state = engine.advance(plan, policy, inputs, state)
+    else:
+        state = jax.lax.fori_loop(0, plan.turns, one_turn, state)
+    return state.rows.tokens
+
+
+def conversation_figures(
+    model: Model,
+    runner: ConversationRunner,
+    conversation: Conversation,
+    best: DeviceLimits,
+    repeats: int,
+) -> dict[str, float]:
+    """Prefill and decoding of a conversation of one turn, by themselves and together.
+
+    Prefill: 2 operations a layer's weight and token. Decoding: the weights once a
+    token of each shard, and every cache entry that a token looks at.
+    """
+    (_, batch, given), config = conversation.fed.shape, model.config
+    cache = runner.prefill()
+    prefill = statistics.median(seconds(runner.prefill, repeats))
+    decode = statistics.median(seconds(lambda: runner.play(cache), repeats))
+    layers, vocabulary = weight_counts(config)
+    size = jnp.dtype(model.dtype).itemsize
+    seen = batch * sum(given + i for i in range(conversation.reply))
+    read = conversation.reply * runner.shards * (layers + vocabulary)
+    moved = size * (read + seen * cache_entry(config))
+    operations = 2 * layers * batch * given
+    return {
+        "prefill, tokens/s": batch * given / prefill,
+        "prefill, model FLOP utilization": operations / prefill / best.matmul,
+        "decode, tokens/s": conversation.replies / decode,
+        "decode, ms a token of all": 1000 * decode / conversation.reply,
+        "decode, GB/s": moved / decode / 1e9,
+        "decode, share of reading": moved / decode / best.read,
+    }
+
+
+def compare(
+    title: str,
+    conversation: Conversation,
+    runs: dict[str, Callable[[], Any]],
+    repeats: int,
+) -> dict[str, float]:
+    """Reply tokens a second of programs with one conversation, in turns, ours first.
+
+    Args:
+      title: of the conversation.
+      conversation: what all speak.
+      runs: name -> a whole conversation, which returns int[B, T], the rows.
+      repeats: timings of each; their median counts.
+    """
+    rows = {name: np.asarray(run()) for name, run in runs.items()}  # These compile.
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            taken[name].append(time.perf_counter() - started)
+    (ours, *others), figures = runs, {}
+    for name in runs:
+        median = statistics.median(taken[name])
+        figures[f"{title}, {name}, reply tokens/s"] = conversation.replies / median
+    is_reply = (
+        np.arange(conversation.row) % (conversation.row // len(conversation.fed))
+        >= conversation.fed.shape[2]
+    )
+    for name in others:
+        factor = statistics.median(taken[name]) / statistics.median(taken[ours])
+        same = (rows[name] == rows[ours])[:, is_reply].mean()
+        figures[f"{title}, times faster than {name}"] = factor
+        figures[f"{title}, same reply tokens as {name}"] = float(same)
+    return figures
+
+
+def weight_counts(config: ModelConfig) -> tuple[int, int]:
+    """How many weights the layers have, and the vocabulary."""
+    layers = parameters.count(parameters.declare(config)["layers"])
+    return layers, config.vocabulary * config.width
+
+
+def cache_entry(config: ModelConfig) -> int:
+    """Numbers of keys and values that one token leaves in the cache."""
+    return 2 * config.layers * config.kv_heads * config.head_dim

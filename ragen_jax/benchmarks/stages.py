@@ -1,0 +1,322 @@
+"""What the stages of the GPU suite measure.
+
+All of it runs on a CPU too, in small sizes, so that it is known to work before a GPU is
+there.
+"""
+
+import contextlib
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ragen_jax import cli
+from ragen_jax import settings as settings_lib
+from ragen_jax.benchmarks.suite import Stage, read
+from ragen_jax.errors import UserError
+from ragen_jax.settings import Settings
+
+_ROOT = Path(__file__).parents[2]
+_FROZENLAKE = str(_ROOT / "configs" / "frozenlake.py")
+
+Tables = Iterator[tuple[str, dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of everything that is measured."""
+
+    config: str  # of whole iterations
+    shape: str  # of their random weights
+    replies: tuple[int, ...]  # tokens: random weights end no reply early
+    compared: int  # of them, what switches are tried at
+    iterations: int  # timed, after one that compiles
+    slots: int  # of attention by itself
+    context: int
+    heads: tuple[int, int, int]  # query heads, key heads, features of each
+    default: str  # the run that learns
+    default_iterations: int
+    repeated_iterations: int  # of the two runs that are to be equal
+
+
+FULL = Sizes(
+    config=f"{_FROZENLAKE}:paper",
+    shape="qwen2.5-0.5b",
+    replies=(50, 150, 400),
+    compared=150,
+    iterations=3,
+    slots=128,
+    context=2624,
+    heads=(14, 2, 64),
+    default=_FROZENLAKE,
+    default_iterations=12,
+    repeated_iterations=3,
+)
+SMOKE = Sizes(
+    config=f"{_FROZENLAKE}:smoke",
+    shape="tiny",
+    replies=(6, 12),
+    compared=6,
+    iterations=1,
+    slots=4,
+    context=96,
+    heads=(8, 2, 16),
+    default=f"{_FROZENLAKE}:smoke",
+    default_iterations=2,
+    repeated_iterations=1,
+)
+
+
+def stages(sizes: Sizes) -> tuple[Stage, ...]:
+    """The suite, what matters most first."""
+    compared = sizes.compared
+    switches: dict[str, tuple[str, dict]] = {
+        "decode_xla": (
+            "decoding by plain operations instead of cuDNN",
+            {"rollout.decode_attention": "xla"},
+        ),
+        "cuda_graph": (
+            "the whole rollout as one CUDA graph",
+            {"rollout.cuda_graph": True},
+        ),
+        "starpo": ("plain StarPO: every row, and KL", {"algorithm": "starpo"}),
+    }
+    whole = [
+        Stage(
+            f"replies_{reply}",
+            f"whole iterations with random weights, replies of {reply} tokens",
+            "iterations",
+            {"reply": reply},
+        )
+        for reply in sorted(sizes.replies, key=lambda reply: reply != compared)
+    ]
+    tried = [
+        Stage(name, answers, "iterations", {"reply": compared, "changes": changes})
+        for name, (answers, changes) in switches.items()
+    ]
+    return (
+        Stage("device", "what is here, its limits, cuDNN's attention", "device"),
+        Stage("smoke_run", "a small training run, evaluation included", "smoke_run"),
+        whole[0],
+        Stage("attention", "the kernels of decoding side by side", "attention"),
+        Stage(f"forecast_{whole[0].name}", "what --plan says of it", "forecast",
+              whole[0].options, on_cpu=True),
+        *tried,
+        *whole[1:],
+        Stage("default_run", "learning, and the sampler's gap to the update", "learns"),
+        Stage("deterministic", "the same numbers twice", "twice"),
+        *(
+            Stage(f"forecast_{each.name}", "what --plan says of it", "forecast",
+                  each.options, on_cpu=True)
+            for each in (*whole[1:], *tried)
+        ),
+    )  # fmt: skip
+
+
+def measure(stage: Stage, sizes: Sizes, out: Path) -> Tables:
+    """The tables of a stage as they become known; in the process of that stage."""
+    yield from MEASURE[stage.kind](sizes, out, stage)
+
+
+def _settings(sizes: Sizes, stage: Stage) -> Settings:
+    config = cli.load_config(sizes.config)
+    changes = stage.options.get("changes", {})
+    reply = {"rollout.reply_tokens": stage.options["reply"]}
+    config.update_from_flattened_dict(reply | changes)
+    return settings_lib.from_dict(config.to_dict())
+
+
+# The device --------------------------------------------------------------------------
+
+
+def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    import jax
+
+    from ragen_jax.benchmarks import device
+
+    found = jax.devices()
+    yield (
+        "device",
+        {
+            "kind": found[0].device_kind,
+            "backend": jax.default_backend(),
+            "devices": len(found),
+            "jax": jax.__version__,
+        },
+    )
+    yield "at best", device.device_limits().figures()
+
+
+def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    """One layer's attention of a decode pass, a fifth of the cache filled."""
+    from ragen_jax.benchmarks import attention
+
+    yield from attention.compare(sizes.slots, sizes.context, sizes.heads)
+
+
+# Whole iterations --------------------------------------------------------------------
+
+
+def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    import tempfile
+
+    from ragen_jax.benchmarks import device, machine
+    from ragen_jax.training import run as run_lib
+
+    settings = _settings(sizes, stage)
+    cli.use_every_core(settings)
+    cli.start_jax(settings.deterministic)
+    with tempfile.TemporaryDirectory(prefix="suite.") as scratch:
+        folder = Path(scratch) / "shape"
+        settings = machine.with_shape(settings, sizes.shape, folder)
+        run = run_lib.prepare(settings)
+        best = device.device_limits()
+        yield "iteration", machine.iteration_figures(run, sizes.iterations, best)
+
+
+def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    from ragen_jax.planning import compiling, devices, model, report, roofline, target
+
+    seen = read(out, "device").tables.get("device", {})
+    named = {devices.read(name).title: name for name in devices.names()}
+    name = named.get(seen.get("kind", ""), "h100")
+    on_cpu = seen.get("backend", "cpu") == "cpu"
+    count = 1 if on_cpu else int(seen.get("devices", 1))
+    try:
+        chosen = target.make_target(name, count)
+    except UserError as error:
+        yield "forecast", {"state": f"unmeasured: {error}"}
+        return
+    reply = stage.options["reply"]
+    settings = _settings(sizes, stage)
+    # As the measured run has it: random weights win nothing.
+    keeps = dataclasses.replace(settings.filter, keep_zero=True)
+    plan = report.make(
+        dataclasses.replace(settings, filter=keeps),
+        model.find(settings.model.path, sizes.shape),
+        chosen,
+        replies=[reply],
+        names=[compiling.ROLLOUT, compiling.UPDATE],
+    )
+    (found,) = plan.iterations
+    decode = roofline.decode_at(plan.parts, -1, found.passes.filled)
+    yield (
+        "forecast",
+        {
+            "device": f"{count} x {chosen.device.title}",
+            "iteration, s": found.seconds,
+            "rollout, s": found.rollout.seconds,
+            "update, s": found.update.seconds,
+            "decode passes": found.passes.decodes,
+            "message passes": found.passes.feeds,
+            "a decode pass, kernels": decode.kernels,
+            "a decode pass, GB moved": decode.bytes / 1e9,
+            "peak memory, GiB": plan.needs.total / 2**30,
+        },
+    )
+
+
+# Training runs -----------------------------------------------------------------------
+
+
+def _trained(folder: Path, *arguments: str) -> list[dict]:
+    """metrics.jsonl of a training run in a new folder."""
+    command = [sys.executable, str(_ROOT / "launch" / "train.py"), *arguments]
+    subprocess.run([*command, f"--workdir={folder}"], check=True)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    with _new_folder(out, stage) as folder:
+        records = _trained(folder / "run", f"--config={_FROZENLAKE}:smoke")
+        yield "training", {"iterations": len(records)} | _last(records)
+        script = str(_ROOT / "launch" / "evaluate.py")
+        command = [sys.executable, script, f"--checkpoint={folder / 'run'}"]
+        subprocess.run([*command, "--prompts=16", "--show=1"], check=True)
+        yield "evaluation", {"state": "ended well"}
+
+
+def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    with _new_folder(out, stage) as folder:
+        records = _trained(
+            folder / "run",
+            f"--config={sizes.default}",
+            f"--config.iterations={sizes.default_iterations}",
+        )
+    gaps = [record["update/logprob_gap"] for record in records]
+    largest = [record["update/logprob_gap_max"] for record in records]
+    yield (
+        "log-probability gap, nats",
+        {"mean": statistics.mean(gaps), "largest": max(largest)},
+    )
+    half = len(records) // 2
+    success = [record["train/success"] for record in records]
+    yield (
+        "success",
+        {
+            "first half": statistics.mean(success[:half]),
+            "second half": statistics.mean(success[half:]),
+        },
+    )
+    yield "last iteration", _last(records)
+
+
+def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    """Two processes with `deterministic`, compared but for what is a time."""
+    arguments = (
+        f"--config={sizes.default}",
+        "--config.deterministic=True",
+        f"--config.iterations={sizes.repeated_iterations}",
+    )
+    with _new_folder(out, stage) as folder:
+        one, other = (_trained(folder / name, *arguments) for name in ("a", "b"))
+    differing = sorted(
+        name
+        for first, second in zip(one, other, strict=True)
+        for name in first
+        if not _is_time(name) and first[name] != second.get(name)
+    )
+    yield (
+        "two runs",
+        {
+            "iterations": len(one),
+            "figures that differ": len(differing),
+            "which": ", ".join(dict.fromkeys(differing)) or "none",
+        },
+    )
+
+
+def _is_time(name: str) -> bool:
+    return name.startswith("time/") or "second" in name or "memory" in name
+
+
+def _last(records: list[dict]) -> dict:
+    wanted = ("train/success", "time/rollout_seconds", "time/update_seconds")
+    return {name: records[-1][name] for name in wanted if name in records[-1]}
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path, stage: Stage) -> Iterator[Path]:
+    """For a run, without what an earlier attempt has left; gone afterwards."""
+    import shutil
+
+    folder = out / f"{stage.name}.runs"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+MEASURE: dict[str, Callable[[Sizes, Path, Stage], Tables]] = {
+    "device": _device,
+    "attention": _attention,
+    "iterations": _iterations,
+    "forecast": _forecast,
+    "smoke_run": _smoke_run,
+    "learns": _learns,
+    "twice": _twice,
+}

@@ -1,0 +1,230 @@
+"""A suite of measurements for a machine that is there for a short time.
+
+Every stage is a process of its own with a limit. What it has measured is written before
+the next begins, and within it as soon as it is known: a suite that is cut off, at any
+time, goes on where it was when it is started again. Results are OUT/STAGE.json, what a
+stage said OUT/STAGE.log, and the whole as a table OUT/report.md.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.errors import UserError
+from ragen_jax.utils import atomic_files
+
+DONE, RUNNING = "done", "running"  # Other states are sentences.
+_GRACE = 15  # seconds from a request to end to the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One process of the suite."""
+
+    name: str  # of its files
+    answers: str  # what it is for
+    kind: str  # a key of stages.MEASURE
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    on_cpu: bool = False  # whether it leaves GPUs alone
+
+
+@dataclasses.dataclass
+class Result:
+    """What is known of a stage."""
+
+    stage: str
+    state: str = RUNNING  # or DONE, or what went wrong
+    attempts: int = 0
+    seconds: float = 0.0  # of the last attempt
+    tables: dict[str, dict] = dataclasses.field(default_factory=dict)
+
+
+def read(out: Path, name: str) -> Result:
+    """The result of a stage as it is on the disk, of no attempt if there is none."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Result(**json.loads((out / f"{name}.json").read_text()))
+    return Result(name)
+
+
+def write(out: Path, result: Result) -> None:
+    """Puts a result on the disk, whole."""
+    with atomic_files.new_file(out / f"{result.stage}.json") as file:
+        file.write(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+
+
+# The process of one stage -------------------------------------------------------------
+
+
+def measure(
+    out: Path,
+    stage: Stage,
+    tables: Iterable[tuple[str, dict]],
+    show: Callable[[str, dict], None],
+) -> None:
+    """Writes each table of a stage as soon as it is known."""
+    result = dataclasses.replace(read(out, stage.name), tables={})
+    for title, figures in tables:
+        result.tables[title] = figures
+        write(out, result)
+        show(title, figures)
+
+
+# The process of the suite -------------------------------------------------------------
+
+
+def run(
+    out: Path,
+    stages: Sequence[Stage],
+    command: Sequence[str],
+    limit: float,
+    status: Callable[[str], None],
+) -> list[Result]:
+    """All stages that are not done, those that were tried least often first.
+
+    Args:
+      out: a folder, made if it is not there.
+      stages: of the suite.
+      command: of a process that measures one stage, without --stage=NAME.
+      limit: seconds of a stage.
+      status: is given a line before and after each.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    # A stage that never ends in time does not keep the others waiting.
+    for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
+        result = read(out, stage.name)
+        if result.state == DONE:
+            status(f"{stage.name}: done before")
+            continue
+        status(f"{stage.name}: {stage.answers} ...")
+        result = _attempt(out, stage, [*command, f"--stage={stage.name}"], limit)
+        status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
+    return [read(out, stage.name) for stage in stages]
+
+
+def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> Result:
+    before = read(out, stage.name)
+    # Counted before it starts: what kills the suite may be this stage.
+    write(out, Result(stage.name, attempts=before.attempts + 1))
+    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    if stage.on_cpu:
+        environment["JAX_PLATFORMS"] = "cpu"
+    started = time.perf_counter()
+    with (out / f"{stage.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    result = read(out, stage.name)  # With what it has measured so far.
+    result.seconds = round(time.perf_counter() - started, 1)
+    result.state = DONE
+    if code is None:
+        result.state = f"ended after {limit:.0f} s, its limit"
+    elif code:
+        result.state = f"failed: {_last_line(out / f'{stage.name}.log')}"
+    write(out, result)
+    return result
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a stage and what it has started, if any of it still runs."""
+    for request in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, request)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+            return
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "nothing was said")[:300]
+
+
+def command_line(script: Path, out: Path, *flags: str) -> list[str]:
+    """Of the processes of a suite's stages."""
+    return [sys.executable, str(script), "--suite=gpu", f"--out={out}", *flags]
+
+
+def find(stages: Sequence[Stage], name: str) -> Stage:
+    """The stage of a name.
+
+    Raises:
+      UserError: if there is none.
+    """
+    for stage in stages:
+        if stage.name == name:
+            return stage
+    raise UserError(
+        f"--stage={name}: the suite has no such stage: choose one of"
+        f" {', '.join(stage.name for stage in stages)}"
+    )
+
+
+# A table for a person -----------------------------------------------------------------
+
+
+def report(stages: Sequence[Stage], results: Sequence[Result]) -> str:
+    """OUT/report.md: measured beside forecast, then all figures by stage."""
+    return "\n".join([*_comparison(results), "", *_everything(stages, results)]) + "\n"
+
+
+# By the names of both tables, see stages.py.
+_COMPARED = (
+    "iteration, s",
+    "rollout, s",
+    "update, s",
+    "decode passes",
+    "message passes",
+    "peak memory, GiB",
+)
+
+
+def _comparison(results: Sequence[Result]) -> Iterator[str]:
+    yield "# Measured beside the forecast of `--plan`"
+    yield ""
+    yield "| stage | figure | measured | forecast | measured / forecast |"
+    yield "|---|---|---|---|---|"
+    tables = {result.stage: result.tables for result in results}
+    for name, measured in tables.items():
+        forecast = tables.get(f"forecast_{name}", {}).get("forecast", {})
+        for figure in _COMPARED:
+            values = (measured.get("iteration", {}).get(figure), forecast.get(figure))
+            if all(isinstance(value, int | float) and value for value in values):
+                one, other = values
+                yield (
+                    f"| {name} | {figure} | {one:,.3f} | {other:,.3f} |"
+                    f" {one / other:.2f} |"
+                )
+
+
+def _everything(stages: Sequence[Stage], results: Sequence[Result]) -> Iterator[str]:
+    for stage, result in zip(stages, results, strict=True):
+        yield f"## {stage.name}: {stage.answers}"
+        yield ""
+        tried = f"attempt {result.attempts}, " if result.attempts > 1 else ""
+        yield f"{result.state} ({tried}{result.seconds:.0f} s)"
+        yield ""
+        for title, figures in result.tables.items():
+            yield f"| {title} | |"
+            yield "|---|---|"
+            for name, value in figures.items():
+                shown = value if isinstance(value, str) else f"{value:,.4g}"
+                yield f"| {name} | {shown} |"
+            yield ""

@@ -1,0 +1,27 @@
+"""Figures as text, printed as they become known."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def show(title: str, figures: dict) -> None:
+    """Prints a title and a line for each figure: a number, or a text."""
+    print(title)
+    for name, value in figures.items():
+        shown = value if isinstance(value, str) else f"{value:14,.3f}"
+        print(f"  {name:44s} {shown}", flush=True)
+
+
+def shown(measure: Callable[[Path], Iterator[tuple[str, dict]]]) -> dict[str, dict]:
+    """All that `measure` yields by title, each printed at once.
+
+    Args:
+      measure: given a scratch folder, yields titles with their figures.
+    """
+    report = {}
+    with tempfile.TemporaryDirectory(prefix="benchmark.") as scratch:
+        for title, figures in measure(Path(scratch)):
+            report[title] = figures
+            show(title, figures)
+    return report

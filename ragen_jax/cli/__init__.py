@@ -1,0 +1,57 @@
+"""The shared part of launch scripts: flags, config, mistakes reported in a sentence.
+
+A script says `_CONFIG = cli.define_config()`, defines its other absl flags, writes
+`main()`, and ends in `cli.run(main)`. Nothing here imports JAX before the flags are
+parsed, so that a wrong one is reported at once.
+"""
+
+import os
+
+# Must be set before transformers is imported: it advises to install PyTorch, which
+# nothing here needs.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from ragen_jax.cli.flags import (  # noqa: E402
+    config_path,
+    define_config,
+    load_config,
+    names_config,
+    parse,
+    read_settings,
+    sets_keys,
+)
+from ragen_jax.cli.planning import PlanFlags, plan_for_target
+from ragen_jax.cli.startup import (
+    check_out,
+    check_out_folder,
+    enable_compilation_cache,
+    make_workdir,
+    run,
+    silence,
+    start_jax,
+    use_cpu,
+    use_every_core,
+    user_mistakes,
+)
+
+__all__ = [
+    "PlanFlags",
+    "check_out",
+    "check_out_folder",
+    "config_path",
+    "define_config",
+    "enable_compilation_cache",
+    "load_config",
+    "make_workdir",
+    "names_config",
+    "parse",
+    "plan_for_target",
+    "read_settings",
+    "run",
+    "sets_keys",
+    "silence",
+    "start_jax",
+    "use_cpu",
+    "use_every_core",
+    "user_mistakes",
+]

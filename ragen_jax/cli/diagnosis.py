@@ -1,0 +1,229 @@
+"""Everything that can be measured of a checkpoint: one dict of numbers, one table."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax.diagnostics import (
+    gradient_analysis,
+    monitor,
+    mutual_information,
+    scored_batch,
+    thought_samples,
+)
+from ragen_jax.diagnostics.agreement import thought_agreement
+from ragen_jax.diagnostics.mutual_information import SmoothedStd
+from ragen_jax.envs.base import TRAIN
+from ragen_jax.errors import UserError
+from ragen_jax.rollout.rollout import Rollout, RolloutArgs
+from ragen_jax.settings import Settings
+from ragen_jax.text import token_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What to measure."""
+
+    information: bool = True
+    gradients: bool = True
+    samples: int = 64  # thoughts that mutual information is measured on; 0: all
+    buckets: str = "quantile"  # or "fixed"
+
+
+def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
+    """The settings with another shape of the batch; 0 leaves a size as it is.
+
+    Raises:
+      UserError: if several environments share the batch, whose shares are settings.
+    """
+    rollout = settings.rollout
+    if prompts and settings.env.mix:
+        raise UserError(
+            "--prompts cannot be used where several environments share a batch: set"
+            " the shares in the config, and leave it out here"
+        )
+    shape = dict(
+        prompts=prompts or rollout.prompts, group_size=group_size or rollout.group_size
+    )
+    rollout = dataclasses.replace(rollout, **shape)
+    return dataclasses.replace(settings, rollout=rollout)
+
+
+def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
+    """A batch of training episodes by a policy.
+
+    Args:
+      run: with the batch's shape.
+      programs: `starpo.Programs` of it.
+      actor: plain parameters.
+      iteration: whose prompts and noise are drawn.
+    """
+    call = RolloutArgs(
+        seed=np.uint32(run.settings.seed),
+        split=np.int32(TRAIN),
+        iteration=np.int32(iteration),
+        first_prompt=np.int32(0),
+        temperature=np.float32(run.settings.rollout.temperature),
+        policy_version=np.int32(0),
+    )
+    return programs.rollout(actor, run.tokens, call)
+
+
+def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
+    """The indicators of a batch, and how far thoughts agree with answers."""
+    made = monitor.make_monitor(run, plan)
+    tables = tuple(tokens.replies for tokens in run.tokens)
+    found = jax.device_get(made.measure(rollout.rows, rollout.episodes, tables))
+    values = {name: float(value) for name, value in found.items()}
+    episodes = jax.device_get(rollout.episodes)
+    values["success"] = float(episodes.success.mean())
+    rows = jax.device_get(rollout.rows)
+    agreement = thought_agreement(made.readers, rows, episodes)
+    values["thought_answer_agreement"] = agreement
+    if run.context.with_grounding:
+        played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+        values["grounded"] = float(episodes.grounded[played].mean())
+    return values
+
+
+def information(
+    run: Any, actor: Any, rollout: Rollout, wanted: Wanted, smoothed: SmoothedStd
+) -> tuple[dict[str, float], SmoothedStd]:
+    """Mutual information of prompts and thoughts, over first turns and trajectories."""
+    model = run.model
+    rows, group = jax.device_get((rollout.rows, rollout.episodes.group))
+    turns = thought_samples.find_turns(rows, token_bytes.token_bytes(model.tokenizer))
+    seed, values = run.settings.seed, {}
+    samples = {
+        "first_turn": thought_samples.sample_first_turns(
+            rows, turns, group, samples=wanted.samples, seed=seed
+        ),
+        "trajectory": thought_samples.sample_trajectories(
+            rows, turns, samples=wanted.samples, seed=seed
+        ),
+    }
+    score = jax.jit(
+        lambda actor, pairs: mutual_information.score_pairs(
+            actor,
+            pairs,
+            model.config,
+            run.settings.rollout.temperature,
+            model.dtype,
+        )
+    )
+    for name, pairs in samples.items():
+        pairs = mutual_information.as_arrays(pairs)
+        found, smoothed = mutual_information.report(
+            score(actor, pairs), pairs, name, smoothed
+        )
+        values |= found
+        costs = mutual_information.cost(pairs)
+        values |= {f"{name}/{what}": float(count) for what, count in costs.items()}
+    values["valid_thinking_rate"] = float((turns.thought > 0).mean())
+    return values, smoothed
+
+
+def gradients(
+    run: Any, plan: Any, programs: Any, state: scored_batch.Trained, rollout: Rollout,
+    wanted: Wanted,
+) -> dict[str, float]:  # fmt: skip
+    """Gradient norms by bucket of reward spread.
+
+    Args:
+      run, plan, programs: of the batch's shape.
+      state: the trees that the update trains.
+      rollout: by the same actor.
+      wanted: which buckets.
+    """
+    score = scored_batch.make_scoring(plan, keep_all=True)
+    scored = score(
+        state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
+    )
+    spread, group = jax.device_get((scored.spread, rollout.episodes.group))
+    cut = {
+        "quantile": gradient_analysis.quantile_buckets,
+        "fixed": gradient_analysis.fixed_buckets,
+    }[wanted.buckets]
+    return gradient_analysis.analyze(
+        plan,
+        gradient_analysis.make_gradients(plan),
+        state.actor,
+        programs.frozen,
+        scored,
+        group,
+        cut(spread),
+    )
+
+
+def diagnose(
+    run: Any, folder: Path, step: int, wanted: Wanted, smoothed: SmoothedStd
+) -> tuple[dict[str, Any], SmoothedStd]:
+    """All numbers of one checkpoint, and the next state of the z-scores.
+
+    Args:
+      run: prepared with the settings to measure by.
+      folder, step: the checkpoint.
+      wanted: what to measure.
+      smoothed: from the checkpoint before.
+
+    Raises:
+      UserError: if the checkpoint cannot be read, or there is nothing to measure.
+    """
+    from ragen_jax.training import checkpoints, weights
+    from ragen_jax.training import programs as programs_lib
+
+    plan, programs = programs_lib.update_plan(run), programs_lib.make_programs(run)
+    state = weights.abstract_state(run)
+    parts = {"actor": state.actor}
+    if run.settings.has_critic:
+        parts["critic"] = state.critic
+    restored = checkpoints.restore(folder, step, parts, partial=True)
+    actor = programs.merge(restored["actor"], programs.frozen)
+    rollout = sample(run, programs, actor, step)
+    found: dict[str, Any] = {"step": step, "text": text_statistics(run, plan, rollout)}
+    if wanted.information:
+        found["information"], smoothed = information(
+            run, actor, rollout, wanted, smoothed
+        )
+    if wanted.gradients:
+        found["gradients"] = gradients(
+            run,
+            plan,
+            programs,
+            scored_batch.Trained(
+                restored["actor"], restored.get("critic", {}), np.int32(step)
+            ),
+            rollout,
+            wanted,
+        )
+    return found, smoothed
+
+
+_TABLE = (
+    ("success", "text", "success"),
+    ("distinct", "text", "distinct_thoughts"),
+    ("across", "text", "overlap_across"),
+    ("I(X;Z)", "information", "first_turn/sequence/mutual"),
+    ("H(Z|X)", "information", "first_turn/sequence/conditional_entropy"),
+    ("z-score", "information", "trajectory/token/zscore"),
+    ("found@1", "information", "first_turn/retrieval_at_1"),
+    ("chance", "information", "first_turn/retrieval_at_1_chance"),
+    ("task", "gradients", "all/task"),
+    ("entropy", "gradients", "all/entropy"),
+    ("KL", "gradients", "all/kl"),
+)
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """The most telling numbers, a line for each checkpoint."""
+    lines = [" ".join(f"{head:>9}" for head in ("step", *(t[0] for t in _TABLE)))]
+    for one in found:
+        cells = [f"{one['step']:>9}"]
+        for _, part, name in _TABLE:
+            value = one.get(part, {}).get(name)
+            cells.append(f"{'-' if value is None else format(value, '.3g'):>9}")
+        lines.append(" ".join(cells))
+    return "\n".join(lines)

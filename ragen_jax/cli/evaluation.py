@@ -1,0 +1,232 @@
+"""The job of launch/evaluate.py: who plays what, and where the results go."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli import startup, subjects
+from ragen_jax.cli.subjects import Subject
+from ragen_jax.errors import UserError
+from ragen_jax.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    checkpoint: str | None  # a workdir or one step's folder
+    model: str | None  # path of a model
+    config: Settings  # the config's, or the default config's
+    has_config: bool  # whether the config was named
+    is_overridden: bool  # whether a key of it was set
+    policy: str  # "model" or one of baselines.NAMES
+    env: str | None  # label of one of several environments
+    prompts: int  # P, levels
+    rollouts: int  # n, episodes of each
+    temperature: float
+    seed: int | None
+    split: str  # one of base.SPLITS
+    out: str | None  # file of trajectories
+    show: int  # episodes to print
+
+
+def check(request: Request) -> None:
+    """Raises UserError for flags that do not go together or cannot be used."""
+    if request.policy == "model" and not (request.checkpoint or request.model):
+        raise UserError(
+            "neither --checkpoint nor --model says who plays: pass"
+            " --checkpoint=runs/NAME, or --model=FOLDER for a model before training"
+        )
+    if request.policy != "model" and (request.model or request.show):
+        raise UserError(
+            f"--policy={request.policy} plays without a model and writes no replies:"
+            " leave out --model and --show"
+        )
+    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+        raise UserError(
+            f"--temperature={request.temperature:g} cannot be used: choose 0, for the"
+            " likeliest token, or a positive number"
+        )
+    if request.seed is not None and not 0 <= request.seed < 2**32:
+        raise UserError(f"--seed={request.seed} cannot be used: choose 0 to 2**32 - 1")
+    if request.out is not None and Path(request.out).suffix != ".jsonl":
+        raise UserError(
+            f"--out={request.out} must end in .jsonl: the figures go beside it, in"
+            " .json"
+        )
+    if request.checkpoint and request.is_overridden and not request.has_config:
+        raise UserError(
+            "--config.KEY=VALUE without --config would replace all of the checkpoint's"
+            " settings by the default config's: name the --config to play by as well"
+        )
+
+
+def evaluate(request: Request) -> None:
+    """Plays, writes what was played and prints the table.
+
+    Raises:
+      UserError: for what cannot be evaluated.
+    """
+    check(request)
+    subject = _subject(request)
+    startup.start_jax(subject.settings.deterministic)
+    # Imported here so that a wrong flag is reported without waiting for JAX.
+    import jax
+
+    from ragen_jax.evaluation import report
+    from ragen_jax.reporting.console import Console
+    from ragen_jax.utils.atomic_files import new_file
+
+    is_first = jax.process_index() == 0
+    console = Console(sys.stdout if is_first else startup.silence())
+    started = time.perf_counter()
+    play = _play_model if request.policy == "model" else _play_baseline
+    score, who, out = play(request, subject, console)
+    played = dataclasses.replace(_played(request, subject), who=who)
+    written = {"figures": out.with_suffix(".json")}
+    if played.is_model:
+        written = {"trajectories": out} | written
+    if is_first:
+        figures = report.figures(score, played, time.perf_counter() - started)
+        with new_file(written["figures"]) as file:
+            file.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    console.line(report.table(score, played))
+    console.line("\n".join(f"{name:12}  {path}" for name, path in written.items()))
+
+
+def _subject(request: Request) -> Subject:
+    if request.checkpoint:
+        other = request.config if request.has_config else None
+        subject = subjects.of_checkpoint(request.checkpoint, request.model, other)
+    else:
+        subject = subjects.of_model(request.config, request.model)
+    return subject.only(request.env, request.seed)
+
+
+def _played(request: Request, subject: Subject):
+    from ragen_jax.evaluation.report import Played
+
+    return Played(
+        who=subject.who,
+        policy=request.policy,
+        settings=subject.settings,
+        split=request.split,
+        prompts=request.prompts,
+        rollouts=request.rollouts,
+        temperature=request.temperature,
+    )
+
+
+# Playing -----------------------------------------------------------------------------
+
+
+def _play_model(request: Request, subject: Subject, console):
+    """Plays with the language model; its score, who it is, and the file."""
+    import jax
+
+    from ragen_jax.evaluation import recording, transcripts
+    from ragen_jax.parallel import mesh as meshes
+    from ragen_jax.training import weights
+    from ragen_jax.training.model import make_model
+    from ragen_jax.training.tasks import make_task
+    from ragen_jax.training.validation import make_evaluator
+
+    settings = subject.settings
+    with startup.user_mistakes():
+        sizes = settings_lib.fit_mesh(settings.mesh, jax.device_count())
+        model = make_model(settings, meshes.make_mesh(**sizes))
+        task, tokens = make_task(model, settings.tasks()[0])
+        reader = transcripts.make_reader(
+            model.tokenizer, task.env, task.dialogue, model.source.name
+        )
+        if subject.step is None:
+            actor = weights.load_parameters(model)
+        else:
+            actor = weights.restore_actor(model, subject.directory, subject.step)
+        out = _prepare_out(request, subject)  # Last: a mistake leaves no folder behind.
+    evaluator = make_evaluator(
+        model,
+        task,
+        tokens,
+        rollouts=request.rollouts,
+        prompts=request.prompts,
+        greedy=request.temperature == 0,
+    )
+    score, shown = recording.play(
+        evaluator,
+        actor,
+        reader,
+        _played(request, subject),
+        console,
+        out=out if jax.process_index() == 0 else None,
+        show=request.show,
+    )
+    if shown:
+        system = task.dialogue.system.replace("\n", "\n    ")
+        console.line("\n\n".join([f"System prompt\n    {system}", *shown, ""]))
+    return score, subject.who, out
+
+
+def _play_baseline(request: Request, subject: Subject, console):
+    """Plays with a baseline; its score, who it is, and what to write beside."""
+    from ragen_jax import envs
+    from ragen_jax.envs.base import SPLITS
+    from ragen_jax.evaluation import baselines
+    from ragen_jax.evaluation import evaluator as evaluator_lib
+
+    with startup.user_mistakes():
+        chosen = subject.settings.tasks()[0]
+        env = envs.make(chosen.name, chosen.options)
+        baseline = baselines.make_baseline(request.policy, env, chosen)
+        out = _prepare_out(request, subject)
+    console.status("playing ...")
+    episodes = baselines.play(
+        env,
+        baseline,
+        actions=chosen.actions,
+        prompts=request.prompts,
+        rollouts=request.rollouts,
+        split=SPLITS.index(request.split),
+        seed=subject.settings.seed,
+    )
+    who = f"{request.policy}: {baseline.description}"
+    return evaluator_lib.score(episodes, request.rollouts), who, out
+
+
+# Files -------------------------------------------------------------------------------
+
+
+def _prepare_out(request: Request, subject: Subject) -> Path:
+    """Where trajectories go, in a folder that is there and can be written to."""
+    out = Path(request.out or subject.folder / _default_name(request, subject))
+    out = out.expanduser().absolute()
+    if out.is_dir():
+        raise UserError(f"--out={out} is a folder: name a file that ends in .jsonl")
+    try:
+        startup.make_workdir(str(out.parent))
+    except UserError as error:
+        raise UserError(
+            f"{out} cannot be written ({error.__cause__}): pass as --out a file in a"
+            " folder of yours on a disk with room"
+        ) from None
+    return out
+
+
+def _default_name(request: Request, subject: Subject) -> str:
+    """Different for different results; the same evaluation, the same name."""
+    settings, is_model = subject.settings, request.policy == "model"
+    parts = [
+        request.env or Path(settings.env.name).stem,
+        subject.name if is_model else request.policy,
+        f"{request.split}{request.prompts}x{request.rollouts}",
+        f"seed{settings.seed}",
+    ]
+    if is_model:
+        parts.append(f"temperature{request.temperature:g}")
+    if request.has_config or request.is_overridden:
+        parts.append(subjects.settings_mark(settings))
+    return "_".join(parts) + ".jsonl"

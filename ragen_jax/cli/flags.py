@@ -1,0 +1,261 @@
+"""The command line: absl's flags, and a config whose keys they override."""
+
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli import flag_files
+from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.settings import Settings
+from ragen_jax.settings.meanings import MEANINGS
+
+# Flags defined here belong, in --help, to the script that asks for them.
+flags.disclaim_key_flags()
+
+_EXAMPLE = "configs/frozenlake.py"
+_HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
+_GIVEN: list[str] = []  # the values of --config, which its flag does not keep
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+_OVERRIDING = """\
+--config=FILE[:VARIANT] names a Python file with get_config(variant). Each of its keys
+is overridden by --config.KEY=VALUE; one that is true or false also by --config.KEY
+or --noconfig.KEY. What is None is decided by algorithm and estimator."""
+
+
+def define_config(
+    default: str | None = None, flag_values: flags.FlagValues = flags.FLAGS
+) -> flags.FlagHolder:
+    """Gives the script a --config; within `main`, `.value` is the ConfigDict.
+
+    Args:
+      default: FILE or FILE:VARIANT; None: the user has to name one.
+      flag_values: where to define it.
+    """
+    return flags.DEFINE_string(
+        "config", default, "FILE[:VARIANT], a config.", flag_values=flag_values
+    )
+
+
+def config_path() -> str:
+    """FILE[:VARIANT] as the user gave it."""
+    return _GIVEN[-1]
+
+
+def read_settings(config: ConfigDict) -> Settings:
+    """The checked Settings of a config. Raises SettingsError."""
+    return settings_lib.from_dict(config.to_dict())
+
+
+def sets_keys(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
+    """Whether a key of the config is set on the command line."""
+    return _any_argument(r"--?(no)?config\.", flag_values)
+
+
+def names_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
+    """Whether a config is named, or a key of it set, on the command line."""
+    return _any_argument(r"--?(no)?config\b", flag_values)
+
+
+def _any_argument(pattern: str, flag_values: flags.FlagValues) -> bool:
+    arguments = flag_values.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    return any(re.match(pattern, argument) for argument in arguments)
+
+
+def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Parses a command line into the flags, --config and its overrides among them.
+
+    Args:
+      arguments: the program's name, then its arguments.
+      flag_values: where the script's flags are defined.
+
+    Raises:
+      UserError: for an argument or a config that cannot be used.
+      SystemExit: after a request for help.
+    """
+    flag_files.check(arguments[1:])
+    try:
+        arguments = flag_values.read_flags_from_files(arguments, force_gnu=False)
+    except flags.Error as error:
+        raise UserError(f"check the path of --flagfile: {one_line(error)}") from None
+    takes_config = "config" in flag_values
+    path = flag_values["config"].default if takes_config else None
+    if takes_config:
+        path, arguments = _take_config(arguments, path)
+    if asked := set(arguments[1:]) & set(_HELP):
+        if hasattr(signal, "SIGPIPE"):  # `--help | head` ends as `cat | head` does.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        _print_help(path, "--helpfull" in asked, flag_values)
+        sys.exit(0)
+    config = None
+    if takes_config:
+        if not path:
+            raise UserError(f"--config is missing: pass --config={_EXAMPLE}")
+        config = load_config(path)
+        _GIVEN.append(path)
+        _check_overrides(arguments, config)
+        # The path has served; from here on the flag is the config that it led to.
+        delattr(flag_values, "config")
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=flag_values, sys_argv=arguments
+        )
+    _parse_flags(arguments, flag_values, config)
+
+
+def load_config(path_and_variant: str) -> ConfigDict:
+    """The config of a Python file: what its get_config returns, locked.
+
+    Args:
+      path_and_variant: "FILE" or "FILE:VARIANT".
+
+    Raises:
+      UserError: if there is no such file, function or variant, if the file is not
+        Python or its function returns no ConfigDict. Another mistake within the file
+        keeps its traceback.
+    """
+    path, *variant = path_and_variant.split(":", 1)
+    if not Path(path).is_file():
+        raise UserError(
+            f"--config={path_and_variant}: there is no file {path!r} in {os.getcwd()}:"
+            f" pass --config={_EXAMPLE}, or the path of a config of yours"
+        )
+    spec = importlib.util.spec_from_file_location("config", path)
+    if spec is None:
+        raise UserError(f"--config={path_and_variant}: choose a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(
+            f"--config={path_and_variant}: {error.filename} is not Python from line"
+            f" {error.lineno} on ({error.msg}): fix that line"
+        ) from None
+    get_config = getattr(module, "get_config", None)
+    if get_config is None:
+        raise UserError(
+            f"--config={path_and_variant}: {path} has no function get_config: add one,"
+            f" as {_EXAMPLE} does"
+        )
+    if variant and not inspect.signature(get_config).parameters:
+        raise UserError(
+            f"--config={path_and_variant}: {path} has no variants: pass --config={path}"
+        )
+    try:
+        config = get_config(*variant)
+    except ValueError as error:
+        raise UserError(f"--config={path_and_variant}: {one_line(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"--config={path_and_variant}: get_config of {path} returns"
+            f" {type(config).__name__}: let it return a ConfigDict, as {_EXAMPLE} does"
+        )
+    return config.lock()
+
+
+def _take_config(
+    arguments: list[str], path: str | None
+) -> tuple[str | None, list[str]]:
+    """The last value of --config, or else `path`, and the arguments without it."""
+    others = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if re.fullmatch("--?config", argument):
+            path = next(remaining, None)
+        elif match := re.fullmatch("--?config=(.*)", argument):
+            path = match[1]
+        else:
+            others.append(argument)
+    return path, others
+
+
+def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
+    """Raises SettingsError for an override of a key that the config does not have."""
+    leaves = settings_lib.flatten(config.to_dict())
+    for argument in arguments[1:]:
+        match = re.fullmatch(
+            r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL
+        )
+        if match is None or match[1] in leaves:
+            continue
+        key, value = match[1], match[2] or ""
+        inner = [leaf for leaf in leaves if leaf.startswith(f"{key}.")]
+        if inner:
+            raise SettingsError(
+                f"--config.{key}={value}: {key} is a section: set its keys one by one,"
+                f" as in --config.{inner[0]}={leaves[inner[0]]}"
+            )
+        raise SettingsError(
+            f"unknown key {key} in {argument}: {settings_lib.nearest(key, leaves)}"
+        )
+
+
+def _parse_flags(
+    arguments: list[str], flag_values: flags.FlagValues, config: ConfigDict | None
+) -> None:
+    """Lets absl parse the arguments; its complaints become UserErrors with a remedy."""
+    for argument in arguments[1:]:
+        # absl reads them so; a count in other digits is more often a slip.
+        if match := re.fullmatch(r"--?([\w.-]+)=([+-]?0[xob]\w+)", argument, re.I):
+            flag = flag_values[match[1]] if match[1] in flag_values else None
+            if flag is not None and isinstance(flag.parser, flags.IntegerParser):
+                raise UserError(f"{argument}: write the number in decimal digits")
+    try:
+        positional = flag_values(arguments)[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, list(flag_values), 2)
+        remedy = f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+        raise UserError(
+            f"unknown flag --{error.flagname}:"
+            f" {remedy if near else '--help lists the flags'}"
+        ) from None
+    except flags.Error as error:
+        message = one_line(error)
+        wrong = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
+        if wrong is None or config is None:
+            raise UserError(f"{message}; --help lists the flags") from None
+        key, value = wrong[1], wrong[2]
+        *section, leaf = key.split(".")
+        kind = (config[section[0]] if section else config).get_type(leaf)
+        remedy = _KINDS.get(kind, f"a {kind.__name__}")
+        raise SettingsError(
+            f"{key} = {value!r} cannot be used: choose {remedy}"
+        ) from None
+    if positional:
+        raise UserError(
+            f"unexpected argument {positional[0]!r}: write settings as"
+            " --config.KEY=VALUE; --help lists the flags"
+        )
+
+
+def _print_help(path: str | None, full: bool, flag_values: flags.FlagValues) -> None:
+    """Prints what the script does, its flags, and the config's keys and values."""
+    print((sys.modules["__main__"].__doc__ or "").strip())
+    print("\nFlags:")
+    print(flag_values.get_help() if full else flag_values.main_module_help())
+    if "config" not in flag_values:
+        return
+    print(f"\n{_OVERRIDING}")
+    if not path:
+        print(f"With --config={_EXAMPLE} --help lists that config's keys too.")
+        return
+    print(f"\nKeys and values of {path}:")
+    from ragen_jax.envs.registry import option_meanings
+
+    leaves = settings_lib.flatten(load_config(path).to_dict())
+    meanings = MEANINGS | option_meanings(str(leaves.get("env.name")), "env.")
+    for key, value in sorted(leaves.items()):
+        print(f"  --config.{key}={value}")
+        if key in meanings:
+            print(f"      {meanings[key]}")
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

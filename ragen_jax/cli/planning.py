@@ -1,0 +1,63 @@
+"""Planning for devices that need not be there, as launch/train.py offers it."""
+
+import dataclasses
+import os
+import sys
+
+from ragen_jax.cli.startup import user_mistakes
+from ragen_jax.errors import UserError
+from ragen_jax.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanFlags:
+    """The flags of launch/train.py that concern an absent device."""
+
+    plan: bool
+    target: str | None  # of planning/device_data
+    devices: int  # of all hosts
+    hosts: int
+    replies: tuple[str, ...]  # mean tokens of a reply
+    shape: str | None  # of models/presets.py
+
+
+def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
+    """Compiles the run's programs for absent devices and prints the plan.
+
+    Raises:
+      UserError: if the flags do not go together, or the device cannot be planned for.
+    """
+    if not (flags.plan and flags.target):
+        given = "--target" if flags.target else "--shape"
+        raise UserError(
+            f"{given} is for planning alone: add --plan"
+            f"{'' if flags.target else ' --target=h100'}, or leave it out"
+        )
+    # The compiler's remarks on absent devices are no news to users.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # Nothing is run on a device.
+    from ragen_jax.planning import model, report, target
+    from ragen_jax.reporting.console import Console
+
+    console = Console(sys.stdout)
+    with user_mistakes():
+        try:
+            replies = [float(reply) for reply in flags.replies]
+        except ValueError:
+            raise UserError(
+                f"--target-replies={','.join(flags.replies)}: give numbers of tokens,"
+                " as in --target-replies=50,150,400"
+            ) from None
+        chosen = target.make_target(
+            flags.target,
+            flags.devices,
+            flags.hosts,
+            deterministic=settings.deterministic,
+        )
+        source = model.find(settings.model.path, flags.shape)
+        plan = report.make(
+            settings, source, chosen, replies=replies, status=console.status
+        )
+    console.line(report.text(plan))

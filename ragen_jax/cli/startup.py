@@ -1,0 +1,259 @@
+"""The start of a launch script: JAX, its processes, its cache, the user's mistakes."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from absl import app, flags, logging
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli.flags import one_line, parse
+from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.parallel import distributed
+from ragen_jax.settings import Settings
+from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
+
+# Flags defined here belong, in --help, to the script that asks for them.
+flags.disclaim_key_flags()
+
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Processes of the run.")
+_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the command line and calls `main`; does not return.
+
+    A mistake of the user (UserError), at any time, ends the process with `error: ...`
+    in one sentence and exit code 2; an interrupt with exit code 130; anything else with
+    its traceback.
+    """
+
+    _write_what_can_be_written()
+    user_modules.trust_everything()
+
+    def parser(arguments: list[str]) -> None:
+        with _ending_in_one_sentence():
+            parse(arguments)
+
+    def call(_: None) -> None:
+        # Orbax and JAX log every step of a save; only their warnings are for users.
+        logging.set_verbosity(logging.WARNING)
+        with _ending_in_one_sentence():
+            enable_compilation_cache()
+            main()
+            distributed.finish()
+
+    app.run(call, flags_parser=parser)
+
+
+def start_jax(deterministic: bool, facts: Mapping[str, str] | None = None) -> None:
+    """Joins the run's processes, with the XLA flags that its settings ask for.
+
+    Args:
+      deterministic: only operations that give the same numbers in every run; GPU.
+      facts: in which the processes have to agree.
+    """
+    if deterministic:
+        flag = "--xla_gpu_exclude_nondeterministic_ops=true"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
+
+
+def use_every_core(settings: Settings) -> None:
+    """Makes each CPU core a device of its own, where the settings can share them.
+
+    A rollout's many small operations keep one core busy; shards on two devices keep
+    two. Says nothing to GPUs and TPUs. XLA_FLAGS and JAX_NUM_CPU_DEVICES win.
+    """
+    import jax
+
+    forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if forced or "JAX_NUM_CPU_DEVICES" in os.environ or _COORDINATOR.value:
+        return
+    available = getattr(os, "sched_getaffinity", None)
+    cores = len(available(0)) if available else os.cpu_count() or 1
+    for count in range(cores, 0, -1):
+        with contextlib.suppress(SettingsError):
+            settings_lib.check_devices(settings, count)
+            jax.config.update("jax_num_cpu_devices", count)
+            return
+    # No count fits: `check_devices` says so for the one that JAX finds.
+
+
+def use_cpu() -> None:
+    """Leaves GPUs and TPUs alone, unless JAX_PLATFORMS names them.
+
+    For what is not worth one, which may be busy training. Before any JAX computation.
+    JAX may be imported: then it no longer reads the variable.
+    """
+    import jax
+
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def silence() -> TextIO:
+    """A stream that nobody reads: for all processes but the first."""
+    return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
+
+@contextlib.contextmanager
+def user_mistakes() -> Iterator[None]:
+    """Within it a ValueError or an OSError is reported as the user's mistake.
+
+    For checks of settings and for opening files before training starts. Not for
+    training itself, where such an error is a fault whose traceback is wanted.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        said = machine_errors.sentence(error)
+        if isinstance(error, RuntimeError) and not said:
+            raise
+        raise UserError(said or one_line(error)) from error
+
+
+def make_workdir(path: str | None) -> Path:
+    """Makes the run's folder if it is not there, and checks that it can be written to.
+
+    Raises:
+      UserError: if no path was given, or nothing can be written there.
+    """
+    if not path:
+        raise UserError("--workdir is missing: pass --workdir=runs/NAME")
+    if re.match(r"[A-Za-z][\w+.-]*://", path):
+        raise UserError(
+            f"--workdir={path} is an address: give a folder, such as one that the"
+            " bucket is mounted as"
+        )
+    with user_mistakes():
+        workdir = Path(path).expanduser().absolute()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / f".writable.{os.getpid()}").touch()
+        (workdir / f".writable.{os.getpid()}").unlink()
+    except OSError as error:
+        raise UserError(
+            f"--workdir={path} cannot be written to ({error.strerror}): choose a folder"
+            " of yours on a disk with room"
+        ) from error
+    return workdir
+
+
+def check_out(path: str, flag: str = "--out") -> Path:
+    """The file that results go to, once it is known that it can be written.
+
+    Raises:
+      UserError: if it is a folder, a device, or nothing can be written there.
+    """
+    with user_mistakes():
+        out = Path(path).expanduser().absolute()
+        _exists(out)
+        atomic_files.check_replaceable(out)
+    try:
+        make_workdir(str(out.parent))
+    except UserError as error:
+        raise UserError(
+            f"{flag}={path} cannot be written ({error.__cause__}): name a file in a"
+            " folder of yours on a disk with room"
+        ) from None
+    return out
+
+
+def check_out_folder(path: str, flag: str = "--out") -> Path:
+    """The new folder that results go to, not made yet, which can be made.
+
+    Raises:
+      UserError: if it holds anything, is a file, or cannot be made.
+    """
+    with user_mistakes():
+        out = Path(path).expanduser().absolute()
+        if _exists(out) and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{flag}={path} exists and is not empty: name a new folder")
+    place = next(folder for folder in out.parents if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{flag}={path} cannot be written ({error.strerror}): name a new folder in"
+            " one of yours on a disk with room"
+        ) from None
+    return out
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; raises what `Path.exists` keeps to itself.
+
+    Such as of links in a circle, and names that are too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):  # Told with the folder above it.
+        return False
+    return True
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that the next run starts at once.
+
+    In ~/.cache/ragen_jax/jax, unless JAX_COMPILATION_CACHE_DIR names another folder;
+    JAX_ENABLE_COMPILATION_CACHE=false switches it off. What JAX's own variables say
+    wins.
+    """
+    import jax  # Slow to import, and the first errors should not wait for it.
+
+    if not jax.config.jax_compilation_cache_dir:
+        folder = Path.home() / ".cache" / "ragen_jax" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _write_what_can_be_written() -> None:
+    """A terminal that lacks a character shows a question mark, and the run goes on."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
+            stream.reconfigure(errors="replace")
+
+
+@contextlib.contextmanager
+def _ending_in_one_sentence() -> Iterator[None]:
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # What cannot be written is reported here, not later.
+    except UserError as error:
+        _end_with(str(error))
+    except endings.Terminated:
+        endings.leave_by(signal.SIGTERM)
+    except KeyboardInterrupt:
+        endings.leave_by(signal.SIGINT)
+    except BrokenPipeError:  # Nobody listens: `train.py | head` ends as `cat | head`.
+        endings.leave(128 + signal.SIGPIPE)
+    except (OSError, RuntimeError, ValueError) as error:
+        # An error of writing to a stream has no file's name.
+        is_output = isinstance(error, OSError) and not error.filename
+        if is_output and error.errno in machine_errors.FULL:
+            line = f"error: the output cannot be written ({error.strerror})"
+            endings.leave(2, f"{line}: send it to a place with room")
+        if not (said := machine_errors.sentence(error)):
+            raise
+        _end_with(said)
+
+
+def _end_with(sentence: str) -> NoReturn:
+    """In one line, though a path may have lines' ends in it."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,150 @@
+"""Checkpoints and models to evaluate or export, each with its settings."""
+
+import dataclasses
+import json
+import zlib
+from pathlib import Path
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli import trust
+from ragen_jax.errors import UserError
+from ragen_jax.settings import Settings, TaskSettings
+
+_WHY = {
+    "best": "the best on validation levels",
+    "last": "the last, for none was validated",
+    "given": "as given",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Who plays, and by which settings."""
+
+    settings: Settings
+    folder: Path  # where evaluations are written by default
+    name: str  # for the default file's name
+    who: str  # in words
+    directory: Path | None = None  # of the checkpoint's steps
+    step: int | None = None
+
+    def only(self, label: str | None, seed: int | None) -> "Subject":
+        """With one environment only, and another seed.
+
+        Args:
+          label: of the environment; None: the first that is evaluated.
+          seed: None: that of the settings.
+
+        Raises:
+          UserError: if the settings have no such environment.
+        """
+        settings = self.settings.alone(_chosen_task(self.settings, label))
+        if seed is not None:
+            settings = dataclasses.replace(settings, seed=seed)
+        return dataclasses.replace(self, settings=settings)
+
+
+def find_checkpoint(path: str, model: str | None = None, other: Settings | None = None):
+    """(checkpoints.Found, the Settings it was saved with) of what --checkpoint names.
+
+    From then on the process executes no Python file that those settings name, unless
+    the command line trusts it.
+
+    Args:
+      path: a workdir or one step's folder.
+      model: where the run's model lies now; None: where it lay.
+      other: settings to play by instead, whose files the user named.
+
+    Raises:
+      UserError: if there is none, or none that this version can read.
+    """
+    # Brings JAX, which wrong flags do not wait for.
+    from ragen_jax.training import checkpoints
+
+    found = checkpoints.find(path)
+    info = checkpoints.read_info(found.directory, found.step)
+    try:
+        settings = settings_lib.from_dict(info["settings"])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{found.directory / str(found.step)} was saved with settings that this"
+            f" version cannot read ({error}): use it with the version that trained it"
+        ) from None
+    where = found.directory / str(found.step)
+    named = () if other is None else other.files()
+    trust.restrict_to_trusted(where, settings, info, named)
+    return found, with_model(settings, model)
+
+
+def with_model(settings: Settings, path: str | None) -> Settings:
+    """The settings with another `model.path`; None leaves it."""
+    if path is None:
+        return settings
+    chosen = dataclasses.replace(settings.model, path=path)
+    return dataclasses.replace(settings, model=chosen)
+
+
+def of_model(settings: Settings, path: str | None) -> Subject:
+    """A model without training, played as the settings say.
+
+    Args:
+      settings: of a config.
+      path: of the model; None: `model.path`.
+    """
+    path = path or settings.model.path
+    return Subject(
+        settings=with_model(settings, path),
+        folder=Path("runs") / "evaluations",
+        name=Path(path).name or "model",
+        who=f"{path}, as it is",
+    )
+
+
+def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subject:
+    """A trained agent, played as it was trained or by other settings.
+
+    Args:
+      path: a workdir or one step's folder.
+      model: where the run's model lies now; None: where it lay.
+      other: settings to play by instead; None: those of the run.
+
+    Raises:
+      UserError: as `find_checkpoint`.
+    """
+    from ragen_jax.training import checkpoints
+
+    found, settings = find_checkpoint(path, model, other)
+    who = f"{found.directory / str(found.step)}, {_WHY[found.which]}"
+    if other is not None:
+        who += f", trained on {settings.env.name}"
+        settings = dataclasses.replace(other, model=settings.model)
+    is_workdir = found.directory.name == checkpoints.FOLDER
+    workdir = found.directory.parent if is_workdir else found.directory
+    return Subject(
+        settings=settings,
+        folder=workdir / "evaluations",
+        name=f"step{found.step}",
+        who=who,
+        directory=found.directory,
+        step=found.step,
+    )
+
+
+def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
+    """The environment of that label, evaluated or trained in."""
+    tasks = {task.label: task for task in settings.evaluated_tasks()}
+    tasks |= {t.label: t for t in settings.tasks() if t.label not in tasks}
+    if label is None:
+        return next(iter(tasks.values()))
+    if label not in tasks:
+        raise UserError(
+            f"--env={label} is none of these settings' environments: choose one of"
+            f" {', '.join(tasks)}"
+        )
+    return tasks[label]
+
+
+def settings_mark(settings: Settings) -> str:
+    """Eight hexadecimal digits by which these settings differ from others."""
+    chosen = json.dumps(settings_lib.to_dict(settings), sort_keys=True)
+    return f"{zlib.crc32(chosen.encode()):08x}"

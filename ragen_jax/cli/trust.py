@@ -1,0 +1,65 @@
+"""Trust in code that a checkpoint names: none, unless the command line says so.
+
+The settings of a checkpoint may name Python files: an environment (`env.name`) or a
+hook (`reward.hook`). A checkpoint may come from anywhere, and such a path may lead to a
+file that came with it. It is executed only if the user names that file on the command
+line, or passes --trust-code and the file is the one that the run was trained with.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from ragen_jax.errors import UserError
+from ragen_jax.settings import Settings
+from ragen_jax.utils import user_modules
+
+# Flags defined here belong, in --help, to the script that asks for them.
+flags.disclaim_key_flags()
+
+_CODE = flags.DEFINE_multi_string(
+    "code", [], "A Python file that the checkpoint's settings name and that may be run."
+)
+_TRUST = flags.DEFINE_boolean(
+    "trust-code",
+    False,
+    "Run the Python files that the checkpoint's settings name, where they are the same"
+    " as when it was trained.",
+)
+
+
+def restrict_to_trusted(
+    where: Path, settings: Settings, info: Mapping[str, Any], named: Iterable[str] = ()
+) -> None:
+    """From now on only trusted files of the user's own are executed in this process.
+
+    Args:
+      where: of the checkpoint; for messages.
+      settings: that it was saved with.
+      info: of the checkpoint; `code` has the digest of each file.
+      named: files that the user named in another way, such as in a --config.
+
+    Raises:
+      UserError: for --trust-code where a file is another than it was.
+    """
+    trusted = {user_modules.resolved(name) for name in (*named, *_CODE.value)}
+    digests = info.get("code")
+    digests = digests if isinstance(digests, Mapping) else {}
+    for name in settings.files() if _TRUST.value else ():
+        path = user_modules.resolved(name)
+        if path in trusted:
+            continue
+        if not path.is_file() or user_modules.digest(path) != digests.get(name):
+            raise UserError(
+                f"--trust-code: {path} is not the file that {where} was trained with:"
+                f" read it, and pass --code={name} to run it all the same"
+            )
+        trusted.add(path)
+    user_modules.restrict(
+        trusted,
+        f"{where} names this Python file, which is not run without your word: read it,"
+        " then pass --code={name}, or --trust-code to run it only if it is the one that"
+        " the run was trained with",
+    )

@@ -1,0 +1,1 @@
+"""Instruments that see a collapse coming: indicators, alarm, mutual information."""

@@ -1,0 +1,292 @@
+"""The Echo Trap alarm: an online change detector over a run's indicators.
+
+Each series has a direction in which it is unhealthy (Signal). A one-sided CUSUM (Page
+1954, Biometrika 41) adds up how far the series lies on that side of what its own recent
+past leads to expect, in robust standard deviations, and rings above a threshold:
+  z_t = sign * (x_t - expected_t) / spread
+  S_t = max(0, S_{t-1} + min(z_t, CLIP) - slack)
+Why so: training changes its series slowly all the time, so the reference is not the
+run's beginning but the last WINDOW values before the newest LAG, a median with the
+Theil-Sen slope where that slope already leads the unhealthy way: healthy drift is
+expected to go on, and what is faster counts. Outcomes (success, return) have no such
+excuse: their falling is never healthy. Medians ignore outliers in the reference, the
+clip those of now, and CUSUM is the quickest test at a given rate of false alarms for a
+lasting shift (Lorden 1971, Ann. Math. Stat. 42), where a threshold on single values
+waits for a large one. While a signal is in doubt its reference is held, or a slow
+collapse would become the new normal; after HOLD iterations it does.
+
+One signal alone is a reason to watch. A collapse is two things at once that the Echo
+Trap shows together: an outcome falls, and a sign that precedes it (RAGEN,
+arXiv:2504.20073, section 3: in-group std falls first, then the return, with spikes of
+the gradient) is at least half-way to ringing, or was lately.
+
+A run that falls from its first iterations on leaves no past to compare with. So it is
+also a collapse where an outcome and the in-group spread are both less than half of what
+they began with.
+
+Host side, plain numbers: a frozen state, `update` gives the next one; `to_json` and
+`from_json` take it through checkpoints.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+WINDOW, LAG = 20, 4  # iterations: values of a reference, and between it and now
+LEAST = 10  # values that a reference needs before its signal is looked at
+HOLD = 40  # iterations for which a reference is held at most
+CLIP = 4.0  # most that one iteration adds, in standard deviations
+MEMORY = 20  # iterations for which an early sign stays on record
+START, RECENT = 3, 5  # iterations: of the beginning, and of now where compared with it
+SPREAD = "filter/reward_std"
+_MAD_TO_STD = 1.4826  # of a normal distribution
+_KEPT = WINDOW + LAG
+_LONGEST_DRIFT = 15.0  # iterations for which a drift is expected to go on
+_SUSPECT = 1 / 2  # of the threshold: enough beside an outcome that rings
+
+HEALTHY, WATCH, COLLAPSE = "healthy", "watch", "collapse"
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """One series and what is unhealthy about it."""
+
+    metric: str
+    sign: int  # +1: rising is unhealthy; -1: falling; 0: either
+    floor: float  # least spread, in the metric's unit: smaller changes do not matter
+    relative_floor: float = 0.0  # the same as a share of the reference's median
+    is_outcome: bool = False  # what a collapse costs, not what announces it
+    slack: float = 1.0  # standard deviations that drift is allowed each iteration
+    threshold: float = 15.0  # standard deviations summed up
+
+
+SIGNALS = (
+    Signal("train/return_with_penalty", -1, 0.02, 0.05, is_outcome=True),
+    Signal("train/success", -1, 0.03, 0.05, is_outcome=True),
+    Signal(SPREAD, -1, 0.02, 0.1),
+    Signal("rollout/entropy", 0, 0.02, 0.1),
+    Signal("rollout/reply_tokens", 0, 1.0, 0.1),
+    Signal("update/actor_grad_norm", 1, 0.05, 0.25),
+    Signal("rollout/valid_reply_rate", -1, 0.02),
+    Signal("health/distinct_thoughts", -1, 0.02, 0.05),
+    Signal("health/overlap_across", 1, 0.02, 0.05),
+    Signal("health/first_action_entropy", -1, 0.05, 0.05),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What the values of a window lead to expect."""
+
+    median: float  # in the metric's unit
+    spread: float  # robust standard deviation about the line; 0: too few values yet
+    slope: float  # Theil-Sen, a iteration
+    distance: float  # iterations from the window's middle to the value looked at
+
+    def z(self, value: float, sign: int) -> float:
+        """Deviations on the side of `sign` beyond what its drift leads to."""
+        drift = max(0.0, sign * self.slope) * min(self.distance, _LONGEST_DRIFT)
+        return (sign * (value - self.median) - drift) / self.spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+    """What is known of one signal."""
+
+    values: tuple[float, ...] = ()  # the last WINDOW + LAG, the newest last
+    sums: tuple[float, float] = (0.0, 0.0)  # CUSUM upward and downward
+    held: "Reference | None" = None  # kept while in doubt
+    rang_at: int = -1  # the last iteration at which it rang; -1: never
+    suspect_at: int = -1  # the last at which it was half-way there
+    first: tuple[float, ...] = ()  # the first START values
+
+    def has_halved(self, floor: float) -> bool:
+        """Whether it began well above `floor` and now is below half of that."""
+        if len(self.first) < START or len(self.values) < START + RECENT:
+            return False
+        began = statistics.median(self.first)
+        return began > 2 * floor and statistics.fmean(self.values[-RECENT:]) < began / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class AlarmState:
+    """Everything that the alarm remembers."""
+
+    tracks: tuple[tuple[str, Track], ...] = ()  # by metric, in the order of SIGNALS
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What one iteration's metrics say."""
+
+    level: str  # HEALTHY, WATCH or COLLAPSE
+    ringing: tuple[str, ...]  # metrics whose signal rings now
+    sentence: str  # for a person; "" when healthy
+
+
+def update(
+    state: AlarmState,
+    iteration: int,
+    metrics: Mapping[str, float | None],
+    signals: tuple[Signal, ...] = SIGNALS,
+) -> tuple[AlarmState, Verdict]:
+    """Takes one iteration's metrics in; gives the next state and a verdict.
+
+    Args:
+      state: after the iteration before; `AlarmState()` at first.
+      iteration: finished iterations, rising from call to call.
+      metrics: by name. What is absent, None or not finite leaves its signal as it is.
+      signals: which series, and what is unhealthy about each.
+    """
+    tracks = dict(state.tracks)
+    ringing = []
+    for signal in signals:
+        value = metrics.get(signal.metric)
+        track = tracks.get(signal.metric, Track())
+        if value is None or not math.isfinite(value):
+            tracks[signal.metric] = track
+            continue
+        track, rings = _follow(track, signal, iteration, float(value))
+        tracks[signal.metric] = track
+        if rings:
+            ringing.append(signal)
+    new = AlarmState(tuple((s.metric, tracks[s.metric]) for s in signals))
+    return new, _judge(new, iteration, ringing, signals)
+
+
+def _follow(
+    track: Track, signal: Signal, iteration: int, value: float
+) -> tuple[Track, bool]:
+    """The next Track after one value, and whether its signal rings."""
+    reference = track.held or _reference(track.values, signal)
+    if track.held:
+        reference = dataclasses.replace(reference, distance=reference.distance + 1)
+    up, down = track.sums
+    if reference.spread > 0:
+        up = _add(up, reference.z(value, 1), signal) if signal.sign >= 0 else 0.0
+        down = _add(down, reference.z(value, -1), signal) if signal.sign <= 0 else 0.0
+    rings = max(up, down) > signal.threshold
+    is_suspect = max(up, down) > _SUSPECT * signal.threshold
+    in_doubt = max(up, down) > signal.threshold / 3
+    held = reference if in_doubt else None
+    if held and held.distance > HOLD + LAG + WINDOW / 2:
+        held, up, down = None, 0.0, 0.0  # The new normal.
+    return (
+        Track(
+            values=(*track.values, value)[-_KEPT:],
+            sums=(up, down),
+            held=held,
+            rang_at=iteration if rings else track.rang_at,
+            suspect_at=iteration if is_suspect else track.suspect_at,
+            first=(*track.first, value)[:START],
+        ),
+        rings,
+    )
+
+
+def _add(total: float, z: float, signal: Signal) -> float:
+    """The next CUSUM; held at twice the threshold, so that recovery is seen soon."""
+    step = max(-CLIP, min(CLIP, z)) - signal.slack
+    return min(max(0.0, total + step), 2 * signal.threshold)
+
+
+def _reference(values: tuple[float, ...], signal: Signal) -> Reference:
+    """What the values before the newest LAG lead to expect of the next one.
+
+    The spread is the MAD about the line, scaled to a normal standard deviation, and no
+    smaller than the signal's floors.
+    """
+    past = values[:-LAG]
+    distance = (len(past) - 1) / 2 + LAG + 1
+    if len(past) < LEAST:
+        return Reference(0.0, 0.0, 0.0, distance)
+    median = statistics.median(past)
+    slope = 0.0 if signal.is_outcome else _theil_sen(past)
+    middle = (len(past) - 1) / 2
+    rests = [x - slope * (i - middle) for i, x in enumerate(past)]
+    center = statistics.median(rests)
+    mad = _MAD_TO_STD * statistics.median(abs(x - center) for x in rests)
+    floor = max(signal.floor, signal.relative_floor * abs(median))
+    return Reference(center, max(mad, floor), slope, distance)
+
+
+def _theil_sen(values: tuple[float, ...]) -> float:
+    """The median slope of all pairs, in the values' unit a step (Sen 1968, JASA 63)."""
+    return statistics.median(
+        (values[j] - values[i]) / (j - i)
+        for i in range(len(values))
+        for j in range(i + 1, len(values))
+    )
+
+
+def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
+    by_name = dict(state.tracks)
+    outcomes = [s.metric for s in ringing if s.is_outcome]
+    recent = [
+        s.metric
+        for s in signals
+        if not s.is_outcome
+        and by_name[s.metric].suspect_at >= 0
+        and iteration - by_name[s.metric].suspect_at <= MEMORY
+    ]
+    names = tuple(s.metric for s in ringing)
+    if outcomes and recent:
+        sentence = (
+            f"collapse at iteration {iteration}: {_listed(outcomes)} fell after"
+            f" {_listed(recent)} had left the usual range"
+        )
+        return Verdict(COLLAPSE, names, sentence)
+    halved = [s.metric for s in signals if by_name[s.metric].has_halved(s.floor)]
+    lost = [s.metric for s in signals if s.is_outcome and s.metric in halved]
+    if lost and SPREAD in halved:
+        lost = [*lost, SPREAD]
+        sentence = (
+            f"collapse at iteration {iteration}: {_listed(lost)} are less than half of"
+            " what they were when the run began"
+        )
+        return Verdict(COLLAPSE, tuple(lost), sentence)
+    if names:
+        sentence = (
+            f"watch at iteration {iteration}: {_listed(names)} left the usual range of"
+            f" the last {WINDOW} iterations"
+        )
+        return Verdict(WATCH, names, sentence)
+    return Verdict(HEALTHY, (), "")
+
+
+def _listed(names) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def to_json(state: AlarmState) -> dict[str, Any]:
+    """The state as JSON can hold it."""
+    return {name: dataclasses.asdict(track) for name, track in state.tracks}
+
+
+def from_json(saved: Mapping[str, Any] | None) -> AlarmState:
+    """The state of `to_json`; None or {}: nothing seen yet."""
+    tracks = []
+    for name, fields in (saved or {}).items():
+        held = fields["held"]
+        track = Track(
+            values=tuple(fields["values"]),
+            sums=tuple(fields["sums"]),
+            held=None if held is None else Reference(**held),
+            rang_at=fields["rang_at"],
+            suspect_at=fields["suspect_at"],
+            first=tuple(fields.get("first", ())),  # Older checkpoints have none.
+        )
+        tracks.append((name, track))
+    return AlarmState(tuple(tracks))
+
+
+def replay(records) -> list[Verdict]:
+    """The verdicts of a whole run's records (of metrics.jsonl), one each."""
+    state, verdicts = AlarmState(), []
+    for record in records:
+        state, verdict = update(state, int(record["iteration"]), record)
+        verdicts.append(verdict)
+    return verdicts

@@ -1,0 +1,237 @@
+"""A few episodes of a run, kept for reading: what was seen, thought, done and learned.
+
+WORKDIR/episodes.jsonl.gz, one JSON object an episode. Each write is a gzip member of
+its own, so that a kill costs the last write at most. The file is bounded: when it holds
+more than MOST_EPISODES, every second iteration's are dropped.
+"""
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.evaluation import transcripts
+from ragen_jax.evaluation.transcripts import Reader
+from ragen_jax.text.reply_automaton import END_THINK, THINK
+from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.utils import atomic_files
+
+FILE = "episodes.jsonl.gz"
+MOST_EPISODES = 2000
+PHASES = ("train", "before", "after")  # while training, and test levels around it
+_DIGITS = 3  # of log-probabilities and the like
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenNumbers:
+    """What is known of each token of some rows. Host arrays."""
+
+    rows: Rows  # R rows, in any order
+    advantages: np.ndarray  # float32[R, T]
+    values: np.ndarray | None  # float32[R, T], units of reward; None without a critic
+
+
+def choose_episodes(returns: np.ndarray, group: np.ndarray, count: int) -> list[int]:
+    """The best and the worst episode of each of the first groups; `count` in all.
+
+    Args:
+      returns: float[B].
+      group: int[B].
+      count: how many at most.
+    """
+    chosen: list[int] = []
+    for name in np.unique(group):
+        members = np.flatnonzero(group == name)
+        best = int(members[np.argmax(returns[members])])
+        worst = int(members[np.argmin(returns[members])])
+        chosen += [best] if best == worst else [best, worst]
+    return chosen[:count]
+
+
+def describe(
+    readers: Sequence[Reader],
+    labels: Sequence[str],
+    rows: Rows,
+    episodes: Episodes,
+    chosen: Iterable[int],
+    *,
+    iteration: int,
+    phase: str,
+    first_level: int = 0,
+    numbers: TokenNumbers | None = None,
+) -> list[dict[str, Any]]:
+    """The chosen episodes as JSON can hold them.
+
+    Args:
+      readers: of each environment's texts.
+      labels: the environments' names.
+      rows, episodes: host arrays; `rows.episode` counts from 0 here.
+      chosen: indices into the episodes.
+      iteration: finished iterations; 0 is before training.
+      phase: one of PHASES.
+      first_level: what is added to `episodes.group`, where levels come in batches.
+      numbers: advantages and values of the rows that were learned from.
+    """
+    found = []
+    for index in chosen:
+        environment = int(episodes.environment[index])
+        reader = readers[environment]
+        mine = (rows.episode == index).any(axis=1)
+        own = _take(rows, mine)
+        one = _take(episodes, slice(index, index + 1))
+        (transcript,) = transcripts.read(reader, own, one, first_episode=index)
+        members = np.flatnonzero(episodes.group == episodes.group[index])
+        turns = [
+            _turn(reader, own, index, number, turn, numbers)
+            for number, turn in enumerate(transcript.turns)
+        ]
+        found.append(
+            {
+                "iteration": iteration,
+                "phase": phase,
+                "environment": labels[environment],
+                "level": first_level + transcript.level,
+                "rollout": int(np.flatnonzero(members == index)[0]),
+                "success": transcript.success,
+                "return": round(sum(turn.reward for turn in transcript.turns), 4),
+                "end": transcript.end,
+                "system": transcript.system,
+                "turns": turns,
+            }
+        )
+    return found
+
+
+def _take(record, index):
+    fields = dataclasses.fields(record)
+    return record.replace(**{f.name: getattr(record, f.name)[index] for f in fields})
+
+
+def _turn(
+    reader: Reader,
+    rows: Rows,
+    episode: int,
+    number: int,
+    turn: transcripts.Turn,
+    numbers: TokenNumbers | None,
+) -> dict[str, Any]:
+    is_mine = (rows.episode == episode) & (rows.turn == number) & rows.is_reply
+    tokens = rows.tokens[is_mine]
+    thought, answer = split_reply(turn.reply)
+    described = {
+        "message": turn.message,
+        "thought": thought,
+        "answer": answer,
+        "actions": list(turn.actions),
+        "reward": round(turn.reward, 4),
+        "valid": turn.is_valid,
+        "tokens": [transcripts.text_of_tokens(reader, tokens[i : i + 1])
+                   for i in range(len(tokens))],
+        "logprob": _rounded(rows.logprobs[is_mine]),
+        "entropy": _rounded(rows.entropy[is_mine]),
+        "advantage": None,
+        "value": None,
+    }  # fmt: skip
+    if numbers is not None:
+        known = numbers.rows
+        is_known = (known.episode == episode) & (known.turn == number) & known.is_reply
+        if is_known.sum() == len(tokens):  # Else the filter dropped its group.
+            described["advantage"] = _rounded(numbers.advantages[is_known])
+            if numbers.values is not None:
+                described["value"] = _rounded(numbers.values[is_known])
+    return described
+
+
+def split_reply(reply: str) -> tuple[str | None, str]:
+    """(thought, answer) of a reply; no thought where no tag closes one."""
+    start, end = THINK.decode(), END_THINK.decode()
+    if not reply.startswith(start) or end not in reply:
+        return None, reply
+    thought, _, answer = reply.removeprefix(start).partition(end)
+    return thought, answer
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    return [
+        round(float(value), _DIGITS) if np.isfinite(value) else None for value in values
+    ]
+
+
+# The file -----------------------------------------------------------------------------
+
+
+def append(workdir: str | Path, episodes: Sequence[Mapping[str, Any]]) -> None:
+    """Adds episodes to the file of a run, and thins it when it grows too long."""
+    if not episodes:
+        return
+    path = Path(workdir) / FILE
+    with path.open("ab") as file:
+        file.write(_packed(episodes))
+    everything = read(workdir)
+    if len(everything) > MOST_EPISODES:
+        _replace(path, thinned(everything))
+
+
+def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without every second of the iterations that were recorded while training."""
+    trained = [e["iteration"] for e in episodes if e["phase"] == "train"]
+    dropped = set(sorted(set(trained))[1::2])
+    return [
+        e for e in episodes if e["phase"] != "train" or e["iteration"] not in dropped
+    ]
+
+
+def trim(workdir: str | Path, iteration: int) -> None:
+    """Drops what is later than `iteration`, which a resumed run records again."""
+    _keep(workdir, lambda episode: episode["iteration"] <= iteration)
+
+
+def forget_tests(workdir: str | Path) -> None:
+    """Drops the episodes of test levels, before they are played (again)."""
+    _keep(workdir, lambda episode: episode["phase"] == "train")
+
+
+def _keep(workdir: str | Path, is_kept: Callable[[Mapping[str, Any]], bool]) -> None:
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return
+    everything = read(workdir)
+    kept = list(filter(is_kept, everything))
+    if len(kept) < len(everything):
+        _replace(path, kept)
+
+
+def read(workdir: str | Path) -> list[dict[str, Any]]:
+    """The recorded episodes in order; a write that was cut short is left out."""
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return []
+    data, found = path.read_bytes(), []
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)  # One gzip member.
+        try:
+            text = unpacker.decompress(data)
+        except zlib.error:
+            break
+        if not unpacker.eof:
+            break
+        found += [json.loads(line) for line in text.splitlines()]
+        data = unpacker.unused_data
+    return found
+
+
+def _packed(episodes: Sequence[Mapping[str, Any]]) -> bytes:
+    lines = "".join(
+        json.dumps(episode, ensure_ascii=False) + "\n" for episode in episodes
+    )
+    return gzip.compress(lines.encode("utf-8", "replace"), mtime=0)
+
+
+def _replace(path: Path, episodes: Sequence[Mapping[str, Any]]) -> None:
+    with atomic_files.new_file(path, binary=True) as file:
+        file.write(_packed(episodes) if episodes else b"")

@@ -1,0 +1,262 @@
+"""Gradient norms by the reward spread of the prompts they come from.
+
+RAGEN-2 (arXiv:2604.06268) sorts groups by their in-group reward std into buckets and
+compares, in each, the gradient of the task (the clipped policy loss) with those of the
+regularizers (entropy and KL): where spread is small the task's signal is small, and the
+regularizers' is not. No optimizer is touched, and no state changes.
+
+A bucket is cut into minibatches of the update's size; norms are means over them, as in
+RAGEN's code. Each minibatch's gradient is divided by what it really counts (tokens or
+rows, by `loss.aggregation`), where RAGEN divides by the full size and so makes small
+buckets look quiet.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from ragen_jax.diagnostics.scored_batch import ScoredBatch
+from ragen_jax.learning import aggregation
+from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.forward import (
+    UpdatePlan,
+    by_length,
+    cut,
+    microbatches,
+)
+from ragen_jax.learning.optimize import actor_loss
+
+COMPONENTS = ("task", "entropy", "kl")
+FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # reward; the last bucket is open
+QUANTILES = 6
+
+
+class Bucket(NamedTuple):
+    """Groups of like spread."""
+
+    name: str
+    groups: np.ndarray  # int[n]
+
+
+@struct.dataclass
+class ComponentGradients:
+    """Of one minibatch, in the order of COMPONENTS."""
+
+    norm: jax.Array  # float32[3], global norm of the gradient of the mean loss
+    loss: jax.Array  # float32[3], that mean, with its coefficient
+    tokens: jax.Array  # float32[], reply tokens counted
+
+
+def quantile_buckets(spread: np.ndarray, buckets: int = QUANTILES) -> list[Bucket]:
+    """Groups sorted by spread, in buckets of equal count; the last takes the rest.
+
+    Args:
+      spread: float[P], in-group std of the return.
+      buckets: how many, or one for each group where there are fewer.
+    """
+    order = np.argsort(spread, kind="stable")
+    count = min(buckets, len(order))
+    size = len(order) // count
+    edges = [size * i for i in range(count)] + [len(order)]
+    return [
+        Bucket(f"quantile_{i + 1}", order[edges[i] : edges[i + 1]])
+        for i in range(count)
+    ]
+
+
+def fixed_buckets(
+    spread: np.ndarray, edges: Sequence[float] = FIXED_EDGES
+) -> list[Bucket]:
+    """Groups whose spread lies in [edge, next edge); the last bucket is open.
+
+    Args:
+      spread: float[P], units of reward.
+      edges: rising, the first 0.
+    """
+    index = np.searchsorted(np.asarray(edges), spread, side="right") - 1
+    ends = [*(f"{edge:g}" for edge in edges[1:]), "inf"]
+    return [
+        Bucket(f"spread_{edge:g}_{end}", np.flatnonzero(index == i))
+        for i, (edge, end) in enumerate(zip(edges, ends, strict=True))
+    ]
+
+
+def make_gradients(plan: UpdatePlan) -> Callable[..., ComponentGradients]:
+    """Compiles (actor, frozen, Batch of one minibatch) -> ComponentGradients.
+
+    Rows of weight 0 count nothing. A component whose coefficient is 0 is 0.
+    """
+    chosen = plan.settings.loss
+    # A KL term within the reward is part of the task's advantages.
+    is_on = (True, chosen.entropy > 0, chosen.kl > 0 and chosen.kl_in == "loss")
+
+    def gradients(actor, frozen, batch: Batch) -> ComponentGradients:
+        norms, means = [], []
+        for name, on in zip(COMPONENTS, is_on, strict=True):
+            norm = mean = jnp.zeros(())
+            if on:
+                norm, mean = _component(plan, frozen, actor, batch, name)
+            norms.append(norm)
+            means.append(mean)
+        counted = batch.is_reply & (batch.weight > 0)[:, None]
+        return ComponentGradients(
+            jnp.stack(norms), jnp.stack(means), counted.sum(dtype=jnp.float32)
+        )
+
+    return jax.jit(gradients)
+
+
+def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
+    """(norm of the gradient, mean loss) of one component over a minibatch."""
+    pieces = microbatches(plan, batch)
+    loss = functools.partial(_loss, plan, frozen, name)
+
+    def of_length(length: int, piece: Batch):
+        (_, mean), gradient = jax.value_and_grad(loss, has_aux=True)(
+            actor, cut(piece, length)
+        )
+        return gradient, mean
+
+    def accumulate(index, carry):
+        piece = jax.tree.map(lambda x: x[index], pieces)
+        new = by_length(plan, of_length, piece.is_reply, piece)
+        return jax.tree.map(jnp.add, carry, new)
+
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), actor)
+    micro = plan.settings.optimizer.microbatch
+    count = batch.weight.shape[0] // micro
+    gradient, mean = jax.lax.fori_loop(
+        0, count, accumulate, (none, aggregation.Mean.zero())
+    )
+    return optax.global_norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
+
+
+def _alone(plan: UpdatePlan, name: str) -> UpdatePlan:
+    """The plan with the coefficients of all regularizers but one component's at 0."""
+    loss = plan.settings.loss
+    off = {}
+    if name != "entropy":
+        off |= dict(entropy=0.0, entropy_end=0.0)
+    if name != "kl":
+        off |= dict(kl=0.0, kl_end=0.0)
+    loss = dataclasses.replace(loss, **off)
+    settings = dataclasses.replace(plan.settings, loss=loss)
+    return dataclasses.replace(plan, settings=settings)
+
+
+def _loss(plan: UpdatePlan, frozen, name: str, actor, piece: Batch):
+    """(sum of one component's loss, its Mean), each with its coefficient.
+
+    The update's own loss with the other components at 0: without advantages there is
+    no task, whatever the estimator and the clipping.
+    """
+    if name != "task":
+        piece = piece.replace(advantages=jnp.zeros_like(piece.advantages))
+    total, (count, _) = actor_loss(
+        _alone(plan, name),
+        frozen,
+        actor,
+        piece,
+        jnp.zeros((), bool),
+        jnp.zeros((), jnp.int32),
+    )
+    return total, aggregation.Mean(total, count)
+
+
+# Over buckets, on the host ------------------------------------------------------------
+
+
+def analyze(
+    plan: UpdatePlan,
+    gradients: Callable[..., ComponentGradients],
+    actor: Any,
+    frozen: Any,
+    scored: ScoredBatch,
+    group_of_episode: np.ndarray,
+    buckets: Sequence[Bucket],
+) -> dict[str, float]:
+    """Norms, losses and counts of every bucket and of "all", by name.
+
+    `BUCKET/COMPONENT` is the mean norm over minibatches; `per_sample` and `per_token`
+    divide it by the minibatch's rows and reply tokens, as RAGEN's tables do.
+
+    Args:
+      plan: of the update; its minibatch and microbatch are used.
+      gradients: from `make_gradients`.
+      actor, frozen: the trained tree and what it is assembled with.
+      scored: from `scored_batch.make_scoring` with `keep_all`.
+      group_of_episode: int[B].
+      buckets: groups of like spread; empty ones get a count of 0 and no norms.
+    """
+    weight, episode, spread = jax.device_get(
+        (scored.batch.weight, scored.kept.rows.episode, scored.spread)
+    )
+    own = np.maximum(episode.max(axis=1), 0)
+    group = np.where(weight > 0, group_of_episode[own], -1)
+    every = Bucket("all", np.arange(len(spread)))
+    values: dict[str, float] = {}
+    for bucket in (every, *buckets):
+        rows = np.flatnonzero(np.isin(group, bucket.groups))
+        found = {"rows": float(len(rows)), "groups": float(len(bucket.groups))}
+        found["row_share"] = len(rows) / max(1, int((weight > 0).sum()))
+        if len(rows):
+            found |= _spread_of(spread[bucket.groups])
+            found |= _bucket_norms(plan, gradients, actor, frozen, scored.batch, rows)
+        values |= {f"{bucket.name}/{name}": value for name, value in found.items()}
+    return values
+
+
+def _spread_of(spread: np.ndarray) -> dict[str, float]:
+    return {
+        "reward_std_mean": float(spread.mean()),
+        "reward_std_min": float(spread.min()),
+        "reward_std_max": float(spread.max()),
+    }
+
+
+def _bucket_norms(
+    plan: UpdatePlan, gradients, actor, frozen, batch: Batch, rows: np.ndarray
+) -> dict[str, float]:
+    """Means over the minibatches of the given rows."""
+    size = plan.settings.optimizer.minibatch
+    sums: dict[str, float] = {}
+    cuts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    for own in cuts:
+        found = jax.device_get(gradients(actor, frozen, minibatch_of(batch, own, size)))
+        for index, name in enumerate(COMPONENTS):
+            norm, loss = float(found.norm[index]), float(found.loss[index])
+            new = {
+                name: norm,
+                f"{name}/per_sample": norm / len(own),
+                f"{name}/per_token": norm / max(1.0, float(found.tokens)),
+                f"{name}/loss": loss,
+            }
+            for key, value in new.items():
+                sums[key] = sums.get(key, 0.0) + value
+    return {key: value / len(cuts) for key, value in sums.items()}
+
+
+def minibatch_of(batch: Batch, rows: np.ndarray, size: int) -> Batch:
+    """The given rows of a batch, longest first, with padding rows of weight 0 behind.
+
+    Args:
+      batch: C rows.
+      rows: int[n], n at most `size`.
+      size: rows of the result.
+    """
+    order = np.concatenate([rows, np.zeros(size - len(rows), int)])
+    is_real = jnp.arange(size) < len(rows)
+    picked = jax.tree.map(lambda x: x[order], batch)
+    picked = picked.replace(
+        weight=jnp.where(is_real, picked.weight, 0),
+        is_reply=picked.is_reply & is_real[:, None],
+    )
+    longest = jnp.argsort(-reply_lengths(picked.is_reply), stable=True)
+    return jax.tree.map(lambda x: x[longest], picked)

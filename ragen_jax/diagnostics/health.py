@@ -1,0 +1,234 @@
+"""Decisions on a run's health: the alarm, and RAGEN's early stops.
+
+`observe` is pure: a state and an iteration's metrics in, the next state and a Decision
+out, which the trainer carries out. The state goes through checkpoints as JSON.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ragen_jax.diagnostics import alarm
+from ragen_jax.diagnostics.alarm import (
+    COLLAPSE,
+    HEALTHY,
+    MEMORY,
+    START,
+    AlarmState,
+    Verdict,
+)
+from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
+
+CONTINUE, WARN, STOP, ROLLBACK = "continue", "warn", "stop", "rollback"
+_REMEDY_FACTOR = 0.5  # of the learning rate, or of the share of prompts kept
+_MOST_ROLLBACKS = 3  # then the run stops
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What to do when the alarm says collapse, and which early stops apply."""
+
+    on_collapse: str = "warn"  # one of ON_COLLAPSE
+    remedy: str = "learning_rate"  # one of REMEDIES; of a rollback
+    early_stops: str = "none"  # one of EARLY_STOPS
+
+
+@dataclasses.dataclass(frozen=True)
+class StopCounts:
+    """What the early stops have counted."""
+
+    baseline: tuple[float, ...] = ()  # in-group std of the first iterations
+    low_spread: int = 0  # iterations running
+    low_validation: int = 0  # validations running
+    empty: int = 0  # iterations running
+    skipped: float = 0.0  # `update/skipped_empty` of the iteration before
+
+
+@dataclasses.dataclass(frozen=True)
+class HealthState:
+    """Everything that is remembered about a run's health."""
+
+    alarm: AlarmState = AlarmState()
+    stops: StopCounts = StopCounts()
+    healthy_until: int = 0  # last iteration before the signs that now ring or rang
+    rollbacks: int = 0
+    warned: bool = False  # of the collapse that is under way
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What to do after an iteration."""
+
+    action: str  # CONTINUE, WARN, STOP or ROLLBACK
+    sentence: str  # why, for a person; "" to CONTINUE
+    verdict: Verdict
+    # ROLLBACK: the latest checkpoint that is no later is the one to return to.
+    healthy_until: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """The verdict as numbers: `health/level` 0 healthy, 1 watch, 2 collapse."""
+        level = {HEALTHY: 0.0, COLLAPSE: 2.0}.get(self.verdict.level, 1.0)
+        return {"health/level": level, "health/signs": float(len(self.verdict.ringing))}
+
+
+def observe(
+    state: HealthState,
+    iteration: int,
+    metrics: Mapping[str, float | None],
+    policy: Policy,
+) -> tuple[HealthState, Decision]:
+    """Takes one iteration's metrics in; gives the next state and what to do.
+
+    Args:
+      state: after the iteration before; `HealthState()` at first.
+      iteration: finished iterations.
+      metrics: by name; `validation/success` only where it was measured.
+      policy: what the settings ask for.
+    """
+    watched, verdict = alarm.update(state.alarm, iteration, metrics)
+    stops, reason = _count_stops(state.stops, metrics, EARLY_STOPS[policy.early_stops])
+    rang = [track.rang_at for _, track in watched.tracks if track.rang_at >= 0]
+    healthy_until = state.healthy_until
+    if not any(iteration - at <= MEMORY for at in rang):
+        # A collapse that no signal announced began when the run did.
+        healthy_until = START if verdict.level == COLLAPSE else iteration
+    state = dataclasses.replace(
+        state, alarm=watched, stops=stops, healthy_until=healthy_until
+    )
+    if reason:
+        return state, Decision(STOP, f"{reason}: training stops", verdict)
+    if verdict.level != COLLAPSE:
+        is_over = verdict.level == HEALTHY
+        state = dataclasses.replace(state, warned=state.warned and not is_over)
+        return state, Decision(CONTINUE, "", verdict)
+    action, sentence = _react(state, verdict, policy)
+    state = dataclasses.replace(state, warned=True)
+    return state, Decision(action, sentence, verdict, state.healthy_until)
+
+
+def _react(state: HealthState, verdict: Verdict, policy: Policy) -> tuple[str, str]:
+    """(action, sentence) at a collapse."""
+    if policy.on_collapse == "watch" or (policy.on_collapse == "warn" and state.warned):
+        return CONTINUE, ""
+    if policy.on_collapse == "warn":
+        return WARN, f"{verdict.sentence} (health.on_collapse = warn)"
+    if policy.on_collapse == "stop":
+        return STOP, f"{verdict.sentence}: training stops (health.on_collapse = stop)"
+    if state.rollbacks >= _MOST_ROLLBACKS:
+        return STOP, (
+            f"{verdict.sentence}, after {state.rollbacks} rollbacks: training stops;"
+            " begin another run with a lower optimizer.actor_lr"
+        )
+    return ROLLBACK, verdict.sentence
+
+
+def with_rollbacks(state: HealthState, rollbacks: int) -> HealthState:
+    """The state of a checkpoint, in a run that has rolled back so many times."""
+    return dataclasses.replace(state, rollbacks=rollbacks, warned=False)
+
+
+def remedied(settings: Any, policy: Policy, rollbacks: int) -> Any:
+    """The Settings that a run continues with after so many rollbacks.
+
+    Each halves the actor's learning rate, or the share of prompts that the filter
+    keeps. Resuming calls this too: the saved settings stay those of the run.
+
+    Args:
+      settings: `ragen_jax.settings.Settings`, as the run began.
+      policy: whose `remedy` says what changes.
+      rollbacks: 0 leaves the settings as they are.
+    """
+    factor = _REMEDY_FACTOR**rollbacks
+    if policy.remedy == "filter" and settings.filter.strategy != "none":
+        fraction = settings.filter.fraction * factor
+        chosen = dataclasses.replace(settings.filter, fraction=fraction)
+        return dataclasses.replace(settings, filter=chosen)
+    rate = settings.optimizer.actor_lr * factor
+    chosen = dataclasses.replace(settings.optimizer, actor_lr=rate)
+    return dataclasses.replace(settings, optimizer=chosen)
+
+
+def remedy_sentence(settings: Any, policy: Policy, rollbacks: int, step: int) -> str:
+    """What a rollback does, in words. Args: as for `remedied`; step: returned to."""
+    changed = remedied(settings, policy, rollbacks)
+    if changed.filter != settings.filter:
+        what = f"filter.fraction = {changed.filter.fraction:.3g}"
+    else:
+        what = f"optimizer.actor_lr = {changed.optimizer.actor_lr:.3g}"
+    return f"back to the checkpoint after iteration {step}, from now on with {what}"
+
+
+# RAGEN's early stops -----------------------------------------------------------------
+
+
+def _count_stops(
+    counts: StopCounts, metrics: Mapping[str, float | None], rules: EarlyStops
+) -> tuple[StopCounts, str]:
+    """The next counts, and why the run has to stop; "" where it need not."""
+    skipped = metrics.get("update/skipped_empty") or 0.0
+    is_empty = skipped > counts.skipped
+    spread = metrics.get("filter/reward_std")
+    baseline, low = counts.baseline, counts.low_spread
+    if spread is not None and math.isfinite(spread) and not is_empty:
+        if len(baseline) < rules.spread_baseline:
+            baseline = (*baseline, spread)
+        else:
+            limit = rules.spread_share * sum(baseline) / len(baseline)
+            low = low + 1 if spread < limit else 0
+    success, few = metrics.get("validation/success"), counts.low_validation
+    if success is not None and math.isfinite(success):
+        few = few + 1 if success < rules.validation_success else 0
+    new = StopCounts(
+        baseline=baseline,
+        low_spread=low,
+        low_validation=few,
+        empty=counts.empty + 1 if is_empty else 0,
+        skipped=skipped,
+    )
+    return new, _reason(new, rules)
+
+
+def _reason(counts: StopCounts, rules: EarlyStops) -> str:
+    if 0 < rules.spread_iterations <= counts.low_spread:
+        return (
+            f"the in-group std of the return lay below {rules.spread_share:.0%} of its"
+            f" first {rules.spread_baseline} iterations' mean for"
+            f" {counts.low_spread} iterations"
+        )
+    if 0 < rules.validation_times <= counts.low_validation:
+        return (
+            f"validation success lay below {rules.validation_success:.0%}"
+            f" {counts.low_validation} times running"
+        )
+    if 0 < rules.empty_iterations <= counts.empty:
+        return f"the filter kept no group in {counts.empty} iterations running"
+    return ""
+
+
+# Through checkpoints -----------------------------------------------------------------
+
+
+def to_json(state: HealthState) -> dict[str, Any]:
+    """The state as JSON can hold it."""
+    return {
+        "alarm": alarm.to_json(state.alarm),
+        "stops": dataclasses.asdict(state.stops),
+        "healthy_until": state.healthy_until,
+        "rollbacks": state.rollbacks,
+        "warned": state.warned,
+    }
+
+
+def from_json(saved: Mapping[str, Any] | None) -> HealthState:
+    """The state of `to_json`; None or {}: nothing seen yet."""
+    if not saved:
+        return HealthState()
+    stops = dict(saved["stops"])
+    return HealthState(
+        alarm=alarm.from_json(saved["alarm"]),
+        stops=StopCounts(**stops | {"baseline": tuple(stops["baseline"])}),
+        healthy_until=saved["healthy_until"],
+        rollbacks=saved["rollbacks"],
+        warned=saved["warned"],
+    )

@@ -1,0 +1,336 @@
+"""Indicators of collapse, computed on device from the record of a batch.
+
+The five of RAGEN (arXiv:2504.20073, section 3) are in `learning/summary.py` and
+`learning/update.py`; here is what they do not see: groups without spread, thoughts that
+repeat one another, and first actions that no longer differ. Texts are compared as
+tokens, by 64-bit hashes: equal texts are always found, unequal ones taken for equal
+once in about 10^19 pairs.
+"""
+
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.learning import rewards
+from ragen_jax.learning.groups import group_statistics
+from ragen_jax.text import reply_parser
+from ragen_jax.text.reply_parser import NO_ACTION, ReplyTables
+from ragen_jax.trajectory import Episodes, Rows
+
+DISTINCT_GRAM = 2  # Li et al. 2016, arXiv:1510.03055: distinct-2
+OVERLAP_GRAM = 4  # as the longest n-gram of BLEU
+
+ZERO_SPREAD = 1e-6  # reward; a lower std is rounding
+_SEEDS = (0x9E3779B9, 0x85EBCA6B)  # of the two halves of a hash
+
+
+@struct.dataclass
+class Repetition:
+    """How often the same text comes back among N texts."""
+
+    distinct: jax.Array  # float32[], distinct texts / texts; 0 without any
+    top_share: jax.Array  # float32[], share of the most frequent one; 0 without any
+
+
+@struct.dataclass
+class GramOverlap:
+    """How far n-grams repeat one another; each 0 where there is no n-gram."""
+
+    distinct: jax.Array  # float32[], distinct n-grams / n-grams
+    within: jax.Array  # float32[], also in another episode of the same group
+    across: jax.Array  # float32[], also in an episode of another group
+
+
+def indicators(
+    rows: Rows,
+    episodes: Episodes,
+    tables: Sequence[ReplyTables],
+    *,
+    actions: Sequence[int],
+    groups: int,
+    reply_tokens: int,
+) -> dict[str, jax.Array]:
+    """All indicators of a batch, each float32[], by the names of `health/` metrics.
+
+    Args:
+      rows: all rows of the episodes, before any filter.
+      episodes: the B episodes.
+      tables: of each environment's replies.
+      actions: how many each environment has names for; 0 where answers are free text,
+        whose first actions are not counted; static.
+      groups: P; static.
+      reply_tokens: most tokens of a reply; static.
+    """
+    is_thought = thought_mask(rows, episodes)
+    repetition = repetition_of(*thought_hashes(rows, episodes, is_thought))
+    grams = gram_overlap(rows, episodes, is_thought, DISTINCT_GRAM)
+    overlap = gram_overlap(rows, episodes, is_thought, OVERLAP_GRAM)
+    found = {
+        "zero_spread_groups": zero_spread(episodes, groups),
+        "distinct_thoughts": repetition.distinct,
+        "top_thought_share": repetition.top_share,
+        "distinct_bigrams": grams.distinct,
+        "overlap_within": overlap.within,
+        "overlap_across": overlap.across,
+    }
+    if any(actions):
+        action = first_actions(rows, episodes, tables, actions, reply_tokens)
+        is_counted = (jnp.array(actions) > 0)[episodes.environment]
+        batch, group = first_action_entropy(
+            episodes, action, is_counted, max(actions), groups
+        )
+        found["first_action_entropy"] = batch
+        found["first_action_entropy_in_group"] = group
+    return found
+
+
+# Spread ------------------------------------------------------------------------------
+
+
+def zero_spread(episodes: Episodes, groups: int) -> jax.Array:
+    """float32[], share of the groups whose episodes all earned the same task return.
+
+    Such a group has no advantage to learn from (RAGEN-2, arXiv:2604.06268, counts them
+    as zero-variance groups).
+    """
+    returns = rewards.returns(episodes)
+    std = group_statistics(returns, episodes.group, groups).std
+    return (std < ZERO_SPREAD).mean(dtype=jnp.float32)
+
+
+# Thoughts ----------------------------------------------------------------------------
+
+
+def reply_places(rows: Rows) -> jax.Array:
+    """int32[R, T], 0-based place of each reply token within its turn's reply; else -1.
+
+    Replies of two turns never touch: a message of the environment stands between them.
+    """
+    is_reply = rows.is_reply
+    count = jnp.cumsum(is_reply, axis=1, dtype=jnp.int32)
+    before = jnp.pad(is_reply[:, :-1], ((0, 0), (1, 0)))
+    start = jnp.where(is_reply & ~before, count - 1, 0)
+    place = count - 1 - jax.lax.cummax(start, axis=1)
+    return jnp.where(is_reply, place, -1)
+
+
+def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
+    """bool[R, T], reply tokens before the one in which the answer's text begins.
+
+    These are the `thought_tokens` first ones of a reply: the thought and the tags that
+    close it, which are the same in every reply of the right form.
+    """
+    episode, turn = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
+    place = reply_places(rows)
+    return (place >= 0) & (place < episodes.thought_tokens[episode, turn])
+
+
+def thought_hashes(
+    rows: Rows, episodes: Episodes, is_thought: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(uint32[B * K, 2] hashes of each turn's thought, bool[B * K] there is one).
+
+    A hash is the sum over the thought's tokens of a mixture of token and place: it
+    depends on their order, and needs no order of summation.
+    """
+    most = episodes.thought_tokens.shape[1]
+    place = jnp.maximum(reply_places(rows), 0)
+    owner = jnp.maximum(rows.episode, 0) * most + jnp.maximum(rows.turn, 0)
+    owner = jnp.where(is_thought, owner, 0).reshape(-1)
+    count = episodes.thought_tokens.size
+    halves = []
+    for seed in _SEEDS:
+        mixed = jnp.where(is_thought, _mix(rows.tokens, place, seed), 0)
+        halves.append(jax.ops.segment_sum(mixed.reshape(-1), owner, count))
+    is_any = is_thought.reshape(-1).astype(jnp.int32)
+    tokens = jax.ops.segment_sum(is_any, owner, count)
+    return jnp.stack(halves, axis=1), tokens > 0
+
+
+def repetition_of(hashes: jax.Array, is_counted: jax.Array) -> Repetition:
+    """Repetition among the counted texts.
+
+    Args:
+      hashes: uint32[N, 2], equal for equal texts.
+      is_counted: bool[N].
+    """
+    keys = (~is_counted, hashes[:, 0], hashes[:, 1])
+    unused, *halves = jax.lax.sort(keys, num_keys=3)
+    is_real = ~unused
+    begins = is_real & _differs(*halves)
+    run = jnp.cumsum(begins) - 1
+    sizes = jax.ops.segment_sum(is_real.astype(jnp.float32), run, run.shape[0])
+    texts = jnp.maximum(is_real.sum(), 1)
+    return Repetition(distinct=begins.sum() / texts, top_share=sizes.max() / texts)
+
+
+def gram_overlap(
+    rows: Rows, episodes: Episodes, is_counted: jax.Array, length: int
+) -> GramOverlap:
+    """Distinct n-grams, and how many of them other episodes have too.
+
+    `distinct` is distinct-n of Li et al. 2016, arXiv:1510.03055, over the whole batch.
+    `within` and `across` are n-gram precisions against all other episodes at once, as
+    in Self-BLEU (Zhu et al. 2018, arXiv:1802.01886), but of one n, without clipping of
+    counts or brevity penalty: one sort instead of a comparison of every pair.
+
+    Args:
+      rows, episodes: the record.
+      is_counted: bool[R, T], the tokens whose n-grams count; a gap ends an n-gram.
+      length: n; static.
+    """
+    tokens, whole = rows.tokens, is_counted
+    for step in range(1, length):
+        whole &= jnp.pad(is_counted[:, :-step], ((0, 0), (step, 0)))
+    halves = []
+    for seed in _SEEDS:
+        total = jnp.zeros(tokens.shape, jnp.uint32)
+        for step in range(length):
+            earlier = jnp.pad(tokens[:, : tokens.shape[1] - step], ((0, 0), (step, 0)))
+            total += _mix(earlier, jnp.full_like(earlier, step), seed)
+        halves.append(total)
+    episode = jnp.maximum(rows.episode, 0)
+    group = episodes.group[episode]
+    keys = [x.reshape(-1) for x in (~whole, *halves, group, episode)]
+    unused, first, second, group, episode = jax.lax.sort(tuple(keys), num_keys=5)
+    is_real = ~unused
+    begins = _differs(unused, first, second)
+    across = _varies(group, begins) & is_real
+    within = _varies(episode, _differs(unused, first, second, group)) & is_real
+    grams = jnp.maximum(is_real.sum(), 1)
+    return GramOverlap(
+        distinct=(begins & is_real).sum() / grams,
+        within=within.sum() / grams,
+        across=across.sum() / grams,
+    )
+
+
+def _mix(token: jax.Array, place: jax.Array, seed: int) -> jax.Array:
+    """uint32, a well-spread function of token and place."""
+    value = _scatter(
+        token.astype(jnp.uint32) * jnp.uint32(0xCC9E2D51) + jnp.uint32(seed)
+    )
+    return _scatter(value ^ (place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F)))
+
+
+def _scatter(value: jax.Array) -> jax.Array:
+    """uint32, one to one: the finalizer of Murmur3."""
+    value = (value ^ (value >> 16)) * jnp.uint32(0x85EBCA6B)
+    value = (value ^ (value >> 13)) * jnp.uint32(0xC2B2AE35)
+    return value ^ (value >> 16)
+
+
+def _differs(*sorted_keys: jax.Array) -> jax.Array:
+    """bool[N], whether an entry differs from the one before it; True for the first."""
+    differs = [key[1:] != key[:-1] for key in sorted_keys]
+    found = jnp.zeros(differs[0].shape, bool)
+    for one in differs:
+        found |= one
+    return jnp.pad(found, (1, 0), constant_values=True)
+
+
+def _varies(values: jax.Array, begins: jax.Array) -> jax.Array:
+    """bool[N], whether the values of an entry's run are not all the same.
+
+    Args:
+      values: int32[N].
+      begins: bool[N], True where a run begins; the first is.
+    """
+    run, count = jnp.cumsum(begins) - 1, begins.shape[0]
+    low = jax.ops.segment_min(values, run, count)
+    high = jax.ops.segment_max(values, run, count)
+    return (low != high)[run]
+
+
+# First actions -----------------------------------------------------------------------
+
+
+def first_actions(
+    rows: Rows,
+    episodes: Episodes,
+    tables: Sequence[ReplyTables],
+    actions: Sequence[int],
+    reply_tokens: int,
+) -> jax.Array:
+    """int32[B], the first action of each episode's first reply; NO_ACTION for none.
+
+    The sampled tokens are read again by the automaton that read them while sampling.
+
+    Args: as for `indicators`.
+    """
+    place, count = reply_places(rows), episodes.group.shape[0]
+    is_first = rows.is_reply & (rows.turn == 0)
+    episode = jnp.where(is_first, rows.episode, count)
+    replies = jnp.zeros((reply_tokens, count), jnp.int32)
+    replies = replies.at[jnp.maximum(place, 0), episode].set(rows.tokens, mode="drop")
+    lengths = episodes.reply_tokens[:, 0]
+    found = jnp.full(count, NO_ACTION, jnp.int32)
+    for index, table in enumerate(tables):
+        if actions[index]:
+            mine = _read_first(table, replies, lengths)
+            found = jnp.where(episodes.environment == index, mine, found)
+    return found
+
+
+def _read_first(
+    table: ReplyTables, replies: jax.Array, lengths: jax.Array
+) -> jax.Array:
+    """int32[B], the first action in each of int32[n, B] replies."""
+
+    def read(states, place_and_tokens):
+        place, tokens = place_and_tokens
+        read_token = jax.vmap(reply_parser.read_token, in_axes=(None, 0, 0))
+        after = read_token(table, states, tokens)
+
+        def choose(new, old):
+            is_real = (place < lengths).reshape(-1, *[1] * (new.ndim - 1))
+            return jnp.where(is_real, new, old)
+
+        return jax.tree.map(choose, after, states), None
+
+    start = reply_parser.start_reply(table, 1)
+    states = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (replies.shape[1], *x.shape)), start
+    )
+    states, _ = jax.lax.scan(read, states, (jnp.arange(replies.shape[0]), replies))
+    actions = jax.vmap(reply_parser.final_actions, in_axes=(None, 0))(table, states)
+    return actions[:, 0]
+
+
+def first_action_entropy(
+    episodes: Episodes,
+    action: jax.Array,
+    is_counted: jax.Array,
+    actions: int,
+    groups: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Entropy of the first actions, nats: (of the batch, mean within a group).
+
+    The first is the entropy of the counted episodes' first actions taken together, a
+    reply without an action being one more outcome; the second that of each group's
+    alone, weighted by its episodes. Both lie within 0 and log(actions + 1).
+
+    Args:
+      episodes: the B episodes.
+      action: int32[B], 0-based or NO_ACTION.
+      is_counted: bool[B].
+      actions: how many there are; static.
+      groups: P; static.
+    """
+    chex.assert_rank([action, is_counted], 1)
+    hot = jax.nn.one_hot(action + 1, actions + 1) * is_counted[:, None]
+    by_group = jax.ops.segment_sum(hot, episodes.group, groups)
+    members = by_group.sum(axis=1)
+    weighted = (members * _entropy(by_group)).sum()
+    return _entropy(hot.sum(axis=0)), weighted / jnp.maximum(members.sum(), 1)
+
+
+def _entropy(counts: jax.Array) -> jax.Array:
+    """float32[...], nats, of the distribution that counts float32[..., n] show."""
+    share = counts / jnp.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    return -jnp.where(
+        share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0
+    ).sum(axis=-1)

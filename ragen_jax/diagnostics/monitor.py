@@ -1,0 +1,213 @@
+"""Measurements of a run's own health, and the few episodes that it records."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax.diagnostics import episode_log, health, indicators, scored_batch
+from ragen_jax.diagnostics.agreement import thought_agreement
+from ragen_jax.diagnostics.episode_log import TokenNumbers
+from ragen_jax.evaluation import transcripts
+from ragen_jax.evaluation.transcripts import Reader
+from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.rollout.rollout import Rollout
+from ragen_jax.rollout.tasks import Task
+from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.utils.atomic_files import new_file
+
+ROLLBACKS = "rollbacks.json"  # in a workdir: what was returned from, and to
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitor:
+    """The programs of a run's instruments; each compiles at its first call."""
+
+    measure: Callable[..., dict[str, jax.Array]]  # (rows, episodes, tables)
+    score: Callable[..., scored_batch.ScoredBatch]  # see `make_scoring`
+    readers: tuple[Reader, ...]  # of each environment of a batch
+    labels: tuple[str, ...]
+
+
+def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
+    """Compiles nothing yet.
+
+    Args:
+      run: `training.run.Run`.
+      plan: of its update.
+    """
+    rollout = run.settings.rollout
+    actions = tuple(
+        0 if task.env.read_action else len(task.env.action_names) for task in run.tasks
+    )
+    measure = functools.partial(
+        indicators.indicators,
+        actions=actions,
+        groups=rollout.prompts,
+        reply_tokens=run.plan.reply_tokens,
+    )
+    return Monitor(
+        measure=jax.jit(measure),
+        score=scored_batch.make_scoring(plan, keep_all=False),
+        readers=readers_of(run, run.tasks),
+        labels=tuple(task.label for task in run.tasks),
+    )
+
+
+def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
+    """What reads the records of each environment as text."""
+    model = run.model
+    return tuple(
+        transcripts.make_reader(
+            model.tokenizer, task.env, task.dialogue, model.source.name
+        )
+        for task in tasks
+    )
+
+
+def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
+    """The `health/` metrics of a batch; {} where the settings want none."""
+    if not run.settings.health.indicators:
+        return {}
+    tables = tuple(tokens.replies for tokens in run.tokens)
+    found = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables))
+    values = {f"health/{name}": float(value) for name, value in found.items()}
+    if jax.process_count() == 1:  # Else none holds whole rows.
+        record = jax.device_get((rollout.rows, rollout.episodes))
+        agreement = thought_agreement(monitor.readers, *record)
+        if not math.isnan(agreement):
+            values["health/thought_answer_agreement"] = agreement
+    return values
+
+
+def record(
+    monitor: Monitor,
+    run: Any,
+    programs: Any,
+    state: TrainState,
+    rollout: Rollout,
+    workdir: Path,
+    iteration: int,
+) -> None:
+    """Adds some of an iteration's episodes to the log, where they are due.
+
+    Values, and the advantages that rest on them, are those of the critic as it is now,
+    after the update. Several processes record nothing: none holds whole rows.
+
+    Args:
+      monitor, run: of the run.
+      programs: `starpo.Programs`.
+      state: after the iteration.
+      rollout: of the iteration.
+      workdir: where the log is.
+      iteration: finished iterations.
+    """
+    chosen = run.settings.health
+    is_due = chosen.record_every > 0 and iteration % chosen.record_every == 0
+    if not is_due or jax.process_count() > 1:
+        return
+    scored = monitor.score(
+        state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
+    )
+    rows, episodes, kept, batch = jax.device_get(
+        (rollout.rows, rollout.episodes, scored.kept, scored.batch)
+    )
+    values = batch.old_values if run.settings.has_critic else None
+    found = episode_log.describe(
+        monitor.readers,
+        monitor.labels,
+        rows,
+        episodes,
+        episode_log.choose_episodes(
+            episodes.reward.sum(axis=1), episodes.group, chosen.record_episodes
+        ),
+        iteration=iteration,
+        phase="train",
+        numbers=TokenNumbers(kept.rows, batch.advantages, values),
+    )
+    episode_log.append(workdir, found)
+
+
+def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
+    """(label, first, rows, episodes) -> None: records the first test episodes.
+
+    The same levels before and after training, for `evaluator.evaluate`'s `on_batch`.
+
+    Args:
+      run: with `evaluated` environments.
+      workdir: where the log is.
+      phase: "before" or "after".
+      iteration: finished iterations of the policy that plays.
+    """
+    tasks = [task for task, _ in run.evaluated]
+    readers = dict(
+        zip([task.label for task in tasks], readers_of(run, tasks), strict=True)
+    )
+    count = run.settings.health.record_episodes
+
+    def on_batch(label: str, first: int, rows: Rows, episodes: Episodes) -> None:
+        is_off = run.settings.health.record_every == 0 or jax.process_count() > 1
+        if first or is_off:
+            return
+        found = episode_log.describe(
+            [readers[label]],
+            [label],
+            rows,
+            # Played alone, an environment is the only one of its batch.
+            episodes.replace(environment=np.zeros_like(episodes.environment)),
+            range(min(count, len(episodes.group))),
+            iteration=iteration,
+            phase=phase,
+        )
+        episode_log.append(workdir, found)
+
+    return on_batch
+
+
+# Rollbacks ---------------------------------------------------------------------------
+
+
+def policy(settings: Any) -> health.Policy:
+    """What the section `health` asks for."""
+    chosen = settings.health
+    return health.Policy(chosen.on_collapse, chosen.remedy, chosen.early_stops)
+
+
+def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
+    """What a run returned from, and to, in order; [] of one that never did."""
+    path = workdir / ROLLBACKS
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def note_rollback(workdir: Path, at: int, to: int, sentence: str) -> None:
+    """Adds one; written before the later checkpoints are deleted, so none is lost."""
+    found = [*read_rollbacks(workdir), {"from": at, "to": to, "why": sentence}]
+    path = workdir / ROLLBACKS
+    with new_file(path) as file:
+        file.write(json.dumps(found, indent=2) + "\n")
+
+
+def remedied_run(run: Any, rollbacks: int) -> Any:
+    """The run with the settings to continue with after so many rollbacks."""
+    if not rollbacks:
+        return run
+    settings = health.remedied(run.settings, policy(run.settings), rollbacks)
+    model = dataclasses.replace(run.model, settings=settings)
+    return dataclasses.replace(run, model=model)
+
+
+def next_remedy(run: Any, step: int) -> str:
+    """What another rollback, to iteration `step`, changes, in words.
+
+    Args:
+      run: with the settings in force now, earlier rollbacks' remedies among them.
+      step: of the checkpoint.
+    """
+    return health.remedy_sentence(run.settings, policy(run.settings), 1, step)

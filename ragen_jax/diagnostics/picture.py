@@ -1,0 +1,82 @@
+"""A picture of what the alarm watched in a run, and what it said when.
+
+  python -m ragen_jax.diagnostics.picture runs/bandit/metrics.jsonl bandit.png
+
+See docs/echo_trap.md.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from ragen_jax.diagnostics import alarm
+from ragen_jax.diagnostics.report.data import spans
+from ragen_jax.errors import UserError
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
+
+PANELS = {
+    "train/success": "success (share of episodes)",
+    "filter/reward_std": "in-group standard deviation",
+    "rollout/entropy": "entropy (nats a token)",
+    "update/actor_grad_norm": "gradient norm",
+    "rollout/valid_reply_rate": "valid replies (share)",
+    "health/distinct_thoughts": "different thoughts (share)",
+}
+COLORS = {alarm.WATCH: "#f2d16b", alarm.COLLAPSE: "#e58a7b"}
+
+
+def draw(records: Sequence[Mapping[str, Any]], path: str | Path) -> list[dict]:
+    """Writes the picture and returns what the alarm said: first, last, level, why.
+
+    Args:
+      records: of metrics.jsonl, of iterations that trained.
+      path: of the picture.
+    """
+    verdicts = alarm.replay(records)
+    iterations = [record["iteration"] for record in records]
+    levels = [verdict.level for verdict in verdicts]
+    found = spans(iterations, levels, [verdict.sentence for verdict in verdicts])
+    figure, axes = plt.subplots(2, 3, figsize=(11, 5), sharex=True)
+    for axis, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
+        axis.plot(iterations, [record.get(name) for record in records], linewidth=1)
+        for span in found:
+            color = COLORS[span["level"]]
+            axis.axvspan(
+                span["first"] - 0.5, span["last"] + 0.5, color=color, alpha=0.5
+            )
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel("iteration")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command line's: a metrics.jsonl, and where the picture goes."""
+    if len(arguments) != 2 or not Path(arguments[0]).is_file():
+        raise UserError(
+            "give the path of a run's metrics.jsonl, then that of the picture to write"
+        )
+    lines = Path(arguments[0]).read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    found = draw([r for r in records if "train/success" in r], arguments[1])
+    for span in found:
+        print(f"iterations {span['first']} to {span['last']}: {span['why']}")
+    if not found:
+        print("the alarm stayed silent")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,178 @@
+"""What the health report shows, gathered from the files of one or several runs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.diagnostics import alarm, episode_log
+from ragen_jax.errors import UserError
+from ragen_jax.reporting import metrics
+
+# (title, metric): what is drawn, in this order, where a run has it.
+CHARTS = (
+    ("Success, sampled", "train/success"),
+    ("Success, validation", "validation/success"),
+    ("Return with penalty", "train/return_with_penalty"),
+    ("Return std in a group", "filter/reward_std"),
+    ("Entropy of a reply token", "rollout/entropy"),
+    ("Length of a reply", "rollout/reply_tokens"),
+    ("Length of a thought", "rollout/thought_tokens"),
+    ("Gradient norm, actor", "update/actor_grad_norm"),
+    ("Valid replies", "rollout/valid_reply_rate"),
+    ("Groups without spread", "health/zero_spread_groups"),
+    ("Distinct thoughts", "health/distinct_thoughts"),
+    ("Most frequent thought", "health/top_thought_share"),
+    ("Distinct bigrams of thoughts", "health/distinct_bigrams"),
+    ("Overlap within groups", "health/overlap_within"),
+    ("Overlap across groups", "health/overlap_across"),
+    ("Entropy of the first action", "health/first_action_entropy"),
+    ("Thoughts that name the answer", "health/thought_answer_agreement"),
+    ("Clip fraction", "update/clip_fraction"),
+    ("Explained variance", "update/explained_variance"),
+)
+# Settings that runs of one experiment differ in.
+_SEED = "seed"
+
+
+def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
+    """Everything the page needs, as JSON can hold it.
+
+    Runs whose settings differ in the seed alone are one series, with a band.
+
+    Args:
+      workdirs: of the runs; the first is the report's own.
+
+    Raises:
+      UserError: if one of them holds no metrics of a run.
+    """
+    runs = [read_run(workdir) for workdir in workdirs]
+    series: list[dict[str, Any]] = []
+    for index, run in enumerate(runs):
+        own = {k: v for k, v in run["settings"].items() if k != _SEED}
+        for one in series:
+            if one["settings"] == own and own:
+                one["runs"].append(index)
+                break
+        else:
+            series.append({"settings": own, "runs": [index], "name": run["name"]})
+    known = {name for run in runs for record in run["records"] for name in record}
+    charts = [
+        {"title": title, "metric": name, "unit": _unit(name)}
+        for title, name in CHARTS
+        if name in known
+    ]
+    return {
+        "title": runs[0]["name"],
+        "charts": charts,
+        "runs": [_shown(run) for run in runs],
+        "series": [{"name": s["name"], "runs": s["runs"]} for s in series],
+        "differences": differences([run["settings"] for run in runs]),
+        "tests": [{"run": run["name"], **row} for run in runs for row in run["tests"]],
+        "episodes": [
+            {"run": index, **episode}
+            for index, run in enumerate(runs)
+            for episode in run["episodes"]
+        ],
+    }
+
+
+def read_run(workdir: Path) -> dict[str, Any]:
+    """One run's records, settings, test table and episodes.
+
+    Raises:
+      UserError: if there is no such folder, or no metrics in it.
+    """
+    records = metrics.read(workdir)
+    if not records:
+        raise UserError(
+            f"{workdir} holds no {metrics.FILE} with an iteration in it: give the"
+            " workdir of a run that has finished at least one"
+        )
+    return {
+        "name": workdir.resolve().name,
+        "records": records,
+        "settings": _flat(_read_json(workdir / "settings.json")),
+        "tests": _tests(_read_json(workdir / "test.json")),
+        "episodes": episode_log.read(workdir),
+    }
+
+
+def _shown(run: dict[str, Any]) -> dict[str, Any]:
+    """The columns that charts draw, and where the alarm rang."""
+    records = run["records"]
+    names = [name for _, name in CHARTS]
+    levels = [verdict.level for verdict in alarm.replay(records)]
+    sentences = [verdict.sentence for verdict in alarm.replay(records)]
+    return {
+        "name": run["name"],
+        "iterations": [record["iteration"] for record in records],
+        "values": {
+            name: [record.get(name) for record in records]
+            for name in names
+            if any(name in record for record in records)
+        },
+        "marks": spans([r["iteration"] for r in records], levels, sentences),
+    }
+
+
+def spans(
+    iterations: Sequence[int], levels: Sequence[str], sentences: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Runs of iterations of one level that is not healthy: first, last, level, why."""
+    found: list[dict[str, Any]] = []
+    before = alarm.HEALTHY
+    for iteration, level, sentence in zip(iterations, levels, sentences, strict=True):
+        if level != alarm.HEALTHY and level == before:
+            found[-1]["last"] = iteration
+        elif level != alarm.HEALTHY:
+            found.append(
+                {"first": iteration, "last": iteration, "level": level, "why": sentence}
+            )
+        before = level
+    return found
+
+
+def differences(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings in which runs differ: {"key", "values": one text a run}."""
+    keys = sorted({key for one in settings for key in one})
+    rows = []
+    for key in keys:
+        values = [json.dumps(one[key]) if key in one else "-" for one in settings]
+        if len(set(values)) > 1:
+            rows.append({"key": key, "values": values})
+    return rows
+
+
+def _tests(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of test.json: one for each environment."""
+    if not record:
+        return []
+    records = {"": record} if "before" in record else record
+    return [{"environment": label, **own} for label, own in records.items()]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; {} where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _unit(name: str) -> str:
+    try:
+        return metrics.describe(name).unit
+    except KeyError:
+        return "1"

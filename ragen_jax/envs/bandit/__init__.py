@@ -1,0 +1,1 @@
+"""Bandit: rules and demonstrations."""

@@ -1,0 +1,91 @@
+"""Imperfect demonstrations for Bandit: replies of a player that knows how names sound.
+
+The thought says of each arm how its name sounds, then what such an arm is good for;
+which of the two is picked is random, whatever pays. How a name sounds is
+what a large model knows from its reading, of the names of every split; so here it is
+taught for all of them, in random pairs. What sounds pay is left to experience.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.bandit import env as bandit
+from ragen_jax.envs.bandit.env import NAMES, Bandit
+from ragen_jax.envs.base import Environment
+
+_SOUNDS = (("steady", "bold"), ("safe", "risky"), ("careful", "daring"))
+_REASONS = (" Steady pays for sure.", " Bold may pay much.")
+_CLOSE, _END = 0, 1
+_FIXED = ("</think><answer>", "</answer>")
+_REASON = len(_FIXED)  # the first phrase of each kind, from here on
+_BARE = _REASON + len(_REASONS)
+_WEIGHED = _BARE + len(NAMES)
+_SOUND = _WEIGHED + len(NAMES)
+_SOUND_LAST = _SOUND + 2 * len(_SOUNDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrator:
+    """How the demonstrations choose."""
+
+    risky: float = 0.5  # share of replies that pick the high-risk arm
+
+
+def with_demonstrations(
+    env: Environment, settings: Bandit, player: Demonstrator, *, thinking: bool
+) -> Environment:
+    """`env` with `reply_phrases` and `demonstrate` filled in.
+
+    Args:
+      env: made from `settings`.
+      settings: of either direction; names sound the same in both.
+      player: how it chooses.
+      thinking: whether replies begin within `<think>`, else within `<answer>`.
+    """
+    del settings  # The state holds all that a reply needs.
+    sounds = [sound for pair in _SOUNDS for sound in pair]
+    return dataclasses.replace(
+        env,
+        reply_phrases=(
+            *_FIXED,
+            *_REASONS,
+            *NAMES,
+            *(f" {name}:" for name in NAMES),
+            *(f" {sound}," for sound in sounds),
+            *(f" {sound}." for sound in sounds),
+        ),
+        demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
+        reset=_reset_any,
+    )
+
+
+def _reset_any(key: jax.Array, split: int) -> bandit.State:
+    """Any name that sounds steady against any that sounds risky, whatever the split."""
+    del split
+    pair_key, order_key = jax.random.split(key)
+    pair = jax.random.randint(pair_key, (2,), 0, len(NAMES) // 2)
+    high = jax.random.bernoulli(order_key).astype(jnp.int32)
+    arms = 2 * pair + jnp.arange(2)  # the steady one first
+    arms = jnp.where(high == 1, arms, arms[::-1]).astype(jnp.int32)
+    return bandit.State(arms=arms, high=high, done=jnp.zeros((), bool))
+
+
+def _demonstrate(
+    key: jax.Array, state: bandit.State, player: Demonstrator, thinking: bool
+) -> jax.Array:
+    """int32[Md], one reply as phrase ids, without the end-of-turn token."""
+    choice_key, words_key = jax.random.split(key)
+    is_high = jax.random.bernoulli(choice_key, player.risky)
+    place = jnp.where(is_high, state.high, 1 - state.high)
+    chosen = state.arms[place]
+    answer = [_BARE + chosen, _END]
+    if thinking:
+        sounds_risky = state.arms % 2
+        words = 2 * jax.random.randint(words_key, (), 0, len(_SOUNDS)) + sounds_risky
+        weighed = [_WEIGHED + state.arms[0], _SOUND + words[0]]
+        weighed += [_WEIGHED + state.arms[1], _SOUND_LAST + words[1]]
+        answer = [*weighed, _REASON + chosen % 2, _CLOSE, *answer]
+    return jnp.stack([jnp.asarray(phrase, jnp.int32) for phrase in answer])

@@ -1,0 +1,1 @@
+"""Countdown: rules, puzzles, texts, expressions and solver."""

@@ -1,0 +1,298 @@
+"""The reading of Countdown answers: defined in plain Python, equalled on device.
+
+  answer     = sum, and perhaps "=" with a whole number, perhaps behind "-"
+  sum        = perhaps "-", then products with "+" or "-" between them
+  product    = factors with "*" or "/" between them
+  factor     = a whole number in digits, or a sum in parentheses
+
+evaluated from left to right, with ASCII white space anywhere but within a number. Other
+texts cannot be read. A text that can be read is refused if it uses a number that is not
+given or one too often, if a division by 0 or with a remainder comes up, if a result
+lies beyond LIMIT, or if the number behind "=" is not the sum's value.
+"""
+
+import collections
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.envs.base import NO_ACTION
+
+ANSWER_BYTES = 64
+LIMIT = 10**6  # on the absolute value of every result
+REFUSED, OTHER, TARGET = range(3)  # verdicts on answers that can be read
+
+
+class _UnreadableError(Exception):
+    """The text is no answer."""
+
+
+def read_text(
+    text: bytes, numbers: Sequence[int], target: int, use_all: bool = False
+) -> int:
+    """The verdict on a text.
+
+    Args:
+      text: any bytes.
+      numbers: those given, each to be used at most once; zeros only fill up.
+      target: what the value should be.
+      use_all: whether every number given must be used.
+
+    Returns:
+      REFUSED, OTHER (a legal answer of another value), TARGET, or NO_ACTION for a text
+      that cannot be read.
+    """
+    if len(text) > ANSWER_BYTES:
+        return NO_ACTION
+    tokens = collections.deque([*re.findall(rb"[0-9]+|\S", text), b""])
+    used: list[int] = []
+    try:
+        value = _read_sum(tokens, used)
+        claimed = _read_claim(tokens)
+    except _UnreadableError:
+        return NO_ACTION
+    given = collections.Counter(number for number in numbers if number)
+    is_used_well = not collections.Counter(used) - given
+    if use_all:
+        is_used_well &= len(used) == given.total()
+    if not is_used_well or value is None or claimed not in (None, value):
+        return REFUSED
+    return TARGET if value == target else OTHER
+
+
+def _read_sum(tokens: collections.deque[bytes], used: list[int]) -> int | None:
+    """Takes a sum off the tokens: its value, or None if it is refused."""
+    value: int | None = 0
+    operator = tokens.popleft() if tokens[0] == b"-" else b"+"
+    while True:
+        value = _apply(operator, value, _read_product(tokens, used))
+        if tokens[0] not in (b"+", b"-"):
+            return value
+        operator = tokens.popleft()
+
+
+def _read_product(tokens: collections.deque[bytes], used: list[int]) -> int | None:
+    value = _read_factor(tokens, used)
+    while tokens[0] in (b"*", b"/"):
+        value = _apply(tokens.popleft(), value, _read_factor(tokens, used))
+    return value
+
+
+def _read_factor(tokens: collections.deque[bytes], used: list[int]) -> int | None:
+    token = tokens.popleft()
+    if token.isdigit():
+        used.append(int(token))
+        return used[-1]
+    if token != b"(":
+        raise _UnreadableError
+    value = _read_sum(tokens, used)
+    if tokens.popleft() != b")":
+        raise _UnreadableError
+    return value
+
+
+def _read_claim(tokens: collections.deque[bytes]) -> int | None:
+    """Takes all that is left off the tokens: the number behind "=", or None."""
+    token, claimed = tokens.popleft(), None
+    if token == b"=":
+        sign = -1 if tokens[0] == b"-" else 1
+        digits = tokens[1 if sign < 0 else 0]
+        if not digits.isdigit():
+            raise _UnreadableError
+        claimed = sign * int(digits)
+        tokens.rotate(-2 if sign < 0 else -1)
+        token = tokens.popleft()
+    if token:
+        raise _UnreadableError
+    return claimed
+
+
+def _apply(operator: bytes, left: int | None, right: int | None) -> int | None:
+    """The result of one operation, or None if it is refused."""
+    if left is None or right is None:
+        return None
+    if operator == b"/":
+        if right == 0 or left % right:
+            return None
+        return left // right
+    result = {b"+": left + right, b"-": left - right, b"*": left * right}[operator]
+    return result if abs(result) <= LIMIT else None
+
+
+# On device: the same in one pass over the bytes. Each open parenthesis holds one frame,
+# the part of its sum that is already read: total + sign * (term * or / what comes).
+
+_DEPTH = ANSWER_BYTES // 2  # With more open parentheses some stay open.
+_START, _OPERAND, _OPERATOR = range(3)  # What may come next; "-" only at a start.
+_SPACES = tuple(b" \t\n\r\x0b\x0c")
+
+
+@struct.dataclass
+class _Frame:
+    total: jax.Array  # int32[], of the products before the current one
+    sign: jax.Array  # int32[], 1 or -1, of the current product
+    term: jax.Array  # int32[], the current product so far
+    divides: jax.Array  # bool[], whether the next factor divides it
+
+
+@struct.dataclass
+class _Reader:
+    """How far the text is read. Scalars unless a shape is given."""
+
+    frame: _Frame  # of the innermost open parenthesis
+    outer: _Frame  # leaves [_DEPTH], the frames around it
+    depth: jax.Array  # int32, open parentheses
+    number: jax.Array  # int32, the number within whose digits we are, else -1
+    expects: jax.Array  # int32, _START, _OPERAND or _OPERATOR
+    used: jax.Array  # bool[N], which given numbers are; True where none is given
+    claims: jax.Array  # bool, behind "="
+    value: jax.Array  # int32, what stands before "="
+    is_readable: jax.Array  # bool, so far
+    is_allowed: jax.Array  # bool, so far
+
+
+def read_bytes(
+    text: jax.Array,
+    length: jax.Array,
+    numbers: jax.Array,
+    target: jax.Array,
+    use_all: bool = False,
+) -> jax.Array:
+    """int32[], what `read_text` gives for the same text.
+
+    Args:
+      text: uint8[ANSWER_BYTES].
+      length: int32[], the bytes that count.
+      numbers: int32[N], each from 1 to LIMIT, or 0 where there is none.
+      target: int32[].
+      use_all: static; whether every number given must be used.
+    """
+    place = jnp.arange(ANSWER_BYTES)
+    padded = jnp.where(place < length, text.astype(jnp.int32), ord(" "))
+    reader, _ = jax.lax.scan(
+        lambda reader, byte: (_read_byte(reader, byte, numbers), None),
+        _new_reader(numbers),
+        padded,
+    )
+    reader = _end_number(reader, numbers, jnp.ones((), bool))
+    last, fits = _sum(reader.frame)
+    value = jnp.where(reader.claims, reader.value, last)
+    is_readable = (
+        reader.is_readable & (reader.expects == _OPERATOR) & (reader.depth == 0)
+    )
+    is_allowed = reader.is_allowed & fits & (value == last)
+    if use_all:
+        is_allowed &= reader.used.all()
+    verdict = jnp.where(value == target, TARGET, OTHER)
+    verdict = jnp.where(is_allowed, verdict, REFUSED)
+    return jnp.where(is_readable, verdict, NO_ACTION).astype(jnp.int32)
+
+
+def _new_frame() -> _Frame:
+    """0 + 1 * (1 * what comes)."""
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
+    return _Frame(total=zero, sign=one, term=one, divides=jnp.zeros((), bool))
+
+
+def _new_reader(numbers: jax.Array) -> _Reader:
+    frame, zero = _new_frame(), jnp.zeros((), jnp.int32)
+    return _Reader(
+        frame=frame,
+        outer=jax.tree.map(lambda leaf: jnp.full((_DEPTH,), leaf), frame),
+        depth=zero,
+        number=zero - 1,
+        expects=zero + _START,
+        used=numbers == 0,
+        claims=jnp.zeros((), bool),
+        value=zero,
+        is_readable=jnp.ones((), bool),
+        is_allowed=jnp.ones((), bool),
+    )
+
+
+def _read_byte(reader: _Reader, byte: jax.Array, numbers: jax.Array) -> _Reader:
+    """One byte further; a byte that may not stand here leaves only its mark."""
+    is_digit = (byte >= ord("0")) & (byte <= ord("9"))
+    reader = _end_number(reader, numbers, ~is_digit)
+    is_in_number, depth = reader.number >= 0, reader.depth
+    awaits_operator = reader.expects == _OPERATOR
+    in_sum = awaits_operator & ~reader.claims  # where an operator may stand
+    is_minus, is_slash = byte == ord("-"), byte == ord("/")
+    continues = is_digit & (is_in_number | ~awaits_operator)
+    negates = is_minus & (reader.expects == _START) & ~is_in_number
+    opens = (byte == ord("(")) & ~awaits_operator & ~reader.claims & (depth < _DEPTH)
+    closes = (byte == ord(")")) & awaits_operator & (depth > 0)
+    adds = (is_minus | (byte == ord("+"))) & in_sum
+    scales = (is_slash | (byte == ord("*"))) & in_sum
+    equates = (byte == ord("=")) & in_sum & (depth == 0)
+    is_space = (byte == jnp.array(_SPACES)).any()
+    is_known = continues | negates | opens | closes | adds | scales | equates | is_space
+
+    total, fits = _sum(reader.frame)
+    around = jax.tree.map(lambda leaf: leaf[jnp.maximum(depth - 1, 0)], reader.outer)
+    closed, is_exact = _scale(around, total)
+    # In order: fresh after "(", "=" and each sign; the outer one after ")".
+    frame = _choose(opens | equates | adds | negates, _new_frame(), reader.frame)
+    frame = frame.replace(
+        total=jnp.where(adds, total, frame.total),
+        sign=jnp.where((adds | negates) & is_minus, -1, frame.sign),
+        divides=jnp.where(scales, is_slash, frame.divides),
+    )
+    is_pushed = opens & (jnp.arange(_DEPTH) == depth)
+    digits = jnp.maximum(reader.number, 0) * 10 + byte - ord("0")
+    starts = opens | equates
+    expects = jnp.where(negates | adds | scales, _OPERAND, reader.expects)
+    return reader.replace(
+        frame=_choose(closes, closed, frame),
+        outer=_choose(is_pushed, reader.frame, reader.outer),
+        depth=depth + opens - closes,
+        number=jnp.where(continues, jnp.minimum(digits, LIMIT + 1), reader.number),
+        expects=jnp.where(starts, _START, expects),
+        claims=reader.claims | equates,
+        value=jnp.where(equates, total, reader.value),
+        is_readable=reader.is_readable & is_known,
+        is_allowed=reader.is_allowed
+        & (fits | ~(adds | closes | equates))
+        & (is_exact | ~closes),
+    )
+
+
+def _end_number(reader: _Reader, numbers: jax.Array, is_at_end: jax.Array) -> _Reader:
+    """Uses the number whose digits are over, if there is one."""
+    ends = is_at_end & (reader.number >= 0)
+    is_match = (numbers == reader.number) & ~reader.used
+    is_taken = is_match & (jnp.arange(len(numbers)) == jnp.argmax(is_match))
+    frame, is_exact = _scale(reader.frame, reader.number)
+    is_allowed = is_exact & (is_match.any() | reader.claims)
+    return reader.replace(
+        frame=_choose(ends, frame, reader.frame),
+        number=jnp.where(ends, -1, reader.number),
+        expects=jnp.where(ends, _OPERATOR, reader.expects),
+        used=reader.used | (is_taken & ends & ~reader.claims),
+        is_allowed=reader.is_allowed & (is_allowed | ~ends),
+    )
+
+
+def _sum(frame: _Frame) -> tuple[jax.Array, jax.Array]:
+    """The frame's sum, int32[], 0 beyond LIMIT; bool[], whether it is within."""
+    total = frame.total + frame.sign * frame.term
+    fits = jnp.abs(total) <= LIMIT
+    return jnp.where(fits, total, 0), fits
+
+
+def _scale(frame: _Frame, factor: jax.Array) -> tuple[_Frame, jax.Array]:
+    """The frame with one more factor, int32[]; bool[], whether that is allowed."""
+    divisor = jnp.where(factor == 0, 1, factor)
+    is_exact = (factor != 0) & (frame.term % divisor == 0)
+    # No product is made that could overflow: |term| <= LIMIT.
+    fits = jnp.abs(factor) <= LIMIT // jnp.maximum(jnp.abs(frame.term), 1)
+    is_allowed = jnp.where(frame.divides, is_exact, fits)
+    term = jnp.where(frame.divides, frame.term // divisor, frame.term * factor)
+    return frame.replace(term=jnp.where(is_allowed, term, 0)), is_allowed
+
+
+def _choose(condition: jax.Array, yes: _Frame, no: _Frame) -> _Frame:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

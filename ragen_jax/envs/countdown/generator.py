@@ -1,0 +1,82 @@
+"""Countdown puzzles of a split that have a solution, drawn on device."""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs import base
+from ragen_jax.envs.countdown.expression import LIMIT
+from ragen_jax.envs.countdown.types import Countdown, State
+
+
+def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
+    """A puzzle that has a solution and belongs to the split.
+
+    The split is decided by the numbers without their order, and the target. The target
+    is none of the numbers: at least one operation is needed.
+
+    Args:
+      key: decides the puzzle.
+      split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
+      settings: how many numbers, and how high.
+    """
+
+    def redraw(carry):
+        key, _, _, _ = carry
+        key, draw_key = jax.random.split(key)
+        numbers, target = random_puzzle(draw_key, settings)
+        content = base.content_hash(jnp.sort(numbers), target)
+        is_puzzle = (target >= 1) & (target <= settings.highest_target)
+        is_puzzle &= (numbers != target).all()
+        return key, numbers, target, is_puzzle & (base.split_of(content) == split)
+
+    start = (
+        key,
+        jnp.zeros((settings.max_numbers,), jnp.int32),
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+    )
+    # Ends: `check` lets pass only settings that more than 1 draw in 60 fits.
+    _, numbers, target, _ = jax.lax.while_loop(lambda carry: ~carry[3], redraw, start)
+    return State(
+        numbers=numbers,
+        target=target,
+        verdict=jnp.full((), base.NO_ACTION, jnp.int32),
+        is_paid=jnp.zeros((), bool),
+        done=jnp.zeros((), bool),
+    )
+
+
+def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.Array]:
+    """Random numbers, int32[N], and what a random expression of all makes, int32[].
+
+    Again and again two of the values at hand become one: their sum, their difference,
+    their product if it stays within LIMIT (else the sum) or their quotient if it is
+    whole (else the difference). The result may be unfit for a target.
+    """
+    most = settings.max_numbers
+    count_key, number_key, pair_key, operator_key = jax.random.split(key, 4)
+    count = jax.random.randint(count_key, (), settings.min_numbers, most + 1)
+    numbers = jax.random.randint(number_key, (most,), 1, settings.highest_number + 1)
+    place = jnp.arange(most)
+    numbers = jnp.where(place < count, numbers, 0)
+
+    def join(carry, drawn):
+        values, is_left = carry
+        order, operator = drawn
+        _, (one, two) = jax.lax.top_k(jnp.where(is_left, order, -1.0), 2)
+        high = jnp.maximum(values[one], values[two])
+        low = jnp.minimum(values[one], values[two])
+        divisor = jnp.maximum(low, 1)
+        is_whole = (low > 0) & (high % divisor == 0)
+        product = jnp.where(high <= LIMIT // divisor, high * low, high + low)
+        quotient = jnp.where(is_whole, high // divisor, high - low)
+        results = jnp.stack([high + low, high - low, product, quotient])
+        joins = is_left.sum() > 1
+        values = jnp.where(joins & (place == one), results[operator], values)
+        return (values, is_left & ~(joins & (place == two))), None
+
+    orders = jax.random.uniform(pair_key, (most - 1, most))
+    operators = jax.random.randint(operator_key, (most - 1,), 0, 4)
+    start = numbers, place < count
+    (values, is_left), _ = jax.lax.scan(join, start, (orders, operators))
+    return numbers, jnp.where(is_left, values, 0).sum()

@@ -1,0 +1,61 @@
+"""An expression that makes a Countdown target, searched on the host."""
+
+from ragen_jax.envs.countdown.expression import LIMIT
+from ragen_jax.envs.countdown.types import Countdown, State
+
+_SUM, _PRODUCT, _ATOM = range(3)  # kinds of texts, for parentheses
+
+
+def solution_text(state: State, settings: Countdown) -> str | None:
+    """An expression that makes the target, or None if there is none. Host side.
+
+    Args:
+      state: NumPy arrays or numbers.
+      settings: whether all numbers must be used.
+    """
+    terms = [(int(n), str(n), _ATOM) for n in state.numbers if n]
+    return _search(terms, int(state.target), settings.use_all, set())
+
+
+def _search(terms: list, target: int, use_all: bool, failed: set) -> str | None:
+    """Joins two terms in every way, then the rest; `failed` keeps what led nowhere.
+
+    Args:
+      terms: (value, text, _SUM, _PRODUCT or _ATOM) of each.
+      target: the value that one text should have.
+      use_all: whether that text must hold all terms.
+      failed: the tuples of values that were searched in vain; grows.
+    """
+    for value, text, _ in terms:
+        if value == target and (len(terms) == 1 or not use_all):
+            return text
+    values = tuple(sorted(value for value, _, _ in terms))
+    if values in failed:
+        return None
+    failed.add(values)
+    for one in range(len(terms)):
+        for two in range(one):
+            rest = [t for place, t in enumerate(terms) if place not in (one, two)]
+            for joined in _joins(*sorted((terms[one], terms[two]), reverse=True)):
+                if found := _search([*rest, joined], target, use_all, failed):
+                    return found
+    return None
+
+
+def _joins(high: tuple, low: tuple) -> list[tuple]:
+    """The terms that two others make; the first has the higher value, or the same."""
+    (a, _, _), (b, _, _) = high, low
+    made = [(a + b, " + ", _SUM), (a - b, " - ", _SUM), (a * b, " * ", _PRODUCT)]
+    if b and a % b == 0:
+        made.append((a // b, " / ", _PRODUCT))
+    return [
+        (value, _enclosed(high, kind) + operator + _enclosed(low, kind + 1), kind)
+        for value, operator, kind in made
+        if value <= LIMIT
+    ]
+
+
+def _enclosed(term: tuple, least: int) -> str:
+    """The term's text, in parentheses if it binds less than it has to."""
+    _, text, kind = term
+    return text if kind >= least else f"({text})"

@@ -1,0 +1,64 @@
+"""The settings and the state of Countdown."""
+
+import dataclasses
+
+import jax
+from flax import struct
+
+ACTION_NAMES = ("refused", "other value", "target")  # verdicts on an answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Countdown:
+    """Settings of one kind of puzzle."""
+
+    min_numbers: int = 3  # given in a puzzle
+    max_numbers: int = 4  # N
+    highest_number: int = 99  # Numbers are from 1 to this, each equally likely.
+    highest_target: int = 999
+    use_all: bool = False  # Refuses answers that leave a number over.
+    # Of the reward 1, for a first legal answer of another value; RAGEN's format score.
+    partial_reward: float = 0.1
+
+
+@struct.dataclass
+class State:
+    """One puzzle and what the last answer came to."""
+
+    numbers: jax.Array  # int32[N], 0 behind the last
+    target: jax.Array  # int32[]
+    verdict: jax.Array  # int32[], the last action, or base.NO_ACTION before the first
+    is_paid: jax.Array  # bool[], whether the partial reward has been paid
+    done: jax.Array  # bool[], True once the target was made
+
+
+def check(settings: Countdown) -> None:
+    """Raises ValueError, in one sentence, unless puzzles can be made and shown."""
+    fewest, most = settings.min_numbers, settings.max_numbers
+    if fewest not in range(2, 7):
+        raise ValueError(
+            f"countdown.min_numbers = {fewest} is not possible: choose a whole number"
+            " from 2 to 6"
+        )
+    if most not in range(fewest, 7):
+        raise ValueError(
+            f"countdown.max_numbers = {most} is not possible: choose a whole number"
+            f" from countdown.min_numbers = {fewest} to 6"
+        )
+    if settings.highest_number not in range(10, 1000):
+        raise ValueError(
+            f"countdown.highest_number = {settings.highest_number} is not possible:"
+            " choose a whole number from 10 to 999"
+        )
+    # With lower targets too few random expressions would come out as one.
+    if settings.highest_target not in range(settings.highest_number, 10_000):
+        raise ValueError(
+            f"countdown.highest_target = {settings.highest_target} is not possible:"
+            " choose a whole number from countdown.highest_number ="
+            f" {settings.highest_number} to 9999"
+        )
+    if not 0 <= settings.partial_reward < 1:
+        raise ValueError(
+            f"countdown.partial_reward = {settings.partial_reward} is no part of the"
+            " reward 1: choose at least 0 and less than 1"
+        )

@@ -1,0 +1,1 @@
+"""FrozenLake: rules, levels, texts, pictures, planning and demonstrations."""

@@ -1,0 +1,128 @@
+"""Imperfect demonstrations for FrozenLake: replies of a player that reads boards well.
+
+The thought names where the player and the goal are, then walks the plan: each action
+with the tile it should lead to. Plans are sensible but not good: some ignore the holes,
+some actions are random, the length takes no account of the slippery ice, and a share of
+them never looks for the goal and wanders.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.envs.frozen_lake import planning
+from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE
+from ragen_jax.envs.frozen_lake.types import FrozenLake, State
+
+_AT, _GOAL_AT, _COLON, _COMMA, _FULL_STOP, _CLOSE, _END = range(7)
+_FIXED = (" At", ", goal", ":", ",", ".", "</think><answer>", "</answer>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrator:
+    """How far from good the demonstrations are."""
+
+    ignore_holes: float = 0.5  # share of plans that walk straight through holes
+    random_plan: float = 0.0  # share of plans that do not look for the goal: all random
+    noise: float = 0.1  # share of actions drawn at random in the other plans
+    longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
+
+
+def with_demonstrations(
+    env: Environment, settings: FrozenLake, player: Demonstrator, *, thinking: bool
+) -> Environment:
+    """`env` with `reply_phrases` and `demonstrate` filled in."""
+    size = settings.size
+    coordinates = tuple(f" ({r}, {c})" for r in range(size) for c in range(size))
+    names = env.action_names
+    spaced = tuple(f" {name}" for name in names)
+    more = tuple(f" || {name}" for name in names)
+    return dataclasses.replace(
+        env,
+        reply_phrases=_FIXED + coordinates + spaced + names + more,
+        demonstrate=functools.partial(
+            _demonstrate, settings=settings, player=player, thinking=thinking
+        ),
+    )
+
+
+def _demonstrate(
+    key: jax.Array,
+    state: State,
+    settings: FrozenLake,
+    player: Demonstrator,
+    thinking: bool,
+) -> jax.Array:
+    """int32[Md], one reply as phrase ids, without the end-of-turn token."""
+    actions, tiles, random_plan = plan(key, state, player)
+    size, names = settings.size, 4
+    coordinate = len(_FIXED)
+    spaced = coordinate + size * size
+    first, more = spaced + names, spaced + 2 * names
+    goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
+    taken = actions >= 0
+    is_first = jnp.arange(player.longest) == 0
+    answer = jnp.where(taken, jnp.where(is_first, first, more) + actions, NO_PHRASE)
+    if not thinking:
+        return jnp.concatenate([answer, jnp.array([_END])]).astype(jnp.int32)
+    player_at = state.player[0] * size + state.player[1]
+    seen = [jnp.where(random_plan, NO_PHRASE, x) for x in (_GOAL_AT, coordinate + goal)]
+    head = [_AT, coordinate + player_at, *seen, _COLON]
+    comma = jnp.where(is_first, NO_PHRASE, _COMMA)
+    walk = jnp.stack([comma, spaced + actions, coordinate + tiles], axis=1)
+    walk = jnp.where(taken[:, None], walk, NO_PHRASE).reshape(-1)
+    tail = jnp.array([_FULL_STOP, _CLOSE])
+    parts = [jnp.stack(head), walk, tail, answer, jnp.array([_END])]
+    return jnp.concatenate(parts).astype(jnp.int32)
+
+
+def plan(
+    key: jax.Array, state: State, player: Demonstrator
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A plan of at least one action.
+
+    Args:
+      key: consumed.
+      state: not over.
+      player: how imperfect the plan is.
+
+    Returns:
+      int32[longest] actions and int32[longest] the tiles (row * S + column) that they
+      should lead to on firm ice; -1 behind the end of the plan. bool[], whether the
+      goal was not looked for.
+    """
+    size = state.tiles.shape[0]
+    ignore_holes_key, random_plan_key, length_key, key = jax.random.split(key, 4)
+    random_plan = jax.random.bernoulli(random_plan_key, player.random_plan)
+    noise = jnp.where(random_plan, 1.0, player.noise)
+    ignore_holes = jax.random.bernoulli(ignore_holes_key, player.ignore_holes)
+    length = jax.random.randint(length_key, (), 1, player.longest + 1)
+    flat_goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
+    goal = jnp.stack([flat_goal // size, flat_goal % size])
+    passable = ignore_holes | (state.tiles != HOLE)
+    distance = planning.distances(passable, goal)
+    moves = jnp.array([(0, -1), (1, 0), (0, 1), (-1, 0)])  # left, down, right, up
+
+    def one(carry, key):
+        at, over, step = carry
+        choice_key, noise_key, random_key = jax.random.split(key, 3)
+        ahead = jnp.clip(at[None] + moves, 0, size - 1)
+        steps = distance[ahead[:, 0], ahead[:, 1]]
+        # The nearest tile ahead; among equally near ones each is equally likely.
+        tie = jax.random.uniform(choice_key, (4,))
+        best = jnp.argmin(steps + tie)
+        random = jax.random.randint(random_key, (), 0, 4)
+        is_random = jax.random.bernoulli(noise_key, noise)
+        action = jnp.where(is_random, random, best)
+        tile = ahead[action]
+        now_over = over | (step >= length)
+        written = jnp.where(now_over, -1, jnp.stack([action, tile[0] * size + tile[1]]))
+        over = now_over | (state.tiles[tile[0], tile[1]] == GOAL)
+        return (jnp.where(now_over, at, tile), over, step + 1), written
+
+    start = (state.player, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    _, written = jax.lax.scan(one, start, jax.random.split(key, player.longest))
+    return written[:, 0], written[:, 1], random_plan

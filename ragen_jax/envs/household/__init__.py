@@ -1,0 +1,1 @@
+"""Household: find things in a house, clean, heat or cool them, put them in place."""

@@ -1,0 +1,123 @@
+"""A player who knows where everything is, for solutions of the household's tasks."""
+
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.envs.household import commands
+from ragen_jax.envs.household.commands import (
+    CLEAN_IT,
+    COOL_IT,
+    GO,
+    HEAT_IT,
+    OPEN,
+    PLACE,
+    TAKE,
+    USE,
+)
+from ragen_jax.envs.household.house import (
+    CLEAN,
+    COLD,
+    COOL,
+    COUNTER,
+    DESK,
+    FRIDGE,
+    HEAT,
+    HOT,
+    KIND_OF,
+    LOOK,
+    MICROWAVE,
+    RECEPTACLES,
+    SINK,
+    TWO,
+)
+
+_HELD = len(RECEPTACLES)
+# Task -> where an object is treated, and how.
+_TREATMENTS = {
+    CLEAN: (SINK, CLEAN_IT),
+    HEAT: (MICROWAVE, HEAT_IT),
+    COOL: (FRIDGE, COOL_IT),
+}
+
+
+class _Walk:
+    """The person's way through a copy of the house; `actions` grows."""
+
+    def __init__(self, state: Any):
+        verb, which = commands.verbs_of(len(state.types))
+        pairs = zip(verb.tolist(), which.tolist(), strict=True)
+        self.number = {pair: action for action, pair in enumerate(pairs)}
+        self.place = np.array(state.place)
+        self.is_open = np.array(state.is_open)
+        self.at = int(state.at)
+        self.actions: list[int] = []
+
+    def do(self, verb: int, which: int) -> None:
+        self.actions.append(self.number[verb, which])
+
+    def go(self, where: int, *, opens: bool = True) -> None:
+        """Goes there, unless the person is there, and opens what is closed."""
+        if self.at != where:
+            self.do(GO, where)
+            self.at = where
+        if opens and not self.is_open[where]:
+            self.do(OPEN, where)
+            self.is_open[where] = True
+
+    def put(self, one: int, where: int) -> None:
+        self.go(where)
+        self.do(PLACE, one)
+        self.place[one] = where
+
+    def take(self, one: int) -> None:
+        """Takes an object, after putting down what is carried."""
+        if self.place[one] == _HELD:
+            return
+        for other in np.flatnonzero(self.place == _HELD):
+            self.put(int(other), self.at if self.at >= 0 else COUNTER)
+        self.go(int(self.place[one]))
+        self.do(TAKE, one)
+        self.place[one] = _HELD
+
+
+def plan(state: Any) -> tuple[int, ...]:
+    """Actions that solve the task from any state; empty once it is solved."""
+    if bool(state.done):
+        return ()
+    walk, task = _Walk(state), int(state.task)
+    is_target = np.asarray(KIND_OF) == int(state.target)
+    wanted = np.flatnonzero(np.asarray(state.types) == int(state.wanted)).tolist()
+    # What is carried comes first.
+    wanted.sort(key=lambda one: walk.place[one] != _HELD)
+    if task == LOOK:
+        walk.take(wanted[0])
+        walk.go(DESK, opens=False)
+        walk.do(USE, 0)
+        return tuple(walk.actions)
+    goal = int(np.flatnonzero(is_target)[0])
+
+    def is_put(one: int) -> bool:
+        return walk.place[one] < _HELD and bool(is_target[walk.place[one]])
+
+    missing = [one for one in wanted if not is_put(one)]
+    if task == TWO:
+        for one in missing[: 2 - sum(is_put(one) for one in wanted)]:
+            walk.take(one)
+            walk.put(one, goal)
+        return tuple(walk.actions)
+    one = (missing or wanted)[0]
+    walk.take(one)
+    if task in _TREATMENTS and not _is_treated(state, task, one):
+        where, verb = _TREATMENTS[task]
+        walk.go(where, opens=False)
+        walk.do(verb, one)
+    walk.put(one, goal)
+    return tuple(walk.actions)
+
+
+def _is_treated(state: Any, task: int, one: int) -> bool:
+    """Whether the object is as the task wants it."""
+    if task == CLEAN:
+        return bool(state.is_clean[one])
+    return int(state.warmth[one]) == {HEAT: HOT, COOL: COLD}[task]

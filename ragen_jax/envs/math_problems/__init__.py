@@ -1,0 +1,1 @@
+"""Math: word problems by a grammar, with exact answers and several attempts."""

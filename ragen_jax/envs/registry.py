@@ -1,0 +1,185 @@
+"""Environments by name: those that are built in, and files of one's own."""
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.envs.base import Environment, check_environment
+from ragen_jax.errors import SettingsError
+from ragen_jax.settings import env_settings, nearest
+from ragen_jax.utils import user_modules
+
+Maker = Callable[[Any], Environment]  # takes the environment's own frozen settings
+
+# Name -> module and class of settings; a module is imported when its environment is
+# asked for. Each has a function `make`.
+_BUILT_IN = {
+    "frozen_lake": ("frozen_lake.env", "FrozenLake"),
+    "bandit": ("bandit.env", "Bandit"),
+    "countdown": ("countdown.env", "Countdown"),
+    "sokoban": ("sokoban.env", "Sokoban"),
+    "sudoku": ("sudoku.env", "Sudoku"),
+    "2048": ("game_2048", "Game2048"),
+    "rubik": ("rubik.env", "Rubik"),
+    "webshop": ("webshop.env", "WebShop"),
+    "math": ("math_problems.env", "Math"),
+    "household": ("household.env", "Household"),
+    "search_qa": ("search_qa.env", "SearchQA"),
+}
+NAMES = tuple(_BUILT_IN)
+_TYPES = (int, float, bool, str)
+
+
+def make(
+    name: str, options: Iterable[tuple[str, Any]], section: str = "env."
+) -> Environment:
+    """An environment with its own settings read and checked.
+
+    Args:
+      name: for `lookup`.
+      options: pairs of the environment's keys and values; its defaults hold for the
+        others.
+      section: where they stand in the config, with a dot at its end; for messages.
+
+    Raises:
+      SettingsError: in one sentence, for a name, key or value that cannot be used.
+    """
+    settings, maker = lookup(name)
+    chosen = env_settings(options, settings, section)
+    try:
+        env = maker(chosen)
+        if isinstance(env, Environment):
+            check_environment(env)
+            return env
+    except ValueError as error:
+        # An environment names its settings after itself, a config after the section.
+        own = f"{Path(name).stem}."
+        raise SettingsError(str(error).replace(own, section)) from error
+    raise SettingsError(
+        f"env.name = {name!r}: its function make returns {type(env).__name__}: let"
+        " it return a ragen_jax.envs.base.Environment"
+    )
+
+
+def lookup(name: str) -> tuple[type, Maker]:
+    """The settings' class and the maker of an environment.
+
+    Args:
+      name: one of NAMES, or the path of a Python file ("my_env.py") that defines a
+        frozen dataclass `Settings` and a function `make(settings) -> Environment`.
+
+    Raises:
+      SettingsError: if there is no such environment or the file defines none.
+    """
+    if user_modules.is_path(name):
+        return _from_file(name)
+    if name not in _BUILT_IN:
+        raise SettingsError(
+            f"env.name = {name!r} is no environment, and a file of yours would end in"
+            f" .py: {nearest(name, NAMES)}"
+        )
+    module_name, settings = _BUILT_IN[name]
+    module = importlib.import_module(f"ragen_jax.envs.{module_name}")
+    return getattr(module, settings), module.make
+
+
+def parse_options(name: str, texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """An environment's settings from texts KEY=VALUE, for `make`.
+
+    Args:
+      name: for `lookup`.
+      texts: a value is read by its field's type; texts in a tuple lie between commas.
+
+    Raises:
+      SettingsError: if there is no such environment, or a text has another form.
+    """
+    kinds = {field.name: field.type for field in dataclasses.fields(lookup(name)[0])}
+    options = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise SettingsError(f"{text!r} sets nothing: write KEY=VALUE, as in size=4")
+        options[key] = _parse(value, kinds.get(key, str))
+    return tuple(sorted(options.items()))
+
+
+def option_meanings(name: str, section: str) -> dict[str, str]:
+    """The comments beside an environment's settings, by their key; for --help.
+
+    Args:
+      name: for `lookup`; there are none for a name that it refuses, such as "mix".
+      section: put before each key, with a dot at its end.
+    """
+    try:
+        lines = inspect.getsource(lookup(name)[0]).splitlines()
+    except (SettingsError, OSError):
+        return {}
+    meanings, above = {}, []
+    for line in map(str.strip, lines):
+        if line.startswith("#"):
+            above.append(line.removeprefix("#").strip())
+            continue
+        if match := re.fullmatch(r"(\w+): [^#]*?(?:# (.*))?", line):
+            beside = [match[2]] if match[2] else []
+            if above + beside:
+                meanings[section + match[1]] = " ".join(above + beside)
+        above = []
+    return meanings
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value that a text means for a field of the type; itself if it means none."""
+    if typing.get_origin(kind) is tuple:
+        return tuple(text.split(","))
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        for number in (int, float):
+            with contextlib.suppress(ValueError):
+                return number(text)
+    return text
+
+
+def _from_file(name: str) -> tuple[type, Maker]:
+    others = f", or one of {', '.join(NAMES)}"
+    module = user_modules.load(name, "env.name", others)
+    settings, maker = (getattr(module, part, None) for part in ("Settings", "make"))
+    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
+        raise SettingsError(
+            f"env.name = {name!r} defines no Settings: add a frozen dataclass of that"
+            " name, as docs/environments.md shows"
+        )
+    if not callable(maker):
+        raise SettingsError(
+            f"env.name = {name!r} has no function make: add make(settings), which"
+            " returns a ragen_jax.envs.base.Environment, as docs/environments.md shows"
+        )
+    _check_settings(settings, name)
+    return settings, maker
+
+
+def _check_settings(settings: type, name: str) -> None:
+    """Raises SettingsError unless a config can hold every field, or leave it out."""
+    if not settings.__dataclass_params__.frozen:
+        raise SettingsError(
+            f"env.name = {name!r}: Settings can be changed: write"
+            " @dataclasses.dataclass(frozen=True) above it"
+        )
+    for field in dataclasses.fields(settings):
+        is_texts = typing.get_origin(field.type) is tuple
+        if field.type not in _TYPES and not is_texts:
+            raise SettingsError(
+                f"env.name = {name!r}: Settings.{field.name} is a {field.type}, which"
+                " a config cannot hold: choose int, float, bool, str or"
+                " tuple[str, ...], not as a text"
+            )
+        if field.default is dataclasses.MISSING:
+            raise SettingsError(
+                f"env.name = {name!r}: Settings.{field.name} has no default: add one"
+            )

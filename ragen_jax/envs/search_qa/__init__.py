@@ -1,0 +1,1 @@
+"""SearchQA: questions whose answers are found by searching a generated encyclopedia."""

@@ -1,0 +1,1 @@
+"""Sokoban: rules, levels, texts, pictures, solver and demonstrations."""

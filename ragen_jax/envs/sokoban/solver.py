@@ -1,0 +1,81 @@
+"""Shortest solutions of Sokoban levels, breadth first, on the host."""
+
+import collections
+
+import numpy as np
+
+from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
+
+
+def shortest_solution(
+    tiles: np.ndarray, boxes: np.ndarray, player: np.ndarray
+) -> tuple[int, ...] | None:
+    """Fewest actions that bring every box onto a target.
+
+    Args:
+      tiles: int32[S, S], each FLOOR, WALL or TARGET; the border is wall.
+      boxes: bool[S, S], where the boxes are.
+      player: int32[2], (row, column).
+
+    Returns:
+      Indices into `texts.ACTION_NAMES`; () where no box is off a target; None where
+      the level cannot be solved.
+    """
+    flat, size = np.asarray(tiles).reshape(-1), len(tiles)
+    is_wall = (flat == WALL).tolist()
+    steps = [int(row) * size + int(column) for row, column in MOVES]
+    targets = frozenset(np.flatnonzero(flat == TARGET).tolist())
+    dead = _dead_cells(is_wall, targets, steps)
+    row, column = (int(i) for i in player)
+    start = (row * size + column, frozenset(np.flatnonzero(boxes).tolist()))
+    if start[1] <= targets:
+        return ()
+    came_from = {start: (start, -1)}
+    queue = collections.deque([start])
+    while queue:
+        at, stand = here = queue.popleft()
+        for action, step in enumerate(steps):
+            ahead, now = at + step, stand
+            if is_wall[ahead]:
+                continue
+            if ahead in stand:
+                beyond = ahead + step
+                if is_wall[beyond] or beyond in stand or dead[beyond]:
+                    continue
+                now = stand - {ahead} | {beyond}
+            there = (ahead, now)
+            if there in came_from:
+                continue
+            came_from[there] = (here, action)
+            if now is not stand and now <= targets:
+                return _actions(came_from, start, there)
+            queue.append(there)
+    return None
+
+
+def _dead_cells(
+    is_wall: list[bool], targets: frozenset[int], steps: list[int]
+) -> list[bool]:
+    """Cells from which a box, alone, reaches no target: pulls from targets miss them.
+
+    A box is pulled from a cell to the next if the player fits behind it there.
+    """
+    dead = [True] * len(is_wall)
+    queue = list(targets)
+    for cell in queue:
+        dead[cell] = False
+        for step in steps:
+            pulled = cell + step
+            # Two steps from an inner cell may leave the board: the wall comes first.
+            if dead[pulled] and not (is_wall[pulled] or is_wall[pulled + step]):
+                dead[pulled] = False
+                queue.append(pulled)
+    return dead
+
+
+def _actions(came_from: dict, start, state) -> tuple[int, ...]:
+    actions = []
+    while state != start:
+        state, action = came_from[state]
+        actions.append(action)
+    return tuple(reversed(actions))

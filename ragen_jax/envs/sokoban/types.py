@@ -1,0 +1,74 @@
+"""The settings and the state of Sokoban."""
+
+import dataclasses
+
+import jax
+from flax import struct
+
+OBSERVATIONS = ("grid", "coordinates", "both")
+MEANINGS = (
+    "wall",
+    "floor",
+    "target",
+    "box",
+    "box on target",
+    "you",
+    "you on target",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sokoban:
+    """Settings of one kind of room."""
+
+    size: int = 6  # S, rows and columns, the border of walls included
+    boxes: int = 1  # and as many targets
+    search_depth: int = 100  # moves of reverse play for each box: more, harder levels
+    observation: str = "grid"  # one of OBSERVATIONS
+    # Wall, floor, target, box, box on target, player, player on target.
+    symbols: tuple[str, ...] = ("#", "_", "O", "X", "√", "P", "S")
+
+
+@struct.dataclass
+class State:
+    """One room and where boxes and player are."""
+
+    tiles: jax.Array  # int32[S, S], each FLOOR, WALL or TARGET; the border is wall
+    boxes: jax.Array  # bool[S, S], as many as targets, none of them on a wall
+    player: jax.Array  # int32[2], (row, column)
+    done: jax.Array  # bool[], True once every box is on a target
+
+
+def check(settings: Sokoban) -> None:
+    """Raises ValueError, in one sentence, unless rooms can be made and shown."""
+    size, boxes = settings.size, settings.boxes
+    if size not in range(5, 11):
+        raise ValueError(
+            f"sokoban.size = {size} is not possible: choose a whole number from 5 to 10"
+        )
+    # A room with more boxes is too rarely one in which each of them can be moved.
+    most = min(4, size - 4)
+    if boxes not in range(1, most + 1):
+        raise ValueError(
+            f"sokoban.boxes = {boxes} is not possible with sokoban.size = {size}:"
+            f" choose a whole number from 1 to {most}"
+        )
+    # With several boxes a short play rarely moves each of them off its target.
+    least = 1 if boxes == 1 else 30
+    if settings.search_depth not in range(least, 10_001):
+        raise ValueError(
+            f"sokoban.search_depth = {settings.search_depth} is not possible with"
+            f" sokoban.boxes = {boxes}: choose a whole number from {least} to 10000"
+        )
+    if settings.observation not in OBSERVATIONS:
+        raise ValueError(
+            f"sokoban.observation = {settings.observation!r} is unknown: choose one of"
+            f" {', '.join(OBSERVATIONS)}"
+        )
+    symbols = settings.symbols
+    is_usable = len(set(symbols)) == len(symbols) == len(MEANINGS)
+    if not is_usable or any(len(symbol.split()) != 1 for symbol in symbols):
+        raise ValueError(
+            f"sokoban.symbols = {symbols} must be {len(MEANINGS)} different texts"
+            f" without white space, for {', '.join(MEANINGS)}"
+        )

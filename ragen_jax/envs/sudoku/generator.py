@@ -1,0 +1,199 @@
+"""Sudoku puzzles with one solution, drawn inside jit in bounded time.
+
+A full grid is dug out as long as plain reasoning fills it in again; a random symmetry
+of Sudoku then makes it a puzzle that belongs to the wanted split.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ragen_jax.envs import base
+
+# Full grids to begin with, none a symmetry of another. The two of 4 x 4 lead to all 288
+# grids there are. Of 9 x 9 the first has the shifted rows that RAGEN always begins with
+# (ragen/env/sudoku/env.py), the others were found by random backtracking.
+_GRIDS = {
+    4: ("1234341221434321", "1234341223414123"),
+    9: (
+        "123456789456789123789123456234567891567891234891234567345678912678912345912345678",
+        "872593146346821759195476283289165437613742598457389612521937864738654921964218375",
+        "452639871361578429879241563697382154584716392123495687736824915948157236215963748",
+        "341685792569172834287934516675819423938247651412563978196358247824791365753426189",
+        "683147529159632784427589361542396817791854632368271945276918453915463278834725196",
+        "813256749627948153594371286359814672246793815781562934172439568935687421468125397",
+        "493785621628931745571264839154673982782149356369528417816357294947812563235496178",
+        "315248967697531284284679351748123695153496728926857413531762849469385172872914536",
+    ),
+}
+_SYMMETRIES = 256  # tried on a dug grid before another is dug
+
+
+@struct.dataclass
+class Puzzle:
+    """A solution, and the part of it that is given. n is the grid's side."""
+
+    solution: jax.Array  # int32[n, n], 1..n
+    given: jax.Array  # bool[n, n], whose solution is shown
+
+
+def draw(key: jax.Array, split: jax.Array, size: int, clues: int) -> Puzzle:
+    """Draws a puzzle with one solution that belongs to the split.
+
+    Args:
+      key: decides the puzzle.
+      split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
+      size: n, 4 or 9; static.
+      clues: numbers given at least; more where digging stops before.
+    """
+
+    def dig_another(carry):
+        key, _, _ = carry
+        key, dig_key, vary_key = jax.random.split(key, 3)
+        dug = dig(dig_key, size, clues)
+
+        def vary_another(carry):
+            key, _, _, tries = carry
+            key, draw_key = jax.random.split(key)
+            puzzle = vary(draw_key, dug)
+            content = base.content_hash(shown(puzzle))
+            return key, puzzle, base.split_of(content) == split, tries + 1
+
+        start = (vary_key, dug, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+        _, puzzle, is_fit, _ = jax.lax.while_loop(
+            lambda carry: ~carry[2] & (carry[3] < _SYMMETRIES), vary_another, start
+        )
+        return key, puzzle, is_fit
+
+    nothing = Puzzle(
+        solution=jnp.zeros((size, size), jnp.int32),
+        given=jnp.zeros((size, size), bool),
+    )
+    # Ends, and nearly always at once: 1 in 8 symmetries is of a given split.
+    start = (key, nothing, jnp.zeros((), bool))
+    return jax.lax.while_loop(lambda carry: ~carry[2], dig_another, start)[1]
+
+
+def shown(puzzle: Puzzle) -> jax.Array:
+    """int32[n, n], the numbers given; 0 elsewhere."""
+    return jnp.where(puzzle.given, puzzle.solution, 0)
+
+
+def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
+    """Takes numbers from one of `_GRIDS`, in random order, while singles find them.
+
+    A number goes if singles lead back to it from those that stay. So they always lead
+    to the whole solution, which is thus the only one.
+
+    Args:
+      key: decides the grid and the order.
+      size: n, 4 or 9; static.
+      clues: numbers that stay at least.
+    """
+    grids = np.array([list(map(int, text)) for text in _GRIDS[size]], np.int32)
+    uniforms = jax.random.uniform(key, (1 + size * size,))
+    solution = jnp.asarray(grids)[(uniforms[0] * len(grids)).astype(jnp.int32)]
+    solution = solution.reshape(size, size)
+    cells = jnp.arange(size * size).reshape(size, size)
+
+    def take(given, cell):
+        is_cell = cells == cell
+
+        def reason(carry):
+            known, _ = carry
+            further = known | singles(Puzzle(solution=solution, given=known))
+            return further, jnp.any(further != known)
+
+        # Each pass but the last finds a number, so at most n * n passes.
+        known, _ = jax.lax.while_loop(
+            lambda carry: carry[1] & ~jnp.any(carry[0] & is_cell),
+            reason,
+            (given & ~is_cell, given.sum() > clues),
+        )
+        return given & ~(is_cell & known), None
+
+    given = jnp.ones((size, size), bool)
+    given, _ = jax.lax.scan(take, given, jnp.argsort(uniforms[1:]))
+    return Puzzle(solution=solution, given=given)
+
+
+def singles(puzzle: Puzzle) -> jax.Array:
+    """bool[n, n], hidden cells whose number follows from the given ones in one step.
+
+    Naked singles: only one number is left for the cell. Hidden singles: its number has
+    no other cell left in the row, column or box.
+    """
+    size = puzzle.solution.shape[0]
+    bits = jnp.left_shift(1, puzzle.solution)
+    seen = jnp.where(puzzle.given, bits, 0)
+    used = jnp.zeros_like(seen)
+    for view in _VIEWS:
+        in_unit, _ = _counted(view(seen))
+        used |= view(jnp.broadcast_to(in_unit[:, None], (size, size)))
+    every = 2 ** (size + 1) - 2
+    possible = jnp.where(puzzle.given, 0, every & ~used)
+    is_single = possible == bits
+    for view in _VIEWS:
+        in_unit, twice = _counted(view(possible))
+        once = view(jnp.broadcast_to((in_unit & ~twice)[:, None], (size, size)))
+        is_single |= (possible & bits & once) != 0
+    return is_single
+
+
+def vary(key: jax.Array, puzzle: Puzzle) -> Puzzle:
+    """The puzzle through a random symmetry: n! 2 (b!)^(2 (b + 1)) of them, b * b = n.
+
+    Numbers are renamed, rows and columns change places within their band of boxes,
+    bands change places, and the diagonal may become a mirror. All keep the solution
+    the only one.
+    """
+    size = puzzle.solution.shape[0]
+    box = round(size**0.5)
+    cuts = np.cumsum([size, box, size, box, size])
+    parts = jnp.split(jax.random.uniform(key, (cuts[-1] + 1,)), cuts)
+    names = 1 + jnp.argsort(parts[0])
+    rows, columns = _shuffled(*parts[1:3]), _shuffled(*parts[3:5])
+    is_turned = parts[5][0] < 0.5
+
+    def seen(grid):
+        grid = jnp.where(is_turned, grid.T, grid)
+        return grid[rows][:, columns]
+
+    solution = names[seen(puzzle.solution) - 1].astype(jnp.int32)
+    return Puzzle(solution=solution, given=seen(puzzle.given))
+
+
+def boxes(grid: jax.Array) -> jax.Array:
+    """[n, n], the boxes of [n, n] as rows, in reading order; its own inverse."""
+    size = grid.shape[0]
+    box = round(size**0.5)
+    return grid.reshape(box, box, box, box).swapaxes(1, 2).reshape(size, size)
+
+
+# Rows, columns and boxes as the rows of a grid; each is its own inverse.
+_VIEWS = (lambda grid: grid, jnp.transpose, boxes)
+
+
+def _counted(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32[n] twice, the bits in at least one and in at least two cells of each row.
+
+    Args:
+      rows: int32[n, n], sets of numbers as bits.
+    """
+    once = twice = jnp.zeros_like(rows[:, 0])
+    for column in rows.T:
+        once, twice = once | column, twice | (once & column)
+    return once, twice
+
+
+def _shuffled(bands: jax.Array, rows: jax.Array) -> jax.Array:
+    """int32[n], rows in an order that keeps those of a band together.
+
+    Args:
+      bands: float32[b], whose order the bands take.
+      rows: float32[n], whose order the rows of each band take.
+    """
+    box = bands.shape[0]
+    within = jnp.argsort(rows.reshape(box, box), axis=1)
+    return (jnp.argsort(bands)[:, None] * box + within).reshape(-1)

@@ -1,0 +1,1 @@
+"""WebShop: find a product that an instruction describes, choose its options, buy it."""

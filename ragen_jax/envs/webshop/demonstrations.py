@@ -1,0 +1,141 @@
+"""Imperfect demonstrations for WebShop: a buyer that reads the instruction, or hardly.
+
+A careful buyer searches for all that the instruction names, opens the first product,
+chooses the options that were asked for and then buys. A heedless one searches for the
+type alone, opens any product, clicks any option or buys at once. A buyer is the one or
+the other at each reply, so that what pays is left to experience.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.envs.webshop import env as webshop
+from ragen_jax.envs.webshop import pages
+from ragen_jax.envs.webshop.catalogue import (
+    ATTRIBUTE_NAMES,
+    NO_OPTION,
+    OPTION_NAMES,
+    TYPES,
+    Catalogue,
+)
+
+_FIXED = ("</think><answer>search[", "</think><answer>click[", "]</answer>")
+_FIXED += (" All of it.", " Its kind.", " The first.", " Any.", " I choose.")
+_FIXED += (" Some option.", " I buy.", " Back.")
+_SEARCH, _CLICK, _END, _ALL, _KIND, _FIRST, _ANY, _CHOOSE, _SOME, _BUY, _BACK = range(
+    len(_FIXED)
+)
+_BUTTONS = tuple(button.lower() for button in pages.BUTTONS)
+_BUTTON = len(_FIXED)  # the first phrase of each kind, from here on
+_ATTRIBUTE = _BUTTON + len(_BUTTONS)
+_TYPE = _ATTRIBUTE + len(ATTRIBUTE_NAMES)
+_OPTION = _TYPE + len(TYPES)
+_CODE = _OPTION + len(OPTION_NAMES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrator:
+    """How the demonstrations choose."""
+
+    random_plan: float = 0.5  # share of replies, where there is a choice, without care
+
+
+def with_demonstrations(
+    env: Environment,
+    settings: webshop.WebShop,
+    player: Demonstrator,
+    *,
+    thinking: bool,
+) -> Environment:
+    """`env` with `reply_phrases` and `demonstrate` filled in.
+
+    Args:
+      env: made from `settings`.
+      settings: of the shop.
+      player: how it chooses.
+      thinking: whether replies begin within `<think>`, else within `<answer>`.
+    """
+    shop = webshop.shop_of(settings)
+    fixed = _FIXED
+    if not thinking:
+        fixed = tuple(text.removeprefix("</think><answer>") for text in fixed)
+    return dataclasses.replace(
+        env,
+        reply_phrases=(
+            *fixed,
+            *_BUTTONS,
+            *(f" {name}" for name in (*ATTRIBUTE_NAMES, *TYPES)),
+            *OPTION_NAMES,
+            *shop.codes,
+        ),
+        demonstrate=functools.partial(
+            _demonstrate, player=player, shop=shop, thinking=thinking
+        ),
+    )
+
+
+def _demonstrate(
+    key: jax.Array,
+    state: webshop.State,
+    player: Demonstrator,
+    shop: Catalogue,
+    thinking: bool,
+) -> jax.Array:
+    """int32[8], one reply as phrase ids, without the end-of-turn token."""
+    heed_key, pick_key = jax.random.split(key)
+    is_heedless = jax.random.bernoulli(heed_key, player.random_plan)
+    chances = jax.random.uniform(pick_key, (1 + pages.SHOWN + 2 * pages.VALUES,))
+    thought, words = _search(state, is_heedless, shop)
+    for page, reply in (
+        (pages.RESULTS, _open(state, is_heedless, chances[1 : 1 + pages.SHOWN])),
+        (pages.ITEM, _choose(state, is_heedless, chances, shop)),
+        (pages.DESCRIPTION, (_BACK, _BUTTON + pages.PREVIOUS)),
+        (pages.FEATURES, (_BACK, _BUTTON + pages.PREVIOUS)),
+    ):
+        clicked = jnp.full_like(words, NO_PHRASE).at[0].set(reply[1])
+        is_here = state.page == page
+        thought = jnp.where(is_here, reply[0], thought)
+        words = jnp.where(is_here, clicked, words)
+    opening = jnp.where(state.page == pages.SEARCH, _SEARCH, _CLICK)
+    thought = jnp.where(thinking, thought, NO_PHRASE)
+    ends = jnp.stack([thought, opening]), jnp.array([_END])
+    return jnp.concatenate([ends[0], words, ends[1]]).astype(jnp.int32)
+
+
+def _search(state, is_heedless, shop: Catalogue) -> tuple[jax.Array, jax.Array]:
+    """A thought, int32[], and the words to search for, int32[5]."""
+    goals = shop.goals
+    asked = jnp.asarray(goals.attributes)[state.goal]
+    kind = jnp.asarray(shop.type[goals.product])[state.goal]
+    asked = jnp.where((asked >= 0) & ~is_heedless, _ATTRIBUTE + asked, NO_PHRASE)
+    thought = jnp.where(is_heedless, _KIND, _ALL)
+    return thought, jnp.concatenate([asked, (_TYPE + kind)[None]])
+
+
+def _open(state, is_heedless, chances) -> tuple[jax.Array, jax.Array]:
+    """A thought and the product to open; without results, the way back."""
+    any_one = jnp.argmax(jnp.where(state.results >= 0, chances, -1.0))
+    product = state.results[jnp.where(is_heedless, any_one, 0)]
+    thought = jnp.where(is_heedless, _ANY, _FIRST)
+    is_empty = state.results[0] < 0
+    clicked = jnp.where(is_empty, _BUTTON + pages.HOME, _CODE + product)
+    return jnp.where(is_empty, _BACK, thought), clicked
+
+
+def _choose(state, is_heedless, chances, shop: Catalogue):
+    """A thought and what to click of a product's page."""
+    values = jnp.asarray(shop.options)[jnp.maximum(state.product, 0)]
+    wanted = jnp.asarray(shop.goals.options)[state.goal]
+    is_there = (values == wanted[:, None]).any(axis=1) & (wanted != NO_OPTION)
+    lacks = is_there & (state.chosen != wanted)
+    offered = values.reshape(-1)
+    some = jnp.argmax(jnp.where(offered != NO_OPTION, chances[1 + pages.SHOWN :], -1.0))
+    roams = is_heedless & (chances[0] < 0.5)
+    buys = (is_heedless & ~roams) | (~is_heedless & ~lacks.any())
+    option = jnp.where(roams, offered[some], wanted[jnp.argmax(lacks)])
+    thought = jnp.where(roams, _SOME, jnp.where(buys, _BUY, _CHOOSE))
+    return thought, jnp.where(buys, _BUTTON + pages.BUY, _OPTION + option)

@@ -1,0 +1,9 @@
+"""Errors that a user can fix: one sentence that names what, where and the remedy."""
+
+
+class UserError(Exception):
+    """A mistake that its user can fix: one sentence with the key and the remedy."""
+
+
+class SettingsError(UserError, ValueError):
+    """A setting, or a combination of settings, that cannot be used."""

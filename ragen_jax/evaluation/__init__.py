@@ -1,0 +1,1 @@
+"""Success on unseen levels, transcripts, and playing by hand."""

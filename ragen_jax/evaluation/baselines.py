@@ -1,0 +1,231 @@
+"""Players without a language model: how far chance, and how far good planning, gets.
+
+They play the levels that `evaluation.evaluate` plays under the same seed and split,
+and name one action at a time, seeing the environment after each, within the episode's
+actions. Turns, several actions in one reply and the reply format are not asked of them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.envs.base import NO_ACTION, Environment, random_action
+from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.envs.frozen_lake.planning import slip_values
+from ragen_jax.errors import UserError
+from ragen_jax.rollout import prng
+from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.settings import TaskSettings, env_settings
+from ragen_jax.text.prompts import TurnLimits
+from ragen_jax.trajectory import END_OF_TURN, NO_REPLY, UNFINISHED, Episodes
+
+NAMES = ("random", "rule", "planner")
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """A player of one environment, on one game: `vmap` to batch."""
+
+    description: str  # for the table of results
+    study: Callable[[Any], Any]  # level's State -> what is worth knowing of it
+    # (key, what `study` or `plan` returned, State, actions left int32[]) -> action
+    act: Callable[[jax.Array, Any, Any, jax.Array], jax.Array]
+    # Host side, level's State -> all actions, known before the first is played.
+    plan: Callable[[Any], tuple] | None = None
+
+
+def make_baseline(name: str, env: Environment, chosen: TaskSettings) -> Baseline:
+    """The baseline of that name for an environment.
+
+    Args:
+      name: one of NAMES.
+      environment: made from `chosen`.
+      chosen: of the run that the baseline is compared with, limits filled in.
+
+    Raises:
+      UserError: if the environment has no such baseline.
+    """
+    if name == "random":
+        return _random_player(env)
+    if name == "rule":
+        return _rule_player(env)
+    if env.name not in _PLANNERS:
+        raise UserError(
+            f"--policy={name}: env.name = {env.name!r} has no planner, only"
+            f" {', '.join(_PLANNERS)} have: choose --policy=random"
+        )
+    return _PLANNERS[env.name](env, chosen.options, chosen.actions)
+
+
+def _random_player(env: Environment) -> Baseline:
+    return Baseline(
+        description="each action equally likely, one after the other",
+        study=lambda state: (),
+        act=lambda key, known, state, left: random_action(key, env),
+    )
+
+
+def _rule_player(env: Environment) -> Baseline:
+    if env.rule is None:
+        raise UserError(
+            f"--policy=rule: env.name = {env.name!r} has no rule-based player: choose"
+            " --policy=random"
+        )
+    return Baseline(
+        description="a fixed rule that sees what is shown",
+        study=lambda state: (),
+        act=lambda key, known, state, left: env.rule(state),
+    )
+
+
+def _solver(env: Environment, options, actions: int) -> Baseline:
+    """The environment's own solver, where nothing is left to chance."""
+    del options
+    return Baseline(
+        description="the environment's solver, which knows what is hidden",
+        study=lambda state: (),
+        act=lambda key, plan, state, left: plan[actions - left],
+        plan=env.solve,
+    )
+
+
+def _lake_planner(env: Environment, options, actions: int) -> Baseline:
+    """The best policy there is: finite-horizon value iteration over the true slip."""
+    lake = env_settings(options, FrozenLake)
+
+    def study(state):
+        return slip_values(state.tiles, lake.success_probability, actions)[1]
+
+    def act(key, best, state, left):
+        return best[left, state.player[0], state.player[1]]
+
+    return Baseline(
+        description="value iteration that knows the slip, replanned at every action",
+        study=study,
+        act=act,
+    )
+
+
+_PLANNERS = {
+    "frozen_lake": _lake_planner,
+    **dict.fromkeys(("webshop", "search_qa", "math", "household"), _solver),
+}
+
+
+def play(
+    env: Environment,
+    baseline: Baseline,
+    *,
+    actions: int,
+    prompts: int,
+    rollouts: int,
+    split: int,
+    seed: int,
+) -> Episodes:
+    """Plays n episodes of each of P levels.
+
+    Args:
+      environment: the rules.
+      baseline: the player, of this environment.
+      actions: most actions of an episode.
+      prompts, rollouts: P and n.
+      split: base.VALIDATION or base.TEST (or TRAIN).
+      seed: decides the levels, the environment's chance and the player's.
+
+    Returns:
+      B = P * n episodes as host arrays, for `evaluation.score`; each action counts as a
+      turn of its own, with a valid reply of no tokens.
+    """
+    limits = TurnLimits(
+        turns=actions, actions_per_turn=1, actions=actions, reply_tokens=0
+    )
+    call = (
+        np.uint32(seed),
+        np.int32(split),
+        np.arange(prompts * rollouts, dtype=np.int32),
+    )
+    plans = _plans(env, baseline, actions, prompts, *call[:2])
+    return jax.device_get(_play_all(env, baseline, limits, rollouts, *call, plans))
+
+
+def _plans(env: Environment, baseline, actions: int, prompts: int, seed, split):
+    """int32[P, actions(, action_size)], planned ahead; NO_ACTION behind the last."""
+    if baseline.plan is None:
+        return None
+    key = prng.iteration_key(seed, split, 0)
+    reset = jax.jit(
+        jax.vmap(lambda group: env.reset(prng.level_key(key, group), split))
+    )
+    levels = jax.device_get(reset(np.arange(prompts, dtype=np.int32)))
+    shape = (env.action_size,) if env.action_size else ()
+    plans = np.full((prompts, actions, *shape), NO_ACTION, np.int32)
+    for group, plan in enumerate(plans):
+        level = jax.tree.map(lambda leaf, group=group: leaf[group], levels)
+        for place, action in enumerate(baseline.plan(level)[:actions]):
+            plan[place] = action
+    return plans
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _play_all(
+    env, baseline, limits, rollouts, seed, split, episodes, plans
+) -> Episodes:
+    key = prng.iteration_key(seed, split, 0)
+    one = functools.partial(
+        _play_one, env, baseline, limits, rollouts, key, split, plans
+    )
+    return jax.vmap(one)(episodes)
+
+
+def _play_one(
+    env: Environment,
+    baseline: Baseline,
+    limits: TurnLimits,
+    rollouts: int,
+    key: jax.Array,
+    split: jax.Array,
+    plans: jax.Array | None,
+    episode: jax.Array,
+) -> Episodes:
+    """One episode, every field without its leading axis."""
+    group = episode // rollouts
+    level = env.reset(prng.level_key(key, group), split)
+    known = baseline.study(level) if plans is None else plans[group]
+
+    def one_action(env_episode: turn_lib.EnvEpisode, turn: jax.Array):
+        continues = env_episode.end == UNFINISHED
+        choice = prng.token_key(key, episode, turn, jnp.zeros((), jnp.int32))
+        left = limits.actions - env_episode.actions
+        action = baseline.act(choice, known, env_episode.state, left)
+        chance = prng.env_key(key, episode, turn)
+        after, played = turn_lib.play_turn(
+            chance, env, limits, env_episode, action[None]
+        )
+        after = jax.tree.map(
+            lambda a, b: jnp.where(continues, a, b), after, env_episode
+        )
+        return after, (jnp.where(continues, played.reward, 0), continues)
+
+    rounds = jnp.arange(limits.turns, dtype=jnp.int32)
+    env_episode, (reward, acted) = jax.lax.scan(
+        one_action, turn_lib.start_env_episode(level), rounds
+    )
+    return Episodes(
+        group=group,
+        environment=jnp.zeros((), jnp.int32),
+        success=env_episode.success,
+        end=env_episode.end,
+        turns=env_episode.turn,
+        reward=reward,
+        is_valid=acted,
+        actions=acted.astype(jnp.int32),
+        reply_tokens=jnp.zeros(limits.turns, jnp.int32),
+        reply_end=jnp.where(acted, END_OF_TURN, NO_REPLY),
+        thought_tokens=jnp.zeros(limits.turns, jnp.int32),
+        grounded=jnp.zeros(limits.turns, jnp.float32),
+    )

@@ -1,0 +1,252 @@
+"""Success of a policy on levels that were kept from training."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import rollout as rollout_lib
+from ragen_jax.rollout.rollout import Rollout, RolloutArgs, RolloutContext
+from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.text.prompts import DialogueTokens
+from ragen_jax.trajectory import Episodes, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Success of n episodes from each of P levels, and what they were like.
+
+    Standard errors take levels as the independent draws; of one level they are NaN.
+    """
+
+    success: float  # mean over all episodes
+    success_standard_error: float
+    pass_at_k: tuple[float, ...]  # at k = 1..n, unbiased
+    pass_at_k_standard_error: tuple[float, ...]  # likewise
+    turns: float  # per episode
+    actions: float  # per episode
+    reply_tokens: float  # per turn
+    valid_reply_rate: float  # of turns
+    mean_return: float  # the environment's reward, per episode
+    mean_return_standard_error: float
+    by_level: np.ndarray  # bool[P, n], each episode's success
+
+    def metrics(self) -> dict[str, float]:
+        """For the sinks, without a prefix; pass@k if a level has several episodes."""
+        values = {
+            "success": self.success,
+            "success_standard_error": self.success_standard_error,
+            "turns": self.turns,
+            "actions": self.actions,
+            "reply_tokens": self.reply_tokens,
+            "valid_reply_rate": self.valid_reply_rate,
+            "return": self.mean_return,
+            "return_standard_error": self.mean_return_standard_error,
+        }
+        rollouts = len(self.pass_at_k)
+        for k in reported_k(rollouts) if rollouts > 1 else ():
+            values[f"pass_at_{k}"] = self.pass_at_k[k - 1]
+            error = self.pass_at_k_standard_error[k - 1]
+            values[f"pass_at_{k}_standard_error"] = error
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """A compiled rollout for evaluation, and the batches to run it in."""
+
+    rollout: Callable[..., Rollout]
+    tokens: TaskTokens
+    prompts: int  # P in one call
+    rollouts: int  # n episodes from each
+
+
+def make_evaluator(
+    setting: RolloutContext,
+    task: Task,
+    tokens: DialogueTokens,
+    *,
+    prompts: int,
+    rollouts: int,
+    slots: int,
+    shards: int,
+    decode_chunk: int,
+    buckets: int,
+    greedy: bool,
+    context: int = 0,
+    window: int = 0,
+) -> Evaluator:
+    """Compiles nothing yet.
+
+    Args:
+      setting: as for training rollouts; its tasks are not read.
+      task, tokens: the environment to play, and its texts' tokens.
+      prompts: P of the smallest evaluation wanted.
+      rollouts: n.
+      slots: episodes decoded at a time, if devices can share so few; 0: all.
+      shards: devices that share rows.
+      decode_chunk, buckets: as for `sample.make_plan`.
+      greedy: temperature 0.
+      context, window: as for `sample.make_plan`.
+    """
+    each = _levels_at_a_time(prompts, rollouts, slots, shards)
+    task = dataclasses.replace(task, prompts=each)
+    setting = dataclasses.replace(setting, tasks=(task,))
+    plan = rollout_lib.make_plan(
+        (task,),
+        (tokens,),
+        group_size=rollouts,
+        slots=0,
+        context=context,
+        decode_chunk=decode_chunk,
+        buckets=buckets,
+        shards=shards,
+        greedy=greedy,
+        window=window,
+    )
+    return Evaluator(rollout_lib.make_rollout(setting, plan), (tokens,), each, rollouts)
+
+
+def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
+    """Levels of one call: all, or as many as `slots` (0: no limit) have room for.
+
+    Every shard takes as many episodes as the others, whole levels or equal parts of
+    one: that may take more levels than were asked for, or than there is room for.
+    """
+
+    def is_shared(levels: int) -> bool:
+        return levels % shards == 0 or (
+            shards % levels == 0 and levels * rollouts % shards == 0
+        )
+
+    # Ends: multiples of `shards` are shared.
+    whole = next(filter(is_shared, itertools.count(prompts)))
+    room = slots // rollouts if slots else whole
+    if whole <= room:
+        return whole
+    fewer = next(filter(is_shared, range(room, 0, -1)), None)
+    return fewer or next(filter(is_shared, itertools.count(1)))
+
+
+def evaluate(
+    evaluator: Evaluator,
+    parameters: Parameters,
+    *,
+    prompts: int,
+    split: int,
+    seed: int,
+    temperature: float,
+    on_batch: Callable[[int, Rows, Episodes], None] | None = None,
+) -> Score:
+    """Plays `prompts` fixed levels of a split.
+
+    Args:
+      evaluator: from `make_evaluator`.
+      parameters: the policy's.
+      prompts: P; the same seed and split always give the same levels.
+      split: base.VALIDATION or base.TEST (or TRAIN).
+      seed: decides the levels, the environment's chance and the sampling.
+      temperature: not read by a greedy evaluator.
+      on_batch: sees each batch's first level and its record, as host arrays: the
+        rows of the whole batch, and the episodes of the levels that were asked for.
+        Called in order, on every process.
+    """
+    parts = []
+    for first in range(0, prompts, evaluator.prompts):
+        call = RolloutArgs(
+            seed=np.uint32(seed),
+            split=np.int32(split),
+            iteration=np.int32(0),
+            first_prompt=np.int32(first),
+            temperature=np.float32(max(temperature, 1e-6)),
+            policy_version=np.int32(0),
+        )
+        result = evaluator.rollout(parameters, evaluator.tokens, call)
+        wanted = min(evaluator.prompts, prompts - first) * evaluator.rollouts
+        episodes = _first(_on_host(result.episodes), wanted)
+        parts.append(episodes)
+        if on_batch is not None:
+            on_batch(first, _on_host(result.rows), episodes)
+    whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    return score(whole, evaluator.rollouts)
+
+
+def _on_host(tree):
+    """The entries as NumPy arrays, on every process."""
+    if jax.process_count() > 1:
+        tree = multihost_utils.process_allgather(tree, tiled=True)
+    return jax.tree.map(np.asarray, tree)
+
+
+def _first(tree, count: int):
+    """The first `count` entries of every array."""
+    return jax.tree.map(lambda x: x[:count], tree)
+
+
+def score(episodes: Episodes, rollouts: int) -> Score:
+    """The figures of P * n episodes, host arrays in the order of levels."""
+    success = np.asarray(episodes.success).reshape(-1, rollouts)
+    returns = np.asarray(episodes.reward).sum(axis=1).reshape(-1, rollouts)
+    played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+    within = _pass_at_k_by_level(success.sum(axis=1), rollouts)
+    return Score(
+        success=float(success.mean()),
+        success_standard_error=standard_error(success.mean(axis=1)),
+        pass_at_k=tuple(float(levels.mean()) for levels in within),
+        pass_at_k_standard_error=tuple(standard_error(levels) for levels in within),
+        turns=float(episodes.turns.mean()),
+        actions=float(episodes.actions.sum(axis=1).mean()),
+        reply_tokens=float(episodes.reply_tokens[played].mean()),
+        valid_reply_rate=float(episodes.is_valid[played].mean()),
+        mean_return=float(returns.mean()),
+        mean_return_standard_error=standard_error(returns.mean(axis=1)),
+        by_level=success,
+    )
+
+
+def standard_error(levels: np.ndarray) -> float:
+    """Of the mean of P independent values (float[P]): sample std / sqrt(P).
+
+    NaN for a single value, which says nothing of its own spread.
+    """
+    if len(levels) < 2:
+        return math.nan
+    return float(np.std(levels, ddof=1) / math.sqrt(len(levels)))
+
+
+def pass_at_k(solved: np.ndarray, rollouts: int) -> tuple[float, ...]:
+    """Chance that at least one of k episodes of a level succeeds, for k = 1..n.
+
+    Unbiased: 1 - C(n - c, k) / C(n, k), with c of n episodes solved, as a product so
+    that nothing overflows. Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
+
+    Args:
+      solved: int[P], episodes solved of each level.
+      rollouts: n.
+    """
+    by_level = _pass_at_k_by_level(np.asarray(solved), rollouts)
+    return tuple(float(levels.mean()) for levels in by_level)
+
+
+def _pass_at_k_by_level(solved: np.ndarray, rollouts: int) -> np.ndarray:
+    """float64[n, P], `pass_at_k` of each level before the mean."""
+    drawn = np.arange(rollouts)[:, None]
+    # C(n-c, k) / C(n, k) = prod_{i<k} (n - c - i) / (n - i), 0 once n - c < k.
+    failed_too = np.maximum(rollouts - solved[None] - drawn, 0) / (rollouts - drawn)
+    return 1 - np.cumprod(failed_too, axis=0)
+
+
+def reported_k(rollouts: int) -> tuple[int, ...]:
+    """The k of pass@k that are reported: powers of two below n, and n itself."""
+    return (*(2**i for i in range((rollouts - 1).bit_length())), rollouts)
+
+
+def paired_difference(before: Score, after: Score) -> tuple[float, float]:
+    """Gain in success on the same levels, and its standard error over levels."""
+    gain = after.by_level.mean(axis=1) - before.by_level.mean(axis=1)
+    return float(gain.mean()), standard_error(gain)

@@ -1,0 +1,236 @@
+"""One game at a time, for a reader: played by a person, by chance or by a solver."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax.envs import base
+from ragen_jax.errors import UserError
+from ragen_jax.rollout import prng
+
+# (State as NumPy arrays, actions left) -> the next actions; None leaves the game.
+Player = Callable[[Any, int], tuple[int, ...] | None]
+
+_WHITE = " \t\n\r\v\f"  # ASCII, as everywhere in replies.
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Where games are played. Make it once: its functions are compiled once."""
+
+    env: base.Environment
+    reset: Callable
+    step: Callable
+    observe: Callable
+    show: Callable[[str], None]  # takes lines for the reader
+
+
+def make_table(env: base.Environment, show: Callable[[str], None]) -> Table:
+    """A table for games of the environment."""
+    return Table(
+        env=env,
+        reset=jax.jit(env.reset),
+        step=jax.jit(env.step),
+        observe=jax.jit(env.observe),
+        show=show,
+    )
+
+
+def play_episode(
+    table: Table,
+    player: Player,
+    *,
+    seed: int,
+    split: int,
+    episode: int,
+    actions: int,
+    show: Callable[[int, Any], None] = lambda number, state: None,
+) -> bool:
+    """Plays the level that evaluations under the same seed and split know by `episode`.
+
+    Args:
+      table: the environment, and where to show what happens.
+      player: names the actions.
+      seed, split, episode: decide the level and the environment's chance.
+      actions: most actions.
+      show: is called with each state (NumPy arrays) and its number, from 0.
+
+    Returns:
+      Whether the game came to an end; False if the player left it.
+    """
+    key = prng.iteration_key(seed, split, 0)
+    state = jax.device_get(table.reset(prng.level_key(key, episode), np.int32(split)))
+    table.show(_text(table, state))
+    show(0, state)
+    earned, played, plan = 0.0, 0, ()
+    while played < actions:
+        if not plan:
+            plan = player(state, actions - played)
+        if plan is None:
+            table.show(f"left after {_count(played)}, return {earned:.4g}")
+            return False
+        action, *plan = plan
+        text = base.text_of_action(action, table.env, state)
+        chance = prng.env_key(key, episode, played)
+        state, outcome = jax.device_get(table.step(chance, state, np.int32(action)))
+        played += 1
+        earned += float(outcome.reward)
+        table.show(
+            f"{text}: reward {outcome.reward:.4g},"
+            f" {_count(actions - played)} left\n{_text(table, state)}"
+        )
+        show(played, state)
+        if outcome.done:
+            how = "solved" if outcome.success else "over"
+            table.show(f"{how} after {_count(played)}, return {earned:.4g}")
+            return True
+    table.show(f"out of actions, return {earned:.4g}")
+    return True
+
+
+def _text(table: Table, state: Any) -> str:
+    ids = np.asarray(table.observe(state))
+    return base.text_of(table.env.phrases, ids).removesuffix("\n")
+
+
+def _count(actions: int) -> str:
+    return f"{actions} action{'' if actions == 1 else 's'}"
+
+
+# Players -----------------------------------------------------------------------------
+
+
+def random_player(env: base.Environment, seed: int) -> Player:
+    """Each action equally likely."""
+    chance = random.Random(seed)
+    if env.sample_action is None:
+        return lambda state, left: (chance.randrange(len(env.action_names)),)
+    sample = jax.jit(env.sample_action)
+
+    def play(state: Any, left: int) -> tuple[Any, ...]:
+        return (np.asarray(sample(jax.random.key(chance.getrandbits(31)))),)
+
+    return play
+
+
+def rule_player(env: base.Environment) -> Player:
+    """The environment's player by a fixed rule. Raises UserError if it has none."""
+    if env.rule is None:
+        raise UserError(
+            f"--policy=rule: the environment {env.name} has no rule-based player:"
+            " choose --policy=human or --policy=random"
+        )
+    rule = jax.jit(env.rule)
+    return lambda state, left: (np.asarray(rule(state)),)
+
+
+def solving_player(table: Table) -> Player:
+    """The environment's own solutions, looked for again wherever chance interferes."""
+    solve = table.env.solve
+    if solve is None:
+        raise UserError(
+            f"--policy=solver: the environment {table.env.name} has no solver: choose"
+            " --policy=human or --policy=random"
+        )
+
+    def play(state: Any, left: int) -> tuple[int, ...] | None:
+        plan = tuple(solve(state))
+        if not plan:
+            table.show("the solver finds no solution from here")
+            return None
+        return plan if _is_sure(table, state, plan) else plan[:1]
+
+    return play
+
+
+def _is_sure(table: Table, state: Any, plan: tuple[int, ...]) -> bool:
+    """Whether the plan leads to the same states under different chances."""
+    ends = []
+    for seed in range(3):
+        end = state
+        for number, action in enumerate(plan):
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            end, _ = table.step(key, end, np.int32(action))
+        ends.append(jax.tree.leaves(end))
+    pairs = itertools.pairwise(ends)
+    return all(
+        np.array_equal(a, b)
+        for one, other in pairs
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def human_player(table: Table, ask: Callable[[str], str | None]) -> Player:
+    """A person who types lines; "q" or the end of the input leaves.
+
+    Args:
+      table: the environment, and where to show what was not understood.
+      ask: shows a prompt and gives a line, or None at the end of the input.
+    """
+
+    def play(state: Any, left: int) -> tuple[int, ...] | None:
+        while True:
+            line = ask(f"{_count(left)} left> ")
+            if line is None or line.strip().lower() in ("q", "quit"):
+                return None
+            try:
+                if actions := read_line(line, table.env, state):
+                    return actions
+            except ValueError as error:
+                table.show(str(error))
+
+    return play
+
+
+def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
+    """The actions that a line names; none for an empty one.
+
+    Segments between `||` are read as those of a reply. Where actions have fixed names,
+    unambiguous beginnings do, and commas or spaces separate as well.
+
+    Raises:
+      ValueError: if a part of it is no action.
+    """
+    segments = [part.strip(_WHITE) for part in line.split("||")]
+    segments = [segment for segment in segments if segment]
+    if env.read_action_text is None:
+        return tuple(a for part in segments for a in _read_names(part, env))
+    actions = []
+    for segment in segments:
+        text = segment.encode().lower()
+        action = base.NO_ACTION
+        if len(text) <= env.answer_bytes:
+            action = env.read_action_text(text, state)
+        if np.ravel(action)[0] == base.NO_ACTION:
+            example = " or ".join(repr(action) for action in env.example_actions)
+            raise ValueError(f"{segment!r} is no action here: write as in {example}")
+        actions.append(action)
+    return tuple(actions)
+
+
+def _read_names(text: str, env: base.Environment) -> tuple[int, ...]:
+    if (action := _find(text, env.action_names)) is not None:
+        return (action,)
+    actions = []
+    for word in text.replace(",", " ").split():
+        if (action := _find(word, env.action_names)) is None:
+            raise ValueError(
+                f"{word!r} is no action here: choose {', '.join(env.action_names)},"
+                " or unambiguous beginnings of them"
+            )
+        actions.append(action)
+    return tuple(actions)
+
+
+def _find(text: str, names: tuple[str, ...]) -> int | None:
+    """The action with that name, or the only one whose name begins so."""
+    lowered = [name.lower() for name in names]
+    if text.lower() in lowered:
+        return lowered.index(text.lower())
+    alike = [a for a, name in enumerate(lowered) if name.startswith(text.lower())]
+    return alike[0] if len(alike) == 1 else None

@@ -1,0 +1,259 @@
+"""Episodes as text, on the host: chat messages for files, and tasks for a reader.
+
+Text is a view of the recorded tokens and is never tokenized again. A turn is read from
+the row that holds its reply as one: rows of whole episodes or windows.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax import trajectory
+from ragen_jax.envs.base import Environment
+from ragen_jax.text import reference_parser, token_bytes
+from ragen_jax.text.chat_template import ChatPieces, cut_pieces
+from ragen_jax.text.prompts import Dialogue
+from ragen_jax.trajectory import Episodes, Rows
+
+ENDS = {
+    trajectory.UNFINISHED: "unfinished",
+    trajectory.ENV_DONE: "environment_done",
+    trajectory.OUT_OF_TURNS: "out_of_turns",
+    trajectory.OUT_OF_ACTIONS: "out_of_actions",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A message of the environment and the reply to it."""
+
+    message: str  # feedback on the turn before, observation, turn number, actions left
+    reply: str  # what was written for the policy and what it sampled, without the end
+    actions: tuple[str, ...]  # names of the actions that reached the environment
+    reward: float  # the environment's
+    is_valid: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Transcript:
+    """One episode."""
+
+    level: int  # which of the split's levels, from 0
+    rollout: int  # which episode of the level, from 0
+    system: str
+    turns: tuple[Turn, ...]
+    success: bool
+    end: str  # one of ENDS
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation, as chat templates take it."""
+        spoken = [{"role": "system", "content": self.system}]
+        for turn in self.turns:
+            spoken.append({"role": "user", "content": turn.message})
+            spoken.append({"role": "assistant", "content": turn.reply})
+        return spoken
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a line of the trajectories' file holds."""
+        return {
+            "messages": self.messages(),
+            "rewards": [turn.reward for turn in self.turns],
+            "valid": [turn.is_valid for turn in self.turns],
+            "actions": [list(turn.actions) for turn in self.turns],
+            "success": self.success,
+            "level": self.level,
+            "rollout": self.rollout,
+            "end": self.end,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What it takes to read the records of one run. Made by `make_reader`."""
+
+    env: Environment
+    dialogue: Dialogue
+    pieces: ChatPieces
+    token_bytes: tuple[bytes, ...]  # control tokens have none: they say nothing
+    written_bytes: tuple[bytes, ...]  # control tokens as they are written
+
+
+def make_reader(
+    tokenizer: PreTrainedTokenizerFast, env: Environment, dialogue: Dialogue, where: str
+) -> Reader:
+    """A reader of rollouts in `environment` with the texts of `dialogue`.
+
+    Args:
+      tokenizer: the model's.
+      environment: the rules.
+      dialogue: made for `environment` and this tokenizer's chat template.
+      where: the model's name or path, for messages.
+    """
+    spoken = token_bytes.token_bytes(tokenizer)
+    written = list(spoken)
+    for index, token in tokenizer.added_tokens_decoder.items():
+        written[index] = token.content.encode()
+    pieces = cut_pieces(tokenizer, where)
+    return Reader(env, dialogue, pieces, spoken, tuple(written))
+
+
+def text_of_tokens(reader: Reader, tokens: np.ndarray) -> str:
+    """The text of tokens (int[n]), control tokens written out.
+
+    What is no UTF-8 reads as U+FFFD; ids beyond the tokenizer's read as nothing.
+    """
+    return _bytes(reader.written_bytes, tokens).decode(errors="replace")
+
+
+def read(
+    reader: Reader, rows: Rows, episodes: Episodes, *, first_episode: int
+) -> list[Transcript]:
+    """The transcripts of a batch, in the order of its episodes.
+
+    Args:
+      reader: of the same run.
+      rows: host arrays; rows of episodes beyond `episodes` are left out.
+      episodes: B episodes, host arrays.
+      first_episode: what `rows.episode` calls the first of them.
+    """
+    row_of = rows_of_turns(rows)
+    rollouts: dict[int, int] = {}
+    found = []
+    for index, level in enumerate(episodes.group.tolist()):
+        turns = range(int(episodes.turns[index]))
+        row = [row_of[first_episode + index, turn] for turn in turns]
+        found.append(
+            Transcript(
+                level=level,
+                rollout=rollouts.setdefault(level, 0),
+                system=reader.dialogue.system,
+                turns=tuple(
+                    _read_turn(reader, rows, row[turn], episodes, index, turn)
+                    for turn in turns
+                ),
+                success=bool(episodes.success[index]),
+                end=ENDS[int(episodes.end[index])],
+            )
+        )
+        rollouts[level] += 1
+    return found
+
+
+def rows_of_turns(rows: Rows) -> dict[tuple[int, int], int]:
+    """Which row holds the reply of an episode's turn."""
+    row, place = np.nonzero(rows.turn_end)
+    ends = zip(rows.episode[row, place], rows.turn[row, place], row, strict=True)
+    return {(int(episode), int(turn)): int(row) for episode, turn, row in ends}
+
+
+def _read_turn(
+    reader: Reader, rows: Rows, row: int, episodes: Episodes, index: int, turn: int
+) -> Turn:
+    is_turn = rows.turn[row] == turn
+    fed = rows.tokens[row][is_turn & ~rows.is_reply[row]]
+    sampled = rows.tokens[row][is_turn & rows.is_reply[row]]
+    if episodes.reply_end[index, turn] == trajectory.END_OF_TURN:
+        sampled = sampled[:-1]
+    dialogue = reader.dialogue
+    prefix = dialogue.reply_prefix
+    names = action_names(reader, spoken_bytes(reader, sampled))
+    return Turn(
+        message=_message(reader, text_of_tokens(reader, fed)),
+        reply=prefix + text_of_tokens(reader, sampled),
+        actions=names[: int(episodes.actions[index, turn])],
+        reward=float(episodes.reward[index, turn]),
+        is_valid=bool(episodes.is_valid[index, turn]),
+    )
+
+
+def spoken_bytes(reader: Reader, tokens: np.ndarray) -> bytes:
+    """The bytes of sampled tokens (int[n]); control tokens have none."""
+    return _bytes(reader.token_bytes, tokens)
+
+
+def action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
+    """The names of a reply's actions; of free-form answers the texts themselves."""
+    prefix, most = reader.dialogue.reply_prefix, reader.dialogue.limits.actions_per_turn
+    thinking = prefix == "<think>"
+    if reader.env.read_action is None:
+        names = reader.env.action_names
+        parsed = reference_parser.parse_reply(
+            prefix.encode(), sampled, names, most, thinking
+        )
+        return tuple(names[action] for action in parsed.actions)
+    texts: list[str] = []
+
+    def read(text: bytes) -> int:
+        texts.append(text.decode(errors="replace"))
+        return len(texts) - 1
+
+    longest = reader.env.answer_bytes
+    reference_parser.parse_free_form(
+        prefix.encode(), sampled, read, longest, most, thinking
+    )
+    return tuple(texts)
+
+
+def _message(reader: Reader, fed: str) -> str:
+    """The user's message within the text that was fed before a reply."""
+    pieces, dialogue = reader.pieces, reader.dialogue
+    closing = pieces.after_reply
+    openings = [
+        # The oldest message of a row stands behind the system prompt.
+        pieces.before_system + dialogue.system + pieces.before_user,
+        closing,
+        # The end-of-turn token is fed only where the policy did not sample it.
+        closing.removeprefix(pieces.end_of_turn),
+    ]
+    ending = pieces.before_reply + dialogue.reply_prefix
+    for opening in openings:
+        if fed.startswith(opening) and fed.endswith(ending):
+            return fed[len(opening) : len(fed) - len(ending)]
+    raise ValueError(f"not a message of this run's dialogue: {fed!r}")
+
+
+def _bytes(table: tuple[bytes, ...], tokens: np.ndarray) -> bytes:
+    # A model's vocabulary may be wider than its tokenizer's.
+    return b"".join(table[i] for i in tokens.tolist() if i < len(table))
+
+
+# For a reader's eyes ------------------------------------------------------------------
+
+
+def readable(transcript: Transcript) -> str:
+    """An episode for a person: what was seen, thought, done and earned in each turn."""
+    actions = sum(len(turn.actions) for turn in transcript.turns)
+    outcome = "solved" if transcript.success else "not solved"
+    lines = [
+        f"Level {transcript.level}, episode {transcript.rollout}: {outcome},"
+        f" {transcript.end.replace('_', ' ')} after {_count(transcript.turns, 'turn')}"
+        f" and {actions} actions"
+    ]
+    for turn in transcript.turns:
+        lines += [f"    {_shown(line)}" for line in turn.message.splitlines()]
+        thought, answer = _thought_and_answer(turn.reply)
+        if thought is not None:
+            lines.append(f"  thought  {_shown(thought)}")
+        lines.append(f"  {'answer ' if turn.is_valid else 'INVALID'}  {_shown(answer)}")
+        lines.append(f"  actions  {', '.join(turn.actions) or 'none'}")
+        lines.append(f"  reward   {turn.reward:g}")
+    return "\n".join(lines)
+
+
+def _thought_and_answer(reply: str) -> tuple[str | None, str]:
+    """The two parts of a reply; without a thought, or not in the form, all of it."""
+    if reference_parser.WITH_THOUGHT.search(reply.encode()) is None:
+        return None, reply
+    thought, _, rest = reply.partition("</think>")
+    return thought.removeprefix("<think>"), rest
+
+
+def _shown(text: str) -> str:
+    """On one line, and harmless to a terminal: a sampled byte may be any."""
+    return "".join(c if c.isprintable() else "·" for c in text.replace("\n", " "))
+
+
+def _count(things: tuple, name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

@@ -1,0 +1,184 @@
+"""The table of estimators: from what was earned to advantages and returns.
+
+Each is a pure function of `Evidence`; what a name needs besides (a critic, groups of
+several) stands in the settings' table of the same title.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.learning import advantages, turn_advantages
+from ragen_jax.learning.advantages import Estimate, Replies
+from ragen_jax.settings import ESTIMATORS as _KNOWN
+from ragen_jax.settings import Settings
+from ragen_jax.trajectory import Episodes, Rows
+
+
+@struct.dataclass
+class Evidence:
+    """What an estimator may read."""
+
+    rows: Rows  # C kept rows of T tokens
+    episodes: Episodes  # all B
+    keep: jax.Array  # bool[B], the episodes that are trained on
+    turn_rewards: jax.Array  # float32[B, K], units of reward
+    # With a KL penalty, where the settings put it into the reward:
+    token_rewards: jax.Array  # float32[C, T], units of reward
+    old_values: jax.Array  # float32[C, T], units of reward; 0 without a critic
+
+
+def ppo(settings: Settings, evidence: Evidence) -> Estimate:
+    """GAE along the reply tokens of each episode, in whichever rows they stand."""
+    values, lam = evidence.old_values, settings.advantage.lam
+    return _gae(settings, evidence, values, lam)
+
+
+def reinforce_pp(settings: Settings, evidence: Evidence) -> Estimate:
+    """REINFORCE++: each token's discounted reward-to-go, which is GAE without values.
+
+    Source: Hu et al. 2025, arXiv:2501.03262. verl starts again after each turn; here
+    what later turns earn reaches the earlier ones.
+    """
+    estimate = _gae(settings, evidence, jnp.zeros_like(evidence.old_values), 1.0)
+    return estimate.replace(returns=jnp.zeros_like(estimate.returns))
+
+
+def _gae(settings: Settings, evidence: Evidence, values, lam: float) -> Estimate:
+    rows, earned = evidence.rows, evidence.token_rewards
+    along = dict(gamma=settings.advantage.gamma, lam=lam)
+    if not settings.rollout.window_turns:
+        return advantages.gae(earned, values, rows.is_reply, **along)
+    most = _most(settings, evidence)
+    return advantages.gae_across_rows(earned, values, rows, most, **along)
+
+
+def bi_level_gae(settings: Settings, evidence: Evidence) -> Estimate:
+    """GAE over turns, then over the tokens of each turn."""
+    chosen = settings.advantage
+    compute = functools.partial(
+        turn_advantages.bi_level_gae,
+        gamma=chosen.gamma,
+        lam=chosen.lam,
+        turn_gamma=chosen.turn_gamma,
+        turn_value=chosen.turn_value,
+    )
+    return _by_reply(settings, evidence, compute)
+
+
+def turn_wise_gae(settings: Settings, evidence: Evidence) -> Estimate:
+    """GAE over turns, the same advantage on all tokens of a turn."""
+    chosen = settings.advantage
+    compute = functools.partial(
+        turn_advantages.turn_wise_gae,
+        lam=chosen.lam,
+        turn_gamma=chosen.turn_gamma,
+        turn_value=chosen.turn_value,
+    )
+    return _by_reply(settings, evidence, compute)
+
+
+def _by_reply(settings: Settings, evidence: Evidence, compute: Callable) -> Estimate:
+    """`compute` on replies [B, K, M], and its result by token."""
+    replies: Replies = advantages.find_replies(evidence.rows, _most(settings, evidence))
+    given = (evidence.token_rewards, evidence.old_values, replies.is_reply)
+    return jax.tree.map(replies.spread, compute(*map(replies.gather, given)))
+
+
+def _most(settings: Settings, evidence: Evidence) -> tuple[int, int, int]:
+    episodes, turns = evidence.turn_rewards.shape
+    return episodes, turns, settings.rollout.reply_tokens
+
+
+def grpo(settings: Settings, evidence: Evidence) -> Estimate:
+    """GRPO, and Dr. GRPO without the division: one advantage an episode."""
+    compare = functools.partial(
+        advantages.group_advantages, divide_by_std=settings.advantage.divide_by_std
+    )
+    return _by_episode(settings, evidence, compare)
+
+
+def reinforce_pp_baseline(settings: Settings, evidence: Evidence) -> Estimate:
+    """REINFORCE++ with the group's mean as baseline; whitened over the batch later.
+
+    Source: Hu et al. 2025, arXiv:2501.03262, section on the baseline variant.
+    """
+    compare = functools.partial(advantages.group_advantages, divide_by_std=False)
+    return _by_episode(settings, evidence, compare)
+
+
+def rloo(settings: Settings, evidence: Evidence) -> Estimate:
+    """RLOO: an episode's return against the others of its group."""
+    return _by_episode(settings, evidence, advantages.leave_one_out)
+
+
+def turn_grpo(settings: Settings, evidence: Evidence) -> Estimate:
+    """GRPO turn by turn: one advantage a turn."""
+    episodes, rows = evidence.episodes, evidence.rows
+    gains = turn_advantages.turn_group_advantages(
+        _paid_by_turn(settings, evidence),
+        episodes.turns,
+        episodes.group,
+        settings.rollout.prompts,
+        _compared(settings, evidence),
+        turn_gamma=settings.advantage.turn_gamma,
+        divide_by_std=settings.advantage.divide_by_std,
+    )
+    tokens = advantages.broadcast_turns(gains, rows)
+    return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))
+
+
+def _by_episode(settings: Settings, evidence: Evidence, compare: Callable) -> Estimate:
+    """The same advantage on all reply tokens of an episode.
+
+    Args:
+      settings: of the run.
+      evidence: what there is to read.
+      compare: (float32[B] returns, int32[B] group, P, members) -> float32[B].
+    """
+    gains = compare(
+        _paid_by_turn(settings, evidence).sum(axis=1),
+        evidence.episodes.group,
+        settings.rollout.prompts,
+        _compared(settings, evidence),
+    )
+    tokens = advantages.broadcast_to_tokens(gains, evidence.rows)
+    return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))
+
+
+def _paid_by_turn(settings: Settings, evidence: Evidence) -> jax.Array:
+    """float32[B, K], units of reward, of each turn of the kept episodes.
+
+    A KL penalty in the reward is part of it, summed over the turn's tokens: the return
+    is then R - coefficient * sum of the KL estimate, as RLOO has it (Ahmadian et al.
+    2024, arXiv:2402.14740) and verl computes it for every estimator.
+    """
+    if not settings.has_reference or settings.loss.kl_in != "reward":
+        return evidence.turn_rewards
+    rows, most = evidence.rows, evidence.turn_rewards.shape
+    is_reply = rows.is_reply & (rows.episode >= 0)
+    place = jnp.where(is_reply, rows.episode, most[0]), jnp.maximum(rows.turn, 0)
+    paid = jnp.zeros(most, jnp.float32)
+    return paid.at[place].add(evidence.token_rewards, mode="drop")
+
+
+def _compared(settings: Settings, evidence: Evidence) -> jax.Array | None:
+    """bool[B], the members of a group; None where all of a kept group are."""
+    return evidence.keep if settings.filter.strategy == "within_group" else None
+
+
+ESTIMATORS: dict[str, Callable[[Settings, Evidence], Estimate]] = {
+    "ppo": ppo,
+    "grpo": grpo,
+    "dr_grpo": grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "bi_level_gae": bi_level_gae,
+    "turn_wise_gae": turn_wise_gae,
+    "turn_grpo": turn_grpo,
+}
+assert ESTIMATORS.keys() == _KNOWN.keys()

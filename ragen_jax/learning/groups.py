@@ -1,0 +1,59 @@
+"""Statistics within groups: of the episodes that began in one state."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class GroupStatistics:
+    """Of the values of each of P groups."""
+
+    mean: jax.Array  # float32[P], in the unit of the values; 0 for an empty group
+    std: jax.Array  # float32[P], sample (n - 1); 0 for fewer than two members
+    count: jax.Array  # int32[P], members
+
+
+def group_statistics(
+    values: jax.Array,
+    group: jax.Array,
+    groups: int,
+    members: jax.Array | None = None,
+) -> GroupStatistics:
+    """Mean and sample standard deviation within each group, whatever its order.
+
+    The std has n - 1 below the line, as in RAGEN, verl and TRL; it is exactly 0 where
+    all members are equal.
+
+    Args:
+      values: float[B], one number an episode, such as its return.
+      group: int32[B], 0-based group of each episode.
+      groups: P, groups there are; static.
+      members: bool[B], the episodes that count; None: all.
+    """
+    chex.assert_rank([values, group], 1)
+    chex.assert_equal_shape([values, group])
+    values = values.astype(jnp.float32)
+    if members is not None:  # The others go to a group of their own.
+        statistics = group_statistics(
+            jnp.where(members, values, 0.0),
+            jnp.where(members, group, groups),
+            groups + 1,
+        )
+        return jax.tree.map(lambda x: x[:groups], statistics)
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, group, groups)
+
+    count = total(jnp.ones_like(group))
+    counted = jnp.maximum(count, 1).astype(jnp.float32)
+    # Two passes, both measured from the group's minimum: equal values leave exact
+    # zeros, where a mean of them would round.
+    lowest = jax.ops.segment_min(values, group, groups)
+    lowest = jnp.where(count > 0, lowest, 0.0)
+    above_lowest = values - lowest[group]
+    mean_above = total(above_lowest) / counted
+    squares = total(jnp.square(above_lowest - mean_above[group]))
+    std = jnp.sqrt(squares / jnp.maximum(counted - 1, 1))
+    return GroupStatistics(mean=lowest + mean_above, std=std, count=count)

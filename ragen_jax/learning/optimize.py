@@ -1,0 +1,364 @@
+"""Optimization: minibatches of gradient accumulation over a batch, one step each.
+
+How many rows are kept is traced: the loops over minibatches and microbatches run as far
+as there are rows, so that dropped groups cost nothing.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from ragen_jax.learning import aggregation, losses, train_state
+from ragen_jax.learning.aggregation import Mean
+from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.forward import (
+    UpdatePlan,
+    by_length,
+    critic_values,
+    cut,
+    microbatches,
+    policy_scores,
+)
+from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
+from ragen_jax.settings import Settings
+
+
+@struct.dataclass
+class TokenSums:
+    """(sum, count) of everything reported per token, added up over microbatches."""
+
+    policy_loss: Mean
+    value_loss: Mean
+    entropy: Mean
+    kl: Mean
+    approx_kl: Mean
+    clip_fraction: Mean
+    logprob_gap: Mean  # first update of an iteration only: the policy has not moved
+    ratio: Mean  # of probabilities, to those before the first update
+    logprob_gap_max: jax.Array  # float32[]
+    ratio_max: jax.Array  # float32[]
+
+
+@struct.dataclass
+class Steps:
+    """What the minibatches of one iteration added up to."""
+
+    sums: TokenSums
+    norms: tuple[jax.Array, jax.Array]  # float32[] each, actor's and critic's, summed
+    made: UpdateCounts
+
+
+def optimize(
+    plan: UpdatePlan, frozen, old: TrainState, batch: Batch, given: UpdateArgs
+) -> tuple[TrainState, Steps]:
+    """All epochs over the batch, one real update a minibatch.
+
+    Args:
+      plan: what is static.
+      frozen: the parameters that are not trained; {} in full training.
+      old: the state before.
+      batch: C rows, those of weight 1 in front, C a multiple of minibatches.
+      given: the seed that shuffles the rows, and the learning rate.
+    """
+    settings = plan.settings
+    size = settings.optimizer.minibatch
+    real_rows = (batch.weight > 0).sum()
+    count = -(-real_rows // size)
+
+    def minibatch(index, carry):
+        new, steps, order = carry
+        if settings.rollout.window_turns:
+            picked = even_share(batch, order, index, count, real_rows, size)
+        else:
+            rows = jax.lax.dynamic_slice_in_dim(order, index * size, size)
+            picked = _longest_first(batch, rows)
+        return *_one_update(plan, frozen, new, picked, steps, given.actor_lr), order
+
+    def epoch(index, carry):
+        key = jax.random.fold_in(jax.random.key(given.seed), old.iteration)
+        if settings.optimizer.reuse > 1:  # Another order in each use of the episodes.
+            key = jax.random.fold_in(key, old.updates)
+        order = _shuffled(jax.random.fold_in(key, index), batch.weight)
+        return jax.lax.fori_loop(0, count, minibatch, (*carry, order))[:-1]
+
+    return jax.lax.fori_loop(0, settings.optimizer.epochs, epoch, (old, _no_steps()))
+
+
+def _one_update(
+    plan: UpdatePlan, frozen, old: TrainState, picked: Batch, steps: Steps, actor_lr
+):
+    """Accumulates the gradients of one minibatch and applies them."""
+    pieces = microbatches(plan, picked)
+    is_first = steps.made.attempted == 0
+
+    def gradients_of(length: int, piece: Batch):
+        return _gradients(plan, frozen, old, cut(piece, length), is_first)
+
+    def accumulate(index, carry):
+        piece = jax.tree.map(lambda x: x[index], pieces)
+        return _add(carry, by_length(plan, gradients_of, piece.is_reply, piece))
+
+    micro_count = -(-(picked.weight > 0).sum() // plan.settings.optimizer.microbatch)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (old.actor, old.critic))
+    blank = none, (jnp.zeros(()), jnp.zeros(())), _no_sums()
+    gradients, counts, added = jax.lax.fori_loop(0, micro_count, accumulate, blank)
+    optimizer = train_state.actor_optimizer(plan.settings, actor_lr)
+    return _apply(plan.settings, optimizer, old, gradients, counts, added, steps)
+
+
+def _gradients(plan: UpdatePlan, frozen, old: TrainState, piece: Batch, is_first):
+    """((actor, critic) gradients of loss sums, their counts, TokenSums)."""
+    of_actor = functools.partial(actor_loss, plan, frozen)
+    of_critic = functools.partial(critic_loss, plan, frozen)
+    (_, (actor_count, sums)), actor = jax.value_and_grad(of_actor, has_aux=True)(
+        old.actor, piece, is_first, old.iteration
+    )
+    critic, critic_count, value_loss = old.critic, jnp.zeros(()), Mean.zero()
+    if plan.settings.has_critic:
+        (_, value_loss), critic = jax.value_and_grad(of_critic, has_aux=True)(
+            old.critic, piece
+        )
+        critic_count = value_loss.count
+    sums = sums.replace(value_loss=value_loss)
+    # Shared like the parameters, so that no device adds up whole gradients.
+    gradients = jax.lax.with_sharding_constraint(
+        (actor, critic), (plan.shardings.actor, plan.shardings.critic)
+    )
+    return gradients, (actor_count, critic_count), sums
+
+
+def actor_loss(plan: UpdatePlan, frozen, actor, piece: Batch, is_first, iteration):
+    """Loss of the policy, summed: dividing by the minibatch's count comes later.
+
+    Args:
+      plan: what is static.
+      frozen: the parameters that are not trained; {} in full training.
+      actor: the trainable tree, by which the loss is differentiated.
+      piece: rows of one microbatch.
+      is_first: bool[], whether the policy has not moved since it sampled.
+      iteration: int32[], by which coefficients may move.
+
+    Returns:
+      (float32[], (float32[] count, TokenSums)).
+    """
+    settings, chosen = plan.settings, plan.settings.loss
+    parameters = plan.assemble(actor, frozen)
+    scores = policy_scores(
+        plan, parameters, piece.tokens, piece.is_reply, remat=settings.model.remat
+    )
+    surrogate, is_clipped = _surrogate(settings, scores.logprobs, piece)
+    bonus = scores.entropy
+    if piece.has_bonus is not None:
+        bonus = jnp.where(piece.has_bonus, bonus, 0.0)
+    entropy = over_the_run(settings, chosen.entropy, chosen.entropy_end, iteration)
+    total = surrogate - entropy * bonus
+    divergence = jnp.zeros_like(surrogate)
+    if settings.has_reference:
+        divergence = losses.kl(scores.logprobs, piece.ref_logprobs, chosen.kl_kind)
+        if chosen.kl_in == "loss":
+            weight = over_the_run(settings, chosen.kl, chosen.kl_end, iteration)
+            total += weight * divergence
+    objective = _aggregate(settings, total, piece)
+
+    def mean(x: jax.Array) -> Mean:
+        return jax.lax.stop_gradient(
+            aggregation.token_mean(x, piece.is_reply, piece.weight)
+        )
+
+    gap = jnp.abs(scores.logprobs - _sampler_logprobs(piece))
+    counted = piece.is_reply & (piece.weight > 0)[:, None]
+    gap_mean = mean(gap)
+    ratio = losses.probability_ratio(scores.logprobs, piece.old_logprobs)
+    sums = TokenSums(
+        policy_loss=mean(surrogate),
+        value_loss=Mean.zero(),
+        entropy=mean(scores.entropy),
+        kl=mean(divergence),
+        approx_kl=mean(losses.kl(piece.old_logprobs, scores.logprobs, "k3")),
+        clip_fraction=mean(is_clipped),
+        logprob_gap=jax.tree.map(lambda x: jnp.where(is_first, x, 0), gap_mean),
+        ratio=mean(ratio),
+        logprob_gap_max=jax.lax.stop_gradient(
+            jnp.where(counted & is_first, gap, 0).max()
+        ),
+        ratio_max=jax.lax.stop_gradient(jnp.where(counted, ratio, 0).max()),
+    )
+    return objective.sum, (objective.count, sums)
+
+
+def _surrogate(settings: Settings, logprobs: jax.Array, piece: Batch):
+    """The clipped loss of each token and where it is clipped, float32[R, T] each."""
+    chosen, old = settings.loss, piece.old_logprobs
+    clips: dict[str, Any] = dict(clip_low=chosen.clip_low, clip_high=chosen.clip_high)
+    if chosen.ratio == "sequence":
+        logprobs = losses.sequence_logprobs(logprobs, old, piece.is_reply)
+    inputs = (logprobs, old, piece.advantages)
+    loss = losses.clipped_policy_loss(*inputs, **clips, dual_clip=chosen.dual_clip)
+    if chosen.sampler_correction:
+        loss *= losses.sampler_weights(
+            old, _sampler_logprobs(piece), chosen.sampler_correction
+        )
+    return loss, losses.clip_fraction(*inputs, **clips)
+
+
+def _sampler_logprobs(piece: Batch) -> jax.Array:
+    """float32[R, T], nats."""
+    recorded = piece.sampler_logprobs
+    return piece.old_logprobs if recorded is None else recorded
+
+
+def _aggregate(settings: Settings, total: jax.Array, piece: Batch) -> Mean:
+    """The mean that the settings choose, of the loss of each token."""
+    name, rollout = settings.loss.aggregation, settings.rollout
+    options: dict[str, Any] = {}
+    if name == "sequence_mean_token_sum_norm":
+        turns = 1 if rollout.window_turns else settings.most_turns()
+        options = dict(most_tokens=turns * rollout.reply_tokens)
+    aggregate = aggregation.AGGREGATIONS[name]
+    return aggregate(total, piece.is_reply, piece.weight, **options)
+
+
+def critic_loss(plan: UpdatePlan, frozen, critic, piece: Batch):
+    """(float32[], Mean): the critic's loss, summed. Args: as for `actor_loss`."""
+    settings, parameters = plan.settings, plan.assemble(critic, frozen)
+    values = critic_values(plan, parameters, piece.tokens, remat=settings.model.remat)
+    clip = settings.loss.value_clip
+    loss = losses.clipped_value_loss(values, piece.old_values, piece.returns, clip)
+    is_target = piece.is_reply if piece.is_target is None else piece.is_target
+    mean = aggregation.token_mean(loss, is_target, piece.weight)
+    return mean.sum, mean
+
+
+def _apply(
+    settings, optimizer, old: TrainState, gradients, counts, added, steps: Steps
+):
+    """One step of both optimizers, or none if it would leave anything not finite.
+
+    A finite gradient can do that too, where a rate or a decay is absurdly large.
+    """
+    gradients = tuple(
+        jax.tree.map(lambda g, c=c: g / jnp.maximum(c, 1), gradient)
+        for gradient, c in zip(gradients, counts, strict=True)
+    )
+    sizes = tuple(optax.global_norm(g) for g in gradients)
+    optimizers = (optimizer, train_state.critic_optimizer(settings))
+    before = (
+        (old.actor, old.actor_optimizer),
+        (old.critic, old.critic_optimizer),
+    )
+    after = tuple(map(_step, optimizers, gradients, before))
+    is_finite = jnp.isfinite(sizes[0]) & jnp.isfinite(sizes[1])
+    for parameters, _ in after:
+        is_finite &= _all_finite(parameters)
+    acts = is_finite & (old.iteration >= settings.optimizer.critic_warmup)
+    (actor, actor_optimizer), (critic, critic_optimizer) = (
+        jax.tree.map(lambda n, o, keep=keep: jnp.where(keep, n, o), new, was)
+        for keep, new, was in zip((acts, is_finite), after, before, strict=True)
+    )
+    new = old.replace(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+    )
+    made = UpdateCounts(
+        attempted=steps.made.attempted + 1,
+        real=steps.made.real + is_finite,
+        bad=steps.made.bad + ~is_finite,
+    )
+    norms = tuple(norm + size for norm, size in zip(steps.norms, sizes, strict=True))
+    return new, Steps(sums=merge(steps.sums, added), norms=norms, made=made)
+
+
+def _step(optimizer, gradient, before):
+    """(parameters, optimizer's state) after a step from those `before`."""
+    parameters, state = before
+    changes, state = optimizer.update(gradient, state, parameters)
+    return optax.apply_updates(parameters, changes), state
+
+
+def _all_finite(tree) -> jax.Array:
+    """bool[], whether every number of every leaf is finite."""
+    return jnp.stack(
+        [jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(tree))]
+    ).all()
+
+
+def even_share(
+    batch: Batch,
+    order: jax.Array,
+    index: jax.Array,
+    count: jax.Array,
+    real_rows: jax.Array,
+    minibatch: int,
+) -> Batch:
+    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
+
+    How many turns are played is up to the episodes: cut into whole minibatches the last
+    could hold a single row, and yet make as large a step as the others.
+
+    Args:
+      batch: C rows, enough for `count` whole minibatches.
+      order: int32[C], the `real_rows` rows of weight 1 in front.
+      index, count, real_rows: int32[].
+      minibatch: rows of the result, of which the last are padding; static.
+    """
+    start, end = (real_rows * i // count for i in (index, index + 1))
+    rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
+    is_own = jnp.arange(minibatch) < end - start
+    picked = jax.tree.map(lambda x: x[rows], batch)
+    picked = picked.replace(
+        is_reply=picked.is_reply & is_own[:, None],
+        weight=jnp.where(is_own, picked.weight, 0),
+    )
+    return _longest_first(picked, jnp.arange(minibatch))
+
+
+def _longest_first(batch: Batch, rows: jax.Array) -> Batch:
+    """The given rows: microbatches of like length, padding rows last."""
+    lengths = reply_lengths(batch.is_reply)[rows]
+    rows = rows[jnp.argsort(-lengths, stable=True)]
+    return jax.tree.map(lambda x: x[rows], batch)
+
+
+def _shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
+    """int32[C], the rows of weight 1 in random order, then the others."""
+    rank = jax.random.uniform(key, weight.shape)
+    return jnp.argsort(jnp.where(weight > 0, rank, 2.0), stable=True)
+
+
+def _no_steps() -> Steps:
+    zero = jnp.zeros((), jnp.int32)
+    norms = (jnp.zeros(()), jnp.zeros(()))
+    return Steps(sums=_no_sums(), norms=norms, made=UpdateCounts(zero, zero, zero))
+
+
+_MAXIMA = ("logprob_gap_max", "ratio_max")
+
+
+def _no_sums() -> TokenSums:
+    zeros: dict[str, Any] = {
+        field.name: jnp.zeros(()) if field.name in _MAXIMA else Mean.zero()
+        for field in dataclasses.fields(TokenSums)
+    }
+    return TokenSums(**zeros)
+
+
+def merge(one: TokenSums, other: TokenSums) -> TokenSums:
+    """The sums over both."""
+    total = jax.tree.map(jnp.add, one, other)
+    highest = {
+        name: jnp.maximum(getattr(one, name), getattr(other, name)) for name in _MAXIMA
+    }
+    return total.replace(**highest)
+
+
+def _add(carry, new):
+    gradients, counts, sums = jax.tree.map(jnp.add, carry, new)
+    return gradients, counts, merge(carry[2], new[2])

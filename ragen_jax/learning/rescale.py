@@ -1,0 +1,75 @@
+"""Whitening, weights and scales of advantages that were estimated.
+
+In RAGEN's order: whiten, reweight by the group's spread, scale by the kept share,
+divide by the row's length, and blank for control runs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.learning import advantages
+from ragen_jax.learning.batch import KeptRows
+from ragen_jax.learning.filters import Selection
+from ragen_jax.settings import Settings
+from ragen_jax.trajectory import Episodes
+
+_SMALLEST = 1e-6  # added to the largest spread, as RAGEN
+
+LOSS_SCALES = {"linear": lambda share: share, "sqrt": jnp.sqrt}
+
+
+def rescale(
+    settings: Settings,
+    estimate: advantages.Estimate,
+    kept: KeptRows,
+    episodes: Episodes,
+    chosen: Selection,
+) -> jax.Array:
+    """float32[C, T], the advantages as the losses read them.
+
+    Args:
+      settings: of the run.
+      estimate: of C rows of T tokens.
+      kept: those rows.
+      episodes: all B.
+      chosen: what the filter kept of them.
+    """
+    gains, rows = estimate.advantages, kept.rows
+    if settings.advantage.whiten:
+        gains = advantages.whiten(gains, rows.is_reply, kept.weight, estimate.is_target)
+    if settings.filter.reweight:
+        weight = spread_weight(chosen.spread, chosen.kept_groups)[episodes.group]
+        gains *= advantages.broadcast_to_tokens(weight, rows)
+    if settings.filter.loss_scale != "none":
+        gains *= LOSS_SCALES[settings.filter.loss_scale](chosen.share)
+    if settings.advantage.length_weight:
+        gains /= relative_length(rows.is_reply, kept.weight)[:, None]
+    if settings.advantage.zero_task:
+        gains = jnp.zeros_like(gains)
+    return gains
+
+
+def spread_weight(spread: jax.Array, kept: jax.Array) -> jax.Array:
+    """Soft filtering: std / (largest std of the kept groups + 1e-6).
+
+    Source: RAGEN's soft_advantage_reweight, there for GRPO alone.
+
+    Args:
+      spread: float32[P], in-group std of returns, units of reward.
+      kept: bool[P].
+
+    Returns:
+      float32[P], 0 to 1 where kept.
+    """
+    return spread / (jnp.max(jnp.where(kept, spread, 0.0)) + _SMALLEST)
+
+
+def relative_length(is_reply: jax.Array, weight: jax.Array) -> jax.Array:
+    """float32[C], each row's reply tokens over their mean; 1 for padding rows.
+
+    Source: RAGEN's grpo_advantage_length_weight.
+    """
+    length = is_reply.sum(axis=1).astype(jnp.float32)
+    counted = (weight > 0) & (length > 0)
+    mean = jnp.where(counted, length, 0.0).sum() / jnp.maximum(counted.sum(), 1)
+    return jnp.where(counted, length / jnp.maximum(mean, 1.0), 1.0)

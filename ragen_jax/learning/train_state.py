@@ -1,0 +1,163 @@
+"""The training state: actor, critic, their optimizers, and the counts of updates."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from ragen_jax.learning.schedules import learning_rate
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.settings import OptimizerSettings, Settings
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that an iteration hands to the next, and a checkpoint holds."""
+
+    actor: Parameters
+    critic: Parameters  # {} where the estimator has no critic
+    actor_optimizer: Any  # optax state
+    critic_optimizer: Any
+    iteration: jax.Array  # int32[], iterations finished
+    updates: jax.Array  # int32[], real updates made; schedules count these
+    bad_in_row: jax.Array  # int32[], iterations running with a gradient not finite
+    empty_in_row: jax.Array  # int32[], iterations running in which nothing was kept
+    skipped_bad: jax.Array  # int32[], updates skipped so far: gradient not finite
+    skipped_empty: jax.Array  # int32[], iterations so far in which nothing was kept
+
+
+def new_state(actor: Parameters, critic: Parameters, settings: Settings) -> TrainState:
+    """The state before the first iteration.
+
+    Args:
+      actor: the policy's parameters.
+      critic: the critic's, or {}.
+      settings: of the run.
+    """
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=actor_optimizer(settings).init(actor),
+        critic_optimizer=critic_optimizer(settings).init(critic),
+        iteration=zero,
+        updates=zero,
+        bad_in_row=zero,
+        empty_in_row=zero,
+        skipped_bad=zero,
+        skipped_empty=zero,
+    )
+
+
+@struct.dataclass
+class UpdateCounts:
+    """Of the minibatches of one use of the episodes, or of several."""
+
+    attempted: jax.Array  # int32[], with at least one row
+    real: jax.Array  # int32[], of them applied
+    bad: jax.Array  # int32[], of them skipped: gradient not finite
+
+
+_ZERO: Any = np.int32(0)
+NO_UPDATES = UpdateCounts(_ZERO, _ZERO, _ZERO)
+
+
+@struct.dataclass
+class UpdateArgs:
+    """Numbers that a compiled update is given at each call, as NumPy scalars do.
+
+    No constants, so that runs which differ in the seed or the learning rate alone share
+    a compiled program, and a rollback that lowers the rate compiles nothing.
+    """
+
+    seed: jax.Array  # uint32[], of the run; shuffles the rows
+    actor_lr: jax.Array  # float32[], the highest of the actor's schedule
+    use: jax.Array  # int32[], 0-based use of the episodes, below `optimizer.reuse`
+    earlier: UpdateCounts  # of the earlier uses of the same episodes
+
+
+def update_arguments(settings: Settings, made: Sequence[UpdateCounts]) -> UpdateArgs:
+    """Those of an update, on the host.
+
+    Args:
+      settings: of the run.
+      made: in each earlier use of the same episodes; empty before the first.
+    """
+    add: Any = functools.partial(jax.tree.map, np.add)
+    numbers: Any = {
+        "seed": np.uint32(settings.seed),
+        "actor_lr": np.float32(settings.optimizer.actor_lr),
+        "use": np.int32(len(made)),
+    }
+    earlier = functools.reduce(add, jax.device_get(made), NO_UPDATES)
+    return UpdateArgs(**numbers, earlier=earlier)
+
+
+def count(
+    settings: Settings,
+    old: TrainState,
+    new: TrainState,
+    made: UpdateCounts,
+    given: UpdateArgs,
+) -> TrainState:
+    """`new` with the counts of `old`, one iteration further after the last use.
+
+    Limits are over iterations: a gradient that is not finite in any use makes the
+    iteration a bad one, and one is empty where no use had a row to learn from.
+
+    Args:
+      settings: of the run.
+      old, new: before and after.
+      made: in this use of the episodes.
+      given: which use it is, and what the earlier ones made.
+    """
+    total = jax.tree.map(jnp.add, given.earlier, made)
+    is_bad, is_empty = total.bad > 0, total.attempted == 0
+    is_last = given.use == settings.optimizer.reuse - 1
+
+    def in_row(before: jax.Array, counts: jax.Array) -> jax.Array:
+        return jnp.where(is_last, jnp.where(counts, before + 1, 0), before)
+
+    return new.replace(
+        iteration=old.iteration + is_last,
+        updates=old.updates + made.real,
+        bad_in_row=in_row(old.bad_in_row, is_bad),
+        empty_in_row=in_row(old.empty_in_row, is_empty),
+        skipped_bad=old.skipped_bad + made.bad,
+        skipped_empty=old.skipped_empty + (is_last & is_empty),
+    )
+
+
+def actor_optimizer(
+    settings: Settings, peak: float | jax.Array | None = None
+) -> optax.GradientTransformation:
+    """AdamW behind a clip of the global gradient norm.
+
+    Args:
+      settings: of the run.
+      peak: the highest learning rate; None: the settings'.
+    """
+    chosen = settings.optimizer
+    peak = chosen.actor_lr if peak is None else peak
+    return _adamw(chosen, learning_rate(settings, peak))
+
+
+def critic_optimizer(settings: Settings) -> optax.GradientTransformation:
+    """The critic's own AdamW."""
+    chosen = settings.optimizer
+    rate = learning_rate(settings, chosen.critic_lr, chosen.critic_schedule)
+    return _adamw(chosen, rate)
+
+
+def _adamw(chosen: OptimizerSettings, rate: optax.Schedule):
+    return optax.chain(
+        optax.clip_by_global_norm(chosen.clip_norm),
+        optax.adamw(
+            rate, b1=chosen.beta1, b2=chosen.beta2, weight_decay=chosen.weight_decay
+        ),
+    )

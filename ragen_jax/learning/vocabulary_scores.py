@@ -1,0 +1,181 @@
+"""Log-probability and entropy of chosen tokens, by chunks of the vocabulary's product.
+
+The logits of a row, float32[T, V], are too large to keep. Both directions loop over
+chunks of the tokens that are to be scored, as many as there are and no further; nothing
+of a chunk is kept but log Z and the entropy, and the logits are computed again for the
+gradient. The derivative is written out, so that the vocabulary's gradient is added up
+in float32 in one place: on a mesh each device adds up its own rows', and they are
+summed across devices once, after the loop.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.parallel import backend
+
+# Logits that exist at a time, in numbers: float32, so 64 MiB and 1 GiB. An accelerator
+# has room for more, and reads all of the vocabulary's weights for each chunk.
+_MOST_LOGITS, _MOST_LOGITS_ON_ACCELERATORS = 2**24, 2**28
+# Tokens of a chunk: the last one is half empty in the mean. A processor's caches gain
+# nothing from more.
+_MOST_TOKENS, _MOST_TOKENS_ON_ACCELERATORS = 128, 2048
+
+
+@struct.dataclass
+class TokenScores:
+    """Of each token given all before it in its row; 0 where none was asked for."""
+
+    logprobs: jax.Array  # float32[R, T], nats
+    entropy: jax.Array  # float32[R, T], nats, of the distribution it was drawn from
+
+
+def chunk_tokens(vocabulary: int, tokens: int, *, on_cpu: bool) -> int:
+    """How many tokens are scored at a time, at least 1."""
+    if on_cpu:
+        most = min(_MOST_TOKENS, _MOST_LOGITS // vocabulary)
+    else:
+        most = min(
+            _MOST_TOKENS_ON_ACCELERATORS, _MOST_LOGITS_ON_ACCELERATORS // vocabulary
+        )
+    return max(1, min(most, tokens))
+
+
+def score_vocabulary(
+    weight: jax.Array,
+    hidden: jax.Array,
+    token: jax.Array,
+    wanted: jax.Array,
+    *,
+    temperature: float | jax.Array,
+    is_tied: bool,
+    with_entropy: bool = True,
+    chunk: int | None = None,
+) -> TokenScores:
+    """Scores under p = softmax(hidden . weight / temperature), where `wanted`.
+
+      logprob = x[token] - log Z,  entropy = -sum_v p_v log p_v
+
+    with x = logits / temperature; and, with g and h what comes back for the two,
+
+      d x_v = g (1[v = token] - p_v) - h p_v (log p_v + entropy).
+
+    Args:
+      weight: float[V, D] if tied (the embedding), else float[D, V]; cast to hidden's
+        dtype for the products, whose results are float32. Its gradient is float32.
+      hidden: float[R, n, D], what predicts each token.
+      token: int32[R, n].
+      wanted: bool[R, n], the tokens to score.
+      temperature: above 0.
+      is_tied: how `weight` lies.
+      with_entropy: False leaves the entropy 0 and saves its cost.
+      chunk: tokens scored at a time; None: `chunk_tokens`.
+    """
+    # Constants of the program may be NumPy's, whose loops would know no tracers.
+    weight, hidden, token, wanted = map(jnp.asarray, (weight, hidden, token, wanted))
+    rows, length, width = hidden.shape
+    if chunk is None:
+        vocabulary = weight.shape[0 if is_tied else 1]
+        on_cpu = backend.name() == "cpu"
+        chunk = chunk_tokens(vocabulary, rows * length, on_cpu=on_cpu)
+    asked = wanted.reshape(-1)
+    # Those asked for first, in their order; behind the end stands a row of its own.
+    order = jnp.argsort(~asked, stable=True).astype(jnp.int32)
+    order = jnp.pad(order, (0, -order.size % chunk), constant_values=order.size)
+    logprobs, entropy = _scores(
+        (is_tied, with_entropy, chunk),
+        weight,
+        hidden.reshape(-1, width),
+        token.reshape(-1),
+        order,
+        asked.sum(),
+        jnp.asarray(temperature, jnp.float32),
+    )
+    return TokenScores(logprobs.reshape(rows, length), entropy.reshape(rows, length))
+
+
+def _logits(is_tied: bool, cast: jax.Array, hidden: jax.Array, temperature):
+    """float32[c, V] of float[c, D], divided by the temperature."""
+    spec = "td,vd->tv" if is_tied else "td,dv->tv"
+    product = jnp.einsum(spec, hidden, cast, preferred_element_type=jnp.float32)
+    return product / temperature
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scores(static, weight, hidden, token, order, count, temperature):
+    """(logprobs, entropy), float32[m] each, of float[m, D] hidden states.
+
+    static: (is_tied, with_entropy, chunk).
+    """
+    return _forward(static, weight, hidden, token, order, count, temperature)[0]
+
+
+def _forward(static, weight, hidden, token, order, count, temperature):
+    is_tied, with_entropy, chunk = static
+    cast = weight.astype(hidden.dtype)
+
+    def one(index, out):
+        at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
+        logits = _logits(is_tied, cast, hidden.at[at].get(mode="clip"), temperature)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        own = token.at[at].get(mode="clip")[:, None]
+        chosen = jnp.take_along_axis(logits, own, axis=-1)[:, 0]
+        entropy = jnp.zeros_like(total)
+        if with_entropy:
+            # Not log Z - sum_v p_v x_v, whose terms cancel where the policy is sure.
+            log_policy = logits - total[:, None]
+            entropy = -(jnp.exp(log_policy) * log_policy).sum(axis=-1)
+        # What is not asked for within the last chunk is dropped.
+        at = jnp.where(index * chunk + jnp.arange(chunk) < count, at, token.size)
+        new = (chosen - total, entropy, total)
+        return tuple(
+            x.at[at].set(part, mode="drop") for x, part in zip(out, new, strict=True)
+        )
+
+    blank = (jnp.zeros(token.shape, jnp.float32),) * 3
+    logprobs, entropy, total = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
+    kept = (weight, hidden, token, order, count, temperature, entropy, total)
+    return (logprobs, entropy), kept
+
+
+def _backward(static, kept, given):
+    is_tied, with_entropy, chunk = static
+    weight, hidden, token, order, count, temperature, entropy, total = kept
+    cast = weight.astype(hidden.dtype)
+    to_hidden, to_weight = (
+        ("tv,vd->td", "tv,td->vd") if is_tied else ("tv,dv->td", "tv,td->dv")
+    )
+
+    def one(index, carry):
+        by_weight, by_hidden = carry
+        at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
+        is_real = index * chunk + jnp.arange(chunk) < count
+        piece = hidden.at[at].get(mode="clip")
+
+        def own(x):
+            return jnp.where(is_real, x.at[at].get(mode="clip"), 0)[:, None]
+
+        log_policy = _logits(is_tied, cast, piece, temperature)
+        log_policy -= total.at[at].get(mode="clip")[:, None]
+        policy = jnp.exp(log_policy)
+        places = jax.lax.broadcasted_iota(jnp.int32, policy.shape, 1)
+        is_chosen = places == token.at[at].get(mode="clip")[:, None]
+        change = own(given[0]) * (is_chosen - policy)
+        if with_entropy:
+            change -= own(given[1]) * policy * (log_policy + own(entropy))
+        change = (change / temperature).astype(hidden.dtype)
+        by_piece = jnp.einsum(to_hidden, change, cast)
+        by_weight += jnp.einsum(
+            to_weight, change, piece, preferred_element_type=jnp.float32
+        )
+        at = jnp.where(is_real, at, token.size)
+        return by_weight, by_hidden.at[at].set(by_piece, mode="drop")
+
+    blank = (jnp.zeros(weight.shape, jnp.float32), jnp.zeros_like(hidden))
+    by_weight, by_hidden = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
+    return by_weight.astype(weight.dtype), by_hidden, None, None, None, None
+
+
+_scores.defvjp(_forward, _backward)

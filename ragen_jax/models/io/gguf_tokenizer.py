@@ -1,0 +1,138 @@
+"""Tokenizers from the metadata of GGUF files, built without torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import UserError
+from ragen_jax.models.io.gguf_file import GgufFile
+
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
+_REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
+# Cuts words, numbers of up to N digits, signs and white space from each other, as the
+# tokenizer.json of Qwen2 (N = 1) and Llama 3 (N = 3) do.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build(file: GgufFile) -> PreTrainedTokenizerFast:
+    """The tokenizer that Hugging Face's own files of the model describe.
+
+    Raises:
+      UserError: if the file describes none, or one of a kind that is not supported.
+    """
+    metadata = file.metadata
+    kind = metadata.get("tokenizer.ggml.model")
+    if not isinstance(kind, str) or kind != "gpt2":
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.model = {kind!r} is not supported; choose a"
+            " model with a byte-level BPE tokenizer ('gpt2'), such as Qwen, Llama 3 or"
+            " SmolLM2"
+        )
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.pre = {pre!r} is not supported; choose a"
+            f" model whose text is cut as by {', '.join(_PRE_TOKENIZERS)}"
+        )
+    try:
+        return _wrap(_byte_level(metadata, pre), metadata)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Damaged metadata may raise anything, a panic too.
+        raise UserError(
+            f"{file.path} has no tokenizer that can be read"
+            f" ({type(error).__name__}: {error}".splitlines()[0]
+            + f"); {_REMEDY}"
+        ) from None
+
+
+def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
+    texts = metadata["tokenizer.ggml.tokens"]
+    types = list(metadata.get("tokenizer.ggml.token_type", [1] * len(texts)))
+    merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {
+        text: index
+        for index, (text, kind) in enumerate(zip(texts, types, strict=True))
+        if kind != _UNUSED  # Fills up the embedding and stands for no text.
+    }
+    made = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
+    )
+    made.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    if pre == "qwen2":
+        made.normalizer = normalizers.NFC()
+    made.decoder = decoders.ByteLevel()
+    for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        added = [
+            AddedToken(text, special=is_special, normalized=False)
+            for text, type_ in zip(texts, types, strict=True)
+            if type_ == kind
+        ]
+        made.add_special_tokens(added) if is_special else made.add_tokens(added)
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if bos is not None and metadata.get(
+        "tokenizer.ggml.add_bos_token", pre == "llama-bpe"
+    ):
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{texts[bos]} $A", special_tokens=[(texts[bos], bos)]
+        )
+    return made
+
+
+def _wrap(
+    made: tokenizers.Tokenizer, metadata: Mapping[str, Any]
+) -> PreTrainedTokenizerFast:
+    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    ids = {
+        f"{ours}_token": metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+        for ours, theirs in names.items()
+    }
+    texts = metadata["tokenizer.ggml.tokens"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        clean_up_tokenization_spaces=False,
+        **{name: texts[index] for name, index in ids.items() if index is not None},
+    )
+    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
+    return tokenizer
+
+
+def _whole_words(digits: str) -> pre_tokenizers.PreTokenizer:
+    pattern = Regex(_SPLIT.replace("DIGITS", digits))
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+
+
+# tokenizer.ggml.pre -> how text is cut before merging.
+_PRE_TOKENIZERS = {
+    "smollm": _single_digits,
+    "qwen2": lambda: _whole_words(""),
+    "llama-bpe": lambda: _whole_words("{1,3}"),
+}

@@ -1,0 +1,281 @@
+"""Hugging Face folders: config.json, safetensors, tokenizer; read and written."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import UserError
+from ragen_jax.models import config as model_config
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io import partial_reads, safetensors_files
+from ragen_jax.models.io.safetensors_files import Stored
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.utils import atomic_files, json_files
+
+# Our layer leaves -> name in the file.
+LAYER_NAMES = {
+    "attention_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "query_bias": "self_attn.q_proj.bias",
+    "key_bias": "self_attn.k_proj.bias",
+    "value_bias": "self_attn.v_proj.bias",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+# What transformers reads of a folder besides tokenizer.json.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+# Old files keep the rotary frequencies, which config.json says too.
+_BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
+    """Name in the file -> where the tensor goes: (leaf path, layer or None)."""
+    names = {
+        "model.embed_tokens.weight": (("embedding",), None),
+        "model.norm.weight": (("final_norm",), None),
+    }
+    if "head" in declared:
+        names["lm_head.weight"] = (("head",), None)
+    for leaf in declared["layers"]:
+        for index in range(config.layers):
+            name = f"model.layers.{index}.{LAYER_NAMES[leaf]}"
+            names[name] = (("layers", leaf), index)
+    return names
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads `folder`/config.json.
+
+    Raises:
+      UserError: if the folder or file is missing, unreadable or not supported.
+    """
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise UserError(
+            f"model.path: there is no folder {folder}; give 'tiny' or a Hugging Face"
+            " model folder"
+        )
+    try:
+        parsed = json_files.read_object(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read as JSON ({error}); a model folder needs the"
+            " config.json that came with its weights"
+        ) from None
+    return model_config.from_hugging_face(parsed, str(path))
+
+
+def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) -> None:
+    """Checks that the files hold the declared tensors; reads their headers alone.
+
+    Raises:
+      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
+        of another shape than config.json says.
+    """
+    open_parameters(folder, config, declared)
+
+
+def read_parameters(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> Parameters:
+    """Reads the weights as float32 NumPy arrays, laid out as `declared`.
+
+    Raises:
+      UserError: as `check_parameters`.
+    """
+    return partial_reads.read_tree(open_parameters(folder, config, declared), declared)
+
+
+def open_parameters(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> partial_reads.ReadPart:
+    """Checks the files' headers, and gives a reader of parts of the declared leaves.
+
+    Raises:
+      UserError: as `check_parameters`.
+    """
+    places = _find_tensors(folder, config, declared)
+
+    def read(path: partial_reads.Path, layer: int | None, block) -> np.ndarray:
+        file, stored = places[path, layer]
+        return stored.mapped(file)[block]
+
+    return partial_reads.part_reader(read, declared)
+
+
+def _find_tensors(
+    folder: Path, config: ModelConfig, declared: Parameters
+) -> dict[tuple, tuple[Path, Stored]]:
+    """Where each declared tensor lies: (leaf path, layer or None) -> file and place."""
+    files = safetensors_files.weight_files(folder)
+    headers = {path: safetensors_files.read_header(path) for path in files}
+    if config.layers > sum(map(len, headers.values())):  # Before so many are named.
+        raise UserError(
+            f"{folder}/config.json: num_hidden_layers = {config.layers}, and the files"
+            f" hold {sum(map(len, headers.values()))} tensors; take config.json and"
+            " weights of one model"
+        )
+    wanted = tensor_names(declared, config)
+    unknown, found = [], {}
+    for path, header in headers.items():
+        for name, stored in header.items():
+            if name in wanted:
+                where = wanted[name]
+                if where in found:
+                    raise UserError(
+                        f"{folder}: tensor {name} is both in {found[where][0].name}"
+                        f" and in {path.name}; take the files of one model"
+                    )
+                found[where] = path, stored
+                leaf = partial_reads.find_leaf(declared, where[0])
+                _check_tensor(
+                    name, stored, partial_reads.shape_in_file(where[0], leaf), path
+                )
+            elif config.tied and name == "lm_head.weight":
+                # A second copy, which transformers does not read either.
+                _check_tensor(name, stored, (config.vocabulary, config.width), path)
+            elif not _BUFFER.fullmatch(name):
+                unknown.append(name)
+    missing = sorted(name for name, where in wanted.items() if where not in found)
+    if missing or unknown:
+        raise UserError(
+            f"{folder}: the files do not match config.json: missing"
+            f" {missing[:5]} ({len(missing)} in all), not used {unknown[:5]}"
+            f" ({len(unknown)} in all); take config.json and weights of one model"
+        )
+    return found
+
+
+def _check_tensor(
+    name: str, stored: Stored, implied: tuple[int, ...], path: Path
+) -> None:
+    if stored.shape != implied:
+        raise UserError(
+            f"{path}: tensor {name} has shape {stored.shape}, config.json implies"
+            f" {implied}; take config.json and weights of one model"
+        )
+    if stored.dtype not in safetensors_files.DTYPES:
+        raise UserError(
+            f"{path}: tensor {name} is stored as {stored.dtype}, which is not"
+            f" supported; choose weights of {', '.join(safetensors_files.DTYPES)}"
+        )
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Reads the folder's tokenizer, without network and without remote code.
+
+    The tokens are those of tokenizer.json, whatever class the other files name:
+    AutoTokenizer of transformers 5 gives every `qwen2` model Qwen's own way of cutting
+    text into pieces, silently, and a model trained with another reads rubbish.
+
+    Raises:
+      UserError: if there is none.
+    """
+    remedy = "copy the model's tokenizer.json and tokenizer_config.json into it"
+    # Without this check some families are given a tokenizer that knows no words.
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} has no tokenizer.json; {remedy}")
+    try:
+        for name in _TOKENIZER_FILES:
+            if (folder / name).exists():
+                json_files.check_regular(folder / name, json_files.MOST_BYTES)
+        return PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # A damaged file may raise anything, a panic too.
+        raise UserError(
+            f"{folder} has no tokenizer that can be read"
+            f" ({type(error).__name__}: {error}".splitlines()[0]
+            + f"); {remedy}"
+        ) from None
+
+
+def _forget_origin(path: Path) -> None:
+    """Drops what transformers notes on how the tokenizer was read."""
+    written = json.loads(path.read_text())
+    for key in ("is_local", "local_files_only"):
+        written.pop(key, None)
+    _write_json(path, written)
+
+
+def _write_json(path: Path, written: dict) -> None:
+    path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+
+
+def _view(tree: Parameters, where: tuple) -> np.ndarray:
+    """One tensor of the files, as they lay it out."""
+    path, layer = where
+    leaf = np.asarray(partial_reads.find_leaf(tree, path))
+    return partial_reads.to_file(path, leaf if layer is None else leaf[layer])
+
+
+def _write_weights(
+    folder: Path,
+    config: ModelConfig,
+    parameters: Parameters,
+    dtype: np.dtype,
+    most_bytes: int,
+) -> None:
+    places = tensor_names(parameters, config)
+
+    def make(name: str) -> np.ndarray:
+        return _view(parameters, places[name])
+
+    shapes = {name: make(name).shape for name in places}
+    safetensors_files.write_files(folder, shapes, make, dtype, most_bytes)
+
+
+def write_folder(
+    folder: Path,
+    config: ModelConfig,
+    parameters: Parameters,
+    tokenizer: PreTrainedTokenizerFast,
+    dtype=np.float32,
+    max_shard_bytes: int = 5 * 2**30,
+) -> None:
+    """Writes a folder that transformers loads; it appears whole or not at all.
+
+    Args:
+      folder: must not exist, or be empty.
+      config: the model's shape.
+      parameters: arrays laid out as `parameters.declare` says, on the host.
+      tokenizer: saved beside the weights, with its chat template.
+      dtype: of the stored weights, float32, bfloat16 or float16.
+      max_shard_bytes: of weights a file; more are written as several with an index.
+
+    Raises:
+      UserError: if `folder` holds anything.
+    """
+    with atomic_files.new_folder(folder) as scratch:
+        _write_weights(scratch, config, parameters, np.dtype(dtype), max_shard_bytes)
+        ids = {
+            kind: getattr(tokenizer, f"{kind}_token_id")
+            for kind in ("bos", "eos", "pad")
+        }
+        written = model_config.to_hugging_face(
+            config, dtype=np.dtype(dtype).name, **ids
+        )
+        _write_json(scratch / "config.json", written)
+        known = {f"{k}_token_id": x for k, x in ids.items() if x is not None}
+        _write_json(scratch / "generation_config.json", known)
+        tokenizer.save_pretrained(scratch)
+        _forget_origin(scratch / "tokenizer_config.json")

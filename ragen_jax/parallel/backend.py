@@ -1,0 +1,85 @@
+"""The devices that programs are compiled for. All who ask about them ask here.
+
+They are the ones that JAX finds or, within `targeting`, ones that are not there. What
+depends on them:
+
+* mesh.py lays its axes over `devices`;
+* loop.py computes in bfloat16 unless `name` is "cpu", which emulates it slowly;
+* models/attention.py takes cuDNN's kernel by `cuda_capability`, and a loop over rows on
+  a CPU, whose cache holds one row's scores;
+* rollout/cache.py cuts decode attention into one operation a core on a CPU.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """Devices that are not there, described as JAX would describe them if they were."""
+
+    name: str  # as jax.default_backend() has it: "cpu", "gpu" or "tpu"
+    devices: tuple[Any, ...]  # of all processes
+    local_devices: tuple[Any, ...]  # of one process
+    cuda_capability: tuple[int, int] | None  # (9, 0) for Hopper; None: not NVIDIA's
+
+
+_TARGET: contextvars.ContextVar[Backend | None] = contextvars.ContextVar(
+    "target", default=None
+)
+
+
+@contextlib.contextmanager
+def targeting(target: Backend) -> Iterator[None]:
+    """Within it, and in this thread alone, programs are traced for these devices.
+
+    JAX forgets what it has traced before and after: it knows traces by function and
+    shapes, and nothing of the choices that were made for a target.
+    """
+    jax.clear_caches()
+    token = _TARGET.set(target)
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+        jax.clear_caches()
+
+
+def name() -> str:
+    """The platform: "cpu", "gpu" or "tpu"."""
+    target = _TARGET.get()
+    return jax.default_backend() if target is None else target.name
+
+
+def devices() -> list[Any]:
+    """All devices of all processes."""
+    target = _TARGET.get()
+    return jax.devices() if target is None else list(target.devices)
+
+
+def device_count() -> int:
+    """How many devices all processes have together."""
+    return len(devices())
+
+
+def local_devices() -> list[Any]:
+    """The devices of one process: of this one, if they are there."""
+    target = _TARGET.get()
+    return jax.local_devices() if target is None else list(target.local_devices)
+
+
+def cuda_capability() -> tuple[int, int] | None:
+    """NVIDIA's compute capability, (9, 0) for Hopper; None on any other device."""
+    target = _TARGET.get()
+    if target is not None:
+        return target.cuda_capability
+    device = jax.local_devices()[0]
+    if device.platform != "gpu" or "cuda" not in device.client.platform_version:
+        return None
+    major, minor = str(device.compute_capability).split(".")
+    return int(major), int(minor)

@@ -1,0 +1,140 @@
+"""Choices that depend on the backend, each with its reason. All of them stand here.
+
+What is asked of a device is in `backend.py`. "Compiled" means read off the program that
+XLA compiles for an H100; "simulated", counted by the rollout's rules with random reply
+lengths (mean 50, 150 and 400 tokens, 128 slots, 5 turns); "measured", timed.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.parallel import backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What suits one kind of backend, where the settings leave it open."""
+
+    # Of the transformers: CPUs emulate bfloat16 (measured: a tenth of the speed in
+    # products with one row).
+    compute_dtype: str
+    # Attention of whole rows, one row after the other: a CPU's cache holds the scores
+    # of one row's block (measured: 5 times faster, forward and backward).
+    has_row_loop: bool
+    # Episodes of a training batch that are decoded at a time; 0: all. A step costs a
+    # CPU as much as it has slots, and of a slot for each episode three quarters wait or
+    # are idle: 128 episodes of FrozenLake took 8.6 s of one core with 128 slots, 4.9
+    # with 64, 4.0 with 32 and 3.5 with 16, and 3.5 with 32 and chunks of 4 (measured,
+    # medians of three). A GPU's step costs the same for few and many.
+    slots: int
+    # Decode steps between two looks at the loop's predicate. A look costs a GPU some
+    # 0.03 ms, a step in which a finished slot waits 1 ms for that slot.
+    decode_chunk: int
+    # Lengths of the cache that decoding is compiled for. On a CPU reading a shorter one
+    # is cheaper. A GPU writes the slice out before it reads it: three quarters of the
+    # cache cost 1.6 times as much as all of it (compiled).
+    buckets: int
+    # W is a slot in so many. A decode step costs a GPU the same however many slots
+    # wait, so that waiting is expensive there; a CPU pays for each message (measured).
+    # Simulated: W of an eighth, chunks of 4 and `counts_busy` together take 13 %, 18 %
+    # and 37 % off the time of a rollout against a quarter, 8 and no count.
+    extend_share: int
+    # Whether an environment steps once that share of the slots that are still busy
+    # waits; else only when W wait, and in the end all wait for the slowest.
+    counts_busy: bool
+    # Generalized advantages token by token. A GPU starts four kernels a token: 10,503
+    # for rows of 2,624, some 16 ms, and 9 with all tokens at once (compiled). A CPU
+    # keeps the sums' order, and with it the numbers of earlier runs.
+    has_token_loop: bool
+    # Rows and caches are a multiple of so many tokens long: then every row of the cache
+    # begins at an address that 16-byte loads can use.
+    row_multiple: int
+
+
+_CPU = Choices(
+    compute_dtype="float32",
+    has_row_loop=True,
+    slots=32,
+    decode_chunk=4,
+    buckets=4,
+    extend_share=4,
+    counts_busy=False,
+    has_token_loop=True,
+    row_multiple=1,
+)
+_ACCELERATOR = Choices(
+    compute_dtype="bfloat16",
+    has_row_loop=False,
+    slots=0,
+    decode_chunk=4,
+    buckets=1,
+    extend_share=8,
+    counts_busy=True,
+    has_token_loop=False,
+    row_multiple=64,
+)
+
+DECODE_ATTENTIONS = ("auto", "xla", "cudnn")
+
+# What a CUDA graph of the rollout may hold. XLA's own list, and loops besides: then the
+# whole rollout is one graph, and the host never looks at a predicate (compiled).
+GRAPH_COMMANDS = (
+    "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+)
+
+
+def choices() -> Choices:
+    """Those of the backend that programs are compiled for."""
+    return _CPU if backend.name() == "cpu" else _ACCELERATOR
+
+
+def row_length(needed: int) -> int:
+    """The length in tokens of rows that hold `needed`."""
+    multiple = choices().row_multiple
+    return -(-needed // multiple) * multiple
+
+
+def has_cudnn_attention(dtype, head_dim: int) -> bool:
+    """Whether cuDNN has a kernel for such heads here; asked for in vain it raises."""
+    if dtype not in (jnp.bfloat16, jnp.float16) or head_dim % 8 or head_dim > 128:
+        return False
+    capability = backend.cuda_capability()
+    return capability is not None and capability >= (8, 0)  # Ampere and later.
+
+
+def decode_attention(wanted: str, dtype, head_dim: int) -> str:
+    """The kernel of decode attention: "cudnn" or "xla".
+
+    cuDNN's reads no key behind a slot's length; plain operations read all of every
+    slot's cache, or of a bucket. Compiled for Qwen2.5-0.5B and 128 slots of 2,624
+    tokens, a decode step has 320 kernels and moves 2.6 GB besides the filled part of a
+    cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
+
+    Args:
+      wanted: rollout.decode_attention, one of DECODE_ATTENTIONS.
+      dtype: of the computation.
+      head_dim: features of a head.
+
+    Raises:
+      SettingsError: if cuDNN is wanted and has no such kernel.
+    """
+    has_cudnn = has_cudnn_attention(dtype, head_dim)
+    if wanted == "cudnn" and not has_cudnn:
+        raise SettingsError(
+            "rollout.decode_attention = 'cudnn' needs an NVIDIA GPU of compute"
+            " capability 8.0 or later, bfloat16, and heads of at most 128 features, a"
+            f" multiple of 8; here are {backend.name()}, {jnp.dtype(dtype).name} and"
+            f" {head_dim}: set it to 'auto'"
+        )
+    if wanted == "auto":
+        return "cudnn" if has_cudnn else "xla"
+    return wanted
+
+
+def rollout_options(cuda_graph: bool) -> dict[str, str] | None:
+    """Compiler options of the rollout's program; None: XLA's own."""
+    if not cuda_graph or backend.cuda_capability() is None:
+        return None
+    return {"xla_gpu_enable_command_buffer": GRAPH_COMMANDS}

@@ -1,0 +1,49 @@
+"""What the processes of a run must have in common, compared at the roll call."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import ragen_jax
+from ragen_jax import settings as settings_lib
+from ragen_jax.settings import Settings
+
+_OWN = ("model.path",)  # a host may have the model elsewhere; its digest is compared
+
+
+def of_run(settings: Settings) -> dict[str, str]:
+    """Settings by dotted key, versions of the code and of its libraries, as texts."""
+    leaves = settings_lib.flatten(settings_lib.to_dict(settings))
+    found = {key: json.dumps(v) for key, v in leaves.items() if key not in _OWN}
+    found["the code of ragen_jax"] = code_version()
+    for package in ("jax", "jaxlib", "orbax-checkpoint", "numpy"):
+        found[f"the version of {package}"] = importlib.metadata.version(package)
+    return found
+
+
+def code_version() -> str:
+    """A digest of this package's files."""
+    folder, digest = Path(ragen_jax.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def difference(process: int, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """How a process's facts differ from those of process 0, in words; "" if not."""
+    found = [
+        f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
+        for key in sorted({*theirs, *ours})
+        if theirs.get(key) != ours.get(key)
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f"process {process} was started for another run than process 0:"
+        f" {'; '.join(found[:3])}{more}: start all of them with the same settings, code"
+        " and model"
+    )

@@ -1,0 +1,177 @@
+"""Heartbeats between the processes of a run: who is gone is named, and the rest end.
+
+JAX notices a dead process too, after minutes, and then aborts the others with a dump.
+Here each process keeps a connection to process 0, over which both send a beat every few
+seconds. Who is killed closes its connection; who is stopped, or whose host is lost,
+falls silent. Then process 0 tells the others, and all end with a sentence: the state is
+in the last checkpoint.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ragen_jax.utils import endings
+
+SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not hold beats up
+BEAT_SECONDS = 2.0
+GRACE_SECONDS = 5.0  # for a process to say itself why it ends
+EXIT_CODE = 75  # of sysexits.h: a failure that may be over when it is tried again
+
+_REMEDY = "the same command on all of them resumes from the last checkpoint"
+
+
+def leave(sentence: str) -> None:
+    """Ends this process, whatever it is waiting for."""
+    endings.leave(EXIT_CODE, f"error: {sentence}; {_REMEDY}", forced=True)
+
+
+class Heartbeat:
+    """One process's part. Made by `listen` on process 0, by `join` on the others."""
+
+    def __init__(
+        self,
+        own: str,
+        peers: dict[socket.socket, str],
+        lost: Callable[[str], None] = leave,
+        silent_seconds: float = SILENT_SECONDS,
+    ):
+        """Starts to beat.
+
+        Args:
+          own: this process's name, such as "process 1 (host a, pid 7)".
+          peers: a connected socket to each process that is watched, with its name.
+          lost: is told, once and in a thread, what has happened.
+          silent_seconds: after which a process counts as lost.
+        """
+        self._own, self._lost, self._silent = own, lost, silent_seconds
+        self._heard = dict.fromkeys(peers, time.monotonic())
+        self._names = dict(peers)
+        self._ended = threading.Event()
+        for peer in peers:
+            peer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Says that this process has come to its end, and watches no longer."""
+        self._ended.set()
+        self._thread.join(timeout=5)
+        self._say({"bye": self._own})
+        for peer in self._names:
+            peer.close()
+
+    def _watch(self) -> None:
+        buffers = dict.fromkeys(self._names, b"")
+        next_beat = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            for peer in self._names:
+                selector.register(peer, selectors.EVENT_READ)
+            while self._heard and not self._ended.is_set():
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + BEAT_SECONDS
+                    self._say({"beat": self._own})
+                began = time.monotonic()
+                events = selector.select(timeout=min(0.5, BEAT_SECONDS))
+                # This process itself was stopped for a while: the others' beats wait.
+                if time.monotonic() - began > self._silent / 2:
+                    self._heard = dict.fromkeys(self._heard, time.monotonic())
+                for key, _ in events:
+                    peer: Any = key.fileobj
+                    data = _receive(peer)
+                    if data is None:
+                        continue
+                    buffers[peer] += data
+                    *lines, buffers[peer] = buffers[peer].split(b"\n")
+                    is_over = not data or any(b'"bye"' in line for line in lines)
+                    if news := _lost_in(lines):
+                        return self._end(news)
+                    if is_over:
+                        selector.unregister(peer)
+                        del self._heard[peer]
+                        if not any(b'"bye"' in line for line in lines):
+                            return self._end(f"{self._names[peer]} has ended")
+                    else:
+                        self._heard[peer] = time.monotonic()
+                for peer, heard in self._heard.items():
+                    if time.monotonic() - heard > self._silent:
+                        return self._end(
+                            f"{self._names[peer]} was not heard of for"
+                            f" {self._silent:g} s"
+                        )
+
+    def _end(self, news: str) -> None:
+        self._say({"lost": news})
+        # It may have told all of us why, and this process be about to end itself.
+        if "has ended" in news and self._ended.wait(GRACE_SECONDS):
+            return
+        if not self._ended.is_set():
+            self._lost(news)
+
+    def _say(self, message: dict[str, str]) -> None:
+        line = (json.dumps(message) + "\n").encode()
+        for peer in list(self._names):
+            # One that does not read is found by its silence.
+            with contextlib.suppress(OSError):
+                peer.send(line)
+
+
+def name(process: int) -> str:
+    """This process as messages call it."""
+    return f"process {process} (host {socket.gethostname()}, pid {os.getpid()})"
+
+
+def listen(
+    processes: int, server: socket.socket, seconds: float, **options: Any
+) -> Heartbeat:
+    """Process 0's heartbeat, once all others have come to `server`."""
+    peers: dict[socket.socket, str] = {}
+    deadline = time.monotonic() + seconds
+    with server:
+        while len(peers) < processes - 1:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            connection, _ = server.accept()
+            connection.settimeout(5.0)
+            peers[connection] = _read_line(connection)
+    return Heartbeat(name(0), peers, **options)
+
+
+def join(process: int, address: tuple[str, int], **options: Any) -> Heartbeat:
+    """Another process's heartbeat. Raises OSError if process 0 is not reached."""
+    connection = socket.create_connection(address, timeout=10.0)
+    connection.sendall(f"{name(process)}\n".encode())
+    return Heartbeat(name(process), {connection: "process 0"}, **options)
+
+
+def _receive(peer: socket.socket) -> bytes | None:
+    """What came; b"" when the other side is gone, None when nothing came."""
+    try:
+        return peer.recv(4096)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""
+
+
+def _lost_in(lines: list[bytes]) -> str:
+    """What another process has told of a third one; "" if nothing."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict) and "lost" in found:
+                return str(found["lost"])
+    return ""
+
+
+def _read_line(connection: socket.socket) -> str:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 300:
+        if not (piece := connection.recv(1)):
+            break
+        line += piece
+    return line.decode(errors="replace").strip()

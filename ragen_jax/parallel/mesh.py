@@ -1,0 +1,103 @@
+"""The device mesh, and which axis of it shares which dimension of an array."""
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ragen_jax.errors import UserError
+from ragen_jax.parallel import backend
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = (DATA, FSDP, TENSOR)
+ROWS = PartitionSpec((DATA, FSDP))  # rows and episodes: over data, then fsdp
+
+# Logical name of a parameter's dimension -> mesh axis, in training.
+_TRAINING = {"embed": FSDP, "heads": TENSOR, "mlp": TENSOR, "vocabulary": TENSOR}
+# In a tensor-parallel rollout: no fsdp, and whole logits on every device.
+_ROLLOUT = {"heads": TENSOR, "mlp": TENSOR}
+
+
+def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
+    """A mesh over all devices of all processes.
+
+    Raises:
+      UserError: if the axes do not multiply to the number of devices.
+    """
+    devices = backend.devices()
+    count = len(devices)
+    if data * fsdp * tensor != count:
+        raise UserError(
+            f"mesh.data * mesh.fsdp * mesh.tensor = {data} * {fsdp} * {tensor} ="
+            f" {data * fsdp * tensor}, but there are {count} devices; set one of them"
+            " to -1 to take every device that the others leave"
+        )
+    types = (AxisType.Auto,) * 3
+    return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=types, devices=devices)
+
+
+def training_specs(declared, mesh: Mesh):
+    """PartitionSpecs of a declared parameter tree while it is trained."""
+    return _specs(declared, mesh, _TRAINING)
+
+
+def rollout_specs(declared, mesh: Mesh, layout: str):
+    """PartitionSpecs of the rollout's copy: whole on each device, or heads shared."""
+    return _specs(declared, mesh, _ROLLOUT if layout == "tensor" else {})
+
+
+def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
+    """Whether the tensor axis divides all heads; if not they are kept whole."""
+    size = mesh.shape[TENSOR]
+    return size > 1 and heads % size == 0 and kv_heads % size == 0
+
+
+def is_leaf(x) -> bool:
+    """Whether x is a declared parameter, a `parameters.Leaf`: it names its axes."""
+    return hasattr(x, "axes")
+
+
+def _specs(declared, mesh: Mesh, rules: dict[str, str]):
+    heads = {
+        size
+        for leaf in jax.tree.leaves(declared["layers"], is_leaf=is_leaf)
+        for size, name in zip(leaf.shape, leaf.axes, strict=True)
+        if name == "heads"
+    }
+    whole_heads = any(size % mesh.shape[TENSOR] for size in heads)
+
+    def spec(leaf) -> PartitionSpec:
+        parts = []
+        for size, name in zip(leaf.shape, leaf.axes, strict=True):
+            axis = rules.get(name)
+            # Query and key heads are shared together or not at all.
+            if (
+                axis is None
+                or size % mesh.shape[axis]
+                or (name == "heads" and whole_heads)
+            ):
+                axis = None
+            parts.append(axis)
+        return PartitionSpec(*parts)
+
+    return jax.tree.map(spec, declared, is_leaf=is_leaf)
+
+
+def shardings(specs, mesh: Mesh):
+    """The tree of PartitionSpecs as NamedShardings."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def row_shards(mesh: Mesh) -> int:
+    """How many parts rows and episodes are shared into."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def describe(mesh: Mesh) -> str:
+    """For the banner: `data 1 x fsdp 1 x tensor 1 (cpu)`."""
+    sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
+    kind = np.asarray(mesh.devices).flat[0].device_kind
+    return f"{sizes} ({kind})"

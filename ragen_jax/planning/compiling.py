@@ -1,0 +1,105 @@
+"""Every program of a run, compiled for devices that need not be there."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ragen_jax.planning.target import Target
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import validation
+from ragen_jax.training.run import Run
+
+ROLLOUT, UPDATE, SUMMARY, MERGE = "rollout", "update", "summary", "merge"
+VALIDATION, TEST = "validation", "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the compiler made of one program; bytes on one device."""
+
+    name: str  # ROLLOUT, UPDATE, SUMMARY, MERGE, or VALIDATION or TEST and a task
+    text: str  # optimized HLO
+    seconds: float  # that compiling took
+    arguments: int
+    temporary: int
+    peak: int  # arguments, results and temporaries at the worst moment
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A program, traced."""
+
+    name: str
+    lowered: jax.stages.Lowered
+
+
+def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
+    """The programs of a run, traced and not compiled.
+
+    Args:
+      run: prepared while `Target.tracing`, which is to hold here as well.
+      names: of the programs wanted; none: all. A task's label may be left out.
+    """
+    programs = programs_lib.make_programs(run, loads=False)
+    parameters, _, call = programs_lib.rollout_arguments(run)
+    sampling = programs.rollout.lower(parameters, _abstract(run, run.tokens), call)
+    wanted = lambda name: not names or name in names  # noqa: E731
+    if wanted(ROLLOUT):
+        yield Lowered(ROLLOUT, sampling)
+    update = programs_lib.update_arguments(run, sampling)
+    if wanted(UPDATE):
+        yield Lowered(UPDATE, programs.update.lower(*update))
+    if wanted(SUMMARY):
+        record = programs_lib.record_shapes(run, sampling)
+        yield Lowered(SUMMARY, programs.summarize.lower(record.rows, record.episodes))
+    if wanted(MERGE) and run.model.adapters is not None:
+        state, frozen = update[:2]
+        yield Lowered(MERGE, programs.merge.lower(state.actor, frozen))
+    for name, evaluator in _evaluators(run, wanted):
+        tokens = _abstract(run, evaluator.tokens)
+        yield Lowered(name, evaluator.rollout.lower(parameters, tokens, call))
+
+
+def compile_program(target: Target, traced: Lowered) -> Program:
+    """One program for the target; this takes the time."""
+    started = time.perf_counter()
+    compiled = target.compile(traced.lowered)
+    seconds = time.perf_counter() - started
+    memory = compiled.memory_analysis()
+    return Program(
+        name=traced.name,
+        text=compiled.as_text(),
+        seconds=seconds,
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        peak=memory.peak_memory_in_bytes,
+    )
+
+
+def _evaluators(run: Run, wanted):
+    """(name, Evaluator) of validation and test; a test like validation only once."""
+    chosen, made = run.settings.evaluation, {}
+    for kind, prompts, rollouts in (
+        (VALIDATION, chosen.prompts, chosen.rollouts),
+        (TEST, chosen.test_prompts, chosen.test_rollouts),
+    ):
+        if not wanted(kind):
+            continue
+        for label, evaluator in validation.make_evaluators(
+            run, rollouts=rollouts, prompts=prompts
+        ).items():
+            size = (label, evaluator.prompts, evaluator.rollouts)
+            if size not in made:
+                made[size] = evaluator
+                yield f"{kind} {label}", evaluator
+
+
+def _abstract(run: Run, tree):
+    """A tree's shapes, whole on every device."""
+    whole = NamedSharding(run.model.mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree
+    )

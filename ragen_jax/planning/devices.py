@@ -1,0 +1,118 @@
+"""Descriptions of devices that need not be there, read from device_data/*.toml."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+from ragen_jax.errors import UserError
+
+_FOLDER = Path(__file__).parent / "device_data"
+# Limits of CUDA itself, the same on every device that is described here.
+_COMMON = """\
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  shared_memory_per_block: 49152
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  device_address_bits: 64
+  ecc_enabled: true
+  device_vendor: "NVIDIA Corporation"
+"""
+# The least of the versions that jax[cuda13] brings; the compiler plans for it.
+_CUDA, _CUDNN = "13.0.0", (9, 10, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What the roofline counts with; operations and bytes a second of one device."""
+
+    memory_bandwidth: float  # bytes read or written
+    matmul_bfloat16: float  # dense
+    matmul_float32: float  # in TensorFloat-32
+    within_host: float  # bytes in each direction between devices of a host
+    between_hosts: float  # bytes in each direction that a device has to other hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A device as the compiler and the roofline want it."""
+
+    name: str  # "h100"
+    title: str  # as its driver calls it
+    per_host: int  # devices of a usual host
+    capability: tuple[int, int]  # CUDA's compute capability
+    memory: int  # bytes that its driver offers
+    figures: Figures
+    target_config: str  # XLA's GpuTargetConfigProto in text form
+
+
+def names() -> list[str]:
+    """The devices that can be named, "h100" among them."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def read(name: str) -> Description:
+    """The description of a device.
+
+    Raises:
+      UserError: if there is none of this name.
+    """
+    if name not in names():
+        raise UserError(
+            f"--target={name}: no device of this name is described: choose one of"
+            f" {', '.join(names())}"
+        )
+    values = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
+    compiler = values["compiler"]
+    major, minor = map(int, compiler["compute_capability"].split("."))
+    return Description(
+        name=name,
+        title=values["title"],
+        per_host=values["per_host"],
+        capability=(major, minor),
+        memory=compiler["memory_bytes"],
+        figures=Figures(**values["figures"]),
+        target_config=_target_config(values["title"], compiler, major, minor),
+    )
+
+
+def _target_config(title: str, compiler: dict, major: int, minor: int) -> str:
+    """XLA's GpuTargetConfigProto, as text, of one [compiler] table."""
+    extension = "ACCELERATED_FEATURES" if compiler["accelerated"] else "NONE"
+    numbers = {
+        "memory_bandwidth": "memory_bandwidth",
+        "device_memory_size": "memory_bytes",
+        "core_count": "cores",
+        "fpus_per_core": "fpus_per_core",
+        "clock_rate_ghz": "clock_ghz",
+        "l2_cache_size": "l2_bytes",
+        "shared_memory_per_core": "shared_memory_per_core",
+        "shared_memory_per_block_optin": "shared_memory_per_block_optin",
+        "pcie_bandwidth": "pcie_bandwidth",
+    }
+    lines = [f"  {field}: {compiler[key]}" for field, key in numbers.items()]
+    versions = ("driver_version", "runtime_version", "compile_time_toolkit_version")
+    lines += [f'  {version}: "{_CUDA}"' for version in versions]
+    return (
+        "gpu_device_info {\n"
+        f"{_COMMON}"
+        + "\n".join(lines)
+        + f'\n  dnn_version: "{".".join(map(str, _CUDNN))}"\n'
+        f'  name: "{title}"\n'
+        f"  cuda_compute_capability {{ major: {major} minor: {minor}"
+        f" feature_extension: {extension} }}\n"
+        "  device_interconnect_info {"
+        f" active_links: {compiler['active_links']} }}\n"
+        "}\n"
+        'platform_name: "CUDA"\n'
+        "dnn_version_info {"
+        f" major: {_CUDNN[0]} minor: {_CUDNN[1]} patch: {_CUDNN[2]} }}\n"
+        f'device_description_str: "{title}"\n'
+    )

@@ -1,0 +1,144 @@
+"""Reads optimized HLO text: instructions by computation, and their shapes."""
+
+import dataclasses
+import functools
+import math
+import re
+
+_WIDTHS = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),
+    **dict.fromkeys(("f32", "s32", "u32"), 4),
+    **dict.fromkeys(("f64", "s64", "u64", "c64"), 8),
+}
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{\s*$")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+_COMMENT = re.compile(r"/\*index=\d+\*/")
+_OPCODE = re.compile(r"([\w\-]+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLS = re.compile(r"[ ,](?:calls|to_apply|called_computation)=%?([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Array:
+    """One array of a shape."""
+
+    dtype: str  # as HLO writes it: "bf16"
+    dimensions: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.dimensions)
+
+    @property
+    def bytes(self) -> int:
+        """Of memory; 0 for what is no data, such as a token."""
+        return self.size * _WIDTHS.get(self.dtype, 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str  # as it is written; a tuple's in parentheses
+    opcode: str
+    arguments: tuple[str, ...]  # names within the same computation
+    line: str
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The result: one array, or those of a tuple."""
+        return tuple(
+            Array(dtype, tuple(int(n) for n in sizes.split(",") if n))
+            for dtype, sizes in _ARRAY.findall(self.shape)
+        )
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of the result."""
+        return sum(array.bytes for array in self.arrays)
+
+    @property
+    def called(self) -> str | None:
+        """The computation of a fusion or a call."""
+        found = _CALLS.search(self.line)
+        return found[1] if found else None
+
+    @property
+    def target(self) -> str:
+        """Of a custom call."""
+        return self.attribute(r'custom_call_target="([^"]+)"')
+
+    @property
+    def place(self) -> str:
+        """Where in the Python program it comes from, as JAX names it."""
+        return self.attribute(r'op_name="([^"]*)"')
+
+    def attribute(self, pattern: str) -> str:
+        """The first group of a pattern in the line, or nothing."""
+        found = re.search(pattern, self.line)
+        return found[1] if found else ""
+
+
+Computation = dict[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Module:
+    """A compiled program."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Module:
+    """Reads what `jax.stages.Compiled.as_text` gives.
+
+    Raises:
+      ValueError: if it has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if line.startswith("}"):
+            current = None
+        elif line and not line.startswith(" "):
+            if found := _COMPUTATION.match(line):
+                current = computations[found[2]] = {}
+                entry = found[2] if found[1] else entry
+        elif current is not None and " = " in line:
+            instruction = _instruction(_COMMENT.sub("", line.strip()))
+            if instruction is not None:
+                current[instruction.name] = instruction
+    if not entry:
+        raise ValueError("this is no HLO: it has no ENTRY computation")
+    return Module(computations, entry)
+
+
+def _instruction(line: str) -> Instruction | None:
+    left, right = line.split(" = ", 1)
+    if right.startswith("("):
+        end = _closing(right, 0) + 1
+        shape, rest = right[:end], right[end:].strip()
+    else:
+        shape, _, rest = right.partition(" ")
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return None
+    start = opcode.end() - 1
+    arguments = _NAME.findall(rest[start : _closing(rest, start)])
+    name = left.removeprefix("ROOT ").lstrip("%")
+    return Instruction(name, shape, opcode[1], tuple(arguments), line)
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at `start` closes."""
+    depth = 0
+    for index in range(start, len(text)):
+        character = text[index]
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return index
+    return len(text) - 1

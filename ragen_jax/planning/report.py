@@ -1,0 +1,261 @@
+"""The plan of a run on absent devices, made and written out for a person."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from ragen_jax.models.io.sources import Source
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.planning import compiling, programs, roofline
+from ragen_jax.planning.compiling import ROLLOUT, UPDATE, Program
+from ragen_jax.planning.model import ShapeSource
+from ragen_jax.planning.programs import Block, Collective
+from ragen_jax.planning.roofline import Iteration, RolloutParts
+from ragen_jax.planning.target import Target, memory_fraction
+from ragen_jax.planning.work import Costs
+from ragen_jax.settings import Settings
+from ragen_jax.training import memory_plan
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import run as run_lib
+from ragen_jax.training.memory_plan import Needs
+from ragen_jax.training.run import Run
+
+_MIB, _GIB, _GIGA, _TERA = 2**20, 2**30, 1e9, 1e12
+_LARGE = _MIB  # of collectives and copies that are named
+_MOST_LINES = 12  # of collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known of a run on a target without running it."""
+
+    run: Run
+    target: Target
+    compiled: dict[str, Program]
+    trees: dict[str, Block]  # of the same programs
+    needs: Needs
+    parts: RolloutParts
+    iterations: tuple[Iteration, ...]
+
+
+def make(
+    settings: Settings,
+    source: Source,
+    target: Target,
+    *,
+    replies: Sequence[float] = (),
+    names: Sequence[str] = (),
+    status: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Compiles the programs of a run; minutes, and gigabytes of this machine's memory.
+
+    Args:
+      settings: of the run.
+      source: of the model; its weights are not read.
+      target: the devices.
+      replies: mean lengths, in tokens, to estimate an iteration for; none: an eighth,
+        three eighths and all of `rollout.reply_tokens`.
+      names: programs to compile, see `compiling.lower`; ROLLOUT and UPDATE always are.
+      status: is given a line before each program.
+
+    Raises:
+      UserError: if devices, model, environments and settings do not fit together.
+    """
+    wanted = (*names, ROLLOUT, UPDATE) if names else ()
+    compiled, record = {}, None
+    with target.tracing():
+        run = run_lib.prepare(settings, source=source)
+        for traced in compiling.lower(run, wanted):
+            status(f"compiling {traced.name} for {target.device.title} ...")
+            if traced.name == ROLLOUT:
+                record = programs_lib.record_shapes(run, traced.lowered)
+            compiled[traced.name] = compiling.compile_program(target, traced)
+    return assemble(run, target, compiled, record, replies)
+
+
+def assemble(
+    run: Run,
+    target: Target,
+    compiled: dict[str, Program],
+    record,
+    replies: Sequence[float] = (),
+) -> Plan:
+    """The plan of compiled programs, ROLLOUT and UPDATE at least; compiles nothing.
+
+    Args: as for `make`; `record` from `programs_lib.record_shapes`.
+    """
+    trees = {name: programs.read(each.text) for name, each in compiled.items()}
+    needs = memory_plan.count(
+        run,
+        record,
+        sampling=compiled[ROLLOUT].temporary,
+        learning=compiled[UPDATE].temporary,
+        available=target.available,
+        evaluation={
+            name: each.temporary
+            for name, each in compiled.items()
+            if name.startswith((compiling.VALIDATION, compiling.TEST))
+        },
+    )
+    costs = Costs(target.device.figures, target.count // target.hosts)
+    parts = roofline.read_rollout(run, trees[ROLLOUT], costs)
+    most = run.settings.rollout.reply_tokens
+    lengths = replies or (most / 8, most * 3 / 8, most)
+    iterations = tuple(
+        roofline.estimate(run, parts, trees[UPDATE], costs, reply) for reply in lengths
+    )
+    return Plan(run, target, compiled, trees, needs, parts, iterations)
+
+
+def text(plan: Plan) -> str:
+    """All of it, for a person."""
+    sections = (
+        _heading(plan),
+        _memory(plan),
+        _programs(plan),
+        _passes(plan),
+        _collectives(plan),
+        _iterations(plan),
+    )
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _heading(plan: Plan) -> Iterator[str]:
+    target, run = plan.target, plan.run
+    hosts = f"{target.hosts} host{'s' if target.hosts > 1 else ''}"
+    yield f"{target.count} x {target.device.title} on {hosts}, none of them used"
+    yield f"mesh {meshes.describe(run.model.mesh)}, {run.model.dtype}"
+    yield (
+        f"{run.plan.slots} slots a device, rows of {run.plan.context} tokens, buckets"
+        f" {', '.join(map(str, run.plan.buckets))}"
+    )
+    if isinstance(run.model.source, ShapeSource):
+        yield (
+            f"model: the shape of {run.model.source.shape}; texts counted in the"
+            " embedded model's tokens, so rows are longer than with its own"
+        )
+    yield f"compiled by XLA of jax {jax.__version__}, without trying kernels out"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    yield memory_plan.report(plan.run, plan.needs)
+    whole, share = plan.target.device.memory, memory_fraction()
+    yield (
+        f"({share:.0%} of {whole / _MIB:,.1f}, which JAX allocates;"
+        " XLA_CLIENT_MEM_FRACTION changes it)"
+    )
+    total = plan.needs.total
+    if total > plan.target.available and total < 0.92 * whole:
+        yield "  XLA_CLIENT_MEM_FRACTION=0.92 would make it fit as it is."
+
+
+def _programs(plan: Plan) -> Iterator[str]:
+    yield "programs, GiB of one device"
+    titles = ("arguments", "temporary", "peak", "compile, s")
+    yield f"  {'':28s} {' '.join(f'{title:>10s}' for title in titles)}"
+    for name, each in plan.compiled.items():
+        sizes = (each.arguments, each.temporary, each.peak)
+        columns = " ".join(f"{size / _GIB:10.2f}" for size in sizes)
+        yield f"  {name:28s} {columns} {each.seconds:10.1f}"
+
+
+def _passes(plan: Plan) -> Iterator[str]:
+    yield "passes of the rollout, on one device"
+    yield f"  {'':28s} {'kernels':>8s} {'GB moved':>10s} {'GFLOP':>10s} {'ms':>8s}"
+    buckets = plan.run.plan.buckets
+    named = {"weights, levels, prompts": plan.parts.start}
+    for index in range(len(plan.parts.decode)):
+        bucket = buckets[index] if len(plan.parts.decode) > 1 else buckets[-1]
+        full, empty = (roofline.decode_at(plan.parts, index, x) for x in (1.0, 0.0))
+        named[f"decode, {bucket} positions"] = full
+        if empty != full:  # A kernel that reads no further than a slot is long.
+            named["  20% of them filled"] = roofline.decode_at(plan.parts, index, 0.2)
+    named["environments and feed"] = plan.parts.feed
+    for name, each in named.items():
+        yield (
+            f"  {name:28s} {each.kernels:8.0f} {each.bytes / _GIGA:10.3f}"
+            f" {each.operations / _GIGA:10.1f} {1000 * each.seconds:8.3f}"
+        )
+    copies = programs.copies_in_loops(plan.trees[ROLLOUT], _cache_bytes(plan.run))
+    verdict = f"{len(copies)} in each round: a fault" if copies else "none"
+    yield f"copies of a layer's cache in the rollout's loops: {verdict}"
+    has_cudnn = programs.has_cudnn_attention(plan.trees[UPDATE])
+    yield f"cuDNN's attention in the update: {'yes' if has_cudnn else 'no'}"
+
+
+def _collectives(plan: Plan) -> Iterator[str]:
+    inside = programs.collectives_in_loops(plan.trees[ROLLOUT])
+    yield "collectives"
+    yield f"  in the rollout's loops: {len(inside) or 'none'}"
+    vocabulary = plan.run.model.config.vocabulary
+    large = programs.large_vocabulary_collectives(plan.trees[UPDATE], vocabulary)
+    yield (
+        "  over 1 MiB in the update's loops over the vocabulary:"
+        f" {len(large) or 'none'}"
+    )
+    found: collections.Counter = collections.Counter()
+    for name, tree in plan.trees.items():
+        for place, each in _walk(tree, ""):
+            if each.bytes >= _LARGE:
+                key = (each.bytes, name, each.kind, *sorted(each.dtypes), place)
+                found[key] += 1
+    for key, count in sorted(found.items(), reverse=True)[:_MOST_LINES]:
+        size, name, kind, *dtypes, place = key
+        yield (
+            f"  {name:10s} {kind:14s} {'+'.join(dtypes):5s} {size / _MIB:8.1f} MiB"
+            f" x {count:<3d} {place or 'once'}"
+        )
+    if len(found) > _MOST_LINES:
+        yield f"  and {len(found) - _MOST_LINES} smaller kinds"
+
+
+def _iterations(plan: Plan) -> Iterator[str]:
+    yield "one iteration by its compiled programs and the device's data sheet"
+    work = f"{'s':>8s} {'TB moved':>9s} {'TFLOP':>8s}"
+    yield f"  {'':22s} {'rollout':>8s} {'':18s}   {'update':>8s}"
+    yield (
+        f"  {'reply':>6s} {'decodes':>8s} {'feeds':>6s} {work}   {work}"
+        f" {'GB exchanged':>13s} {'together, s':>12s} {'reply tokens/s':>15s}"
+    )
+    for each in plan.iterations:
+        columns = "   ".join(
+            f"{part.seconds:8.2f} {part.bytes / _TERA:9.2f}"
+            f" {part.operations / _TERA:8.1f}"
+            for part in (each.rollout, each.update)
+        )
+        exchanged = each.rollout.exchanged + each.update.exchanged
+        yield (
+            f"  {each.reply:6.0f} {each.passes.decodes:8d} {each.passes.feeds:6d}"
+            f" {columns} {exchanged / _GIGA:13.2f} {each.seconds:12.2f}"
+            f" {each.tokens / each.rollout.seconds:15,.0f}"
+        )
+    yield roofline.assumptions()
+
+
+def _walk(block: Block, place: str) -> Iterator[tuple[str, Collective]]:
+    """Collectives with the loops that they stand in.
+
+    Of a condition, such as on rows' length, the branch that exchanges most.
+    """
+    for each in block.collectives:
+        yield place, each
+    for inner in block.loops:
+        times = "loop" if inner.trips is None else f"loop of {inner.trips}"
+        yield from _walk(inner.body, f"{place} > {times}" if place else times)
+    for choice in block.choices:
+        branches = (list(_walk(branch, place)) for branch in choice.branches)
+        yield from max(branches, key=lambda each: sum(c.bytes for _, c in each))
+
+
+def _cache_bytes(run: Run) -> int:
+    """Of one layer's keys on one device."""
+    plan, config = run.plan, run.model.config
+    heads = config.kv_heads
+    if run.settings.rollout.layout == "tensor" and meshes.shares_heads(
+        config.heads, heads, run.model.mesh
+    ):
+        heads //= run.model.mesh.shape[meshes.TENSOR]
+    numbers = plan.slots * plan.context * heads * config.head_dim
+    return numbers * run.model.dtype.itemsize

@@ -1,0 +1,99 @@
+"""What running part of a compiled program costs on a device, by its data sheet.
+
+A kernel takes as long as its bytes or its operations, whichever is longer, and a little
+for its start. The shares of the data sheet that real kernels reach are assumptions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ragen_jax.planning.devices import Figures
+from ragen_jax.planning.kernels import Kernel
+from ragen_jax.planning.programs import Block, Choice, Collective, Loop
+
+BANDWIDTH_SHARE = 0.8  # of the memory's bandwidth, for kernels that stream
+MATMUL_SHARE = 0.5  # of the dense peak, for products and attention together
+KERNEL_SECONDS = 1.5e-6  # from one kernel to the next within a CUDA graph
+COLLECTIVE_SECONDS = 15e-6  # of an exchange besides its bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Of one device."""
+
+    kernels: float = 0.0
+    bytes: float = 0.0  # read and written
+    operations: float = 0.0  # floating-point, of products and attention
+    exchanged: float = 0.0  # bytes of arrays exchanged with other devices
+    seconds: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(sum, zip(_values(self), _values(other), strict=True)))
+
+    def __mul__(self, times: float) -> "Work":
+        return Work(*(times * value for value in _values(self)))
+
+    __rmul__ = __mul__
+
+
+def _values(work: Work) -> tuple[float, ...]:
+    return dataclasses.astuple(work)
+
+
+NOTHING = Work()
+# How often a loop of unknown length goes round; what part of the time each branch runs.
+Trips = Callable[[Loop], float]
+Shares = Callable[[Choice], Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of kernels and exchanges on devices of one kind."""
+
+    figures: Figures
+    per_host: int  # devices of a host
+
+    def kernel(self, kernel: Kernel) -> Work:
+        """One launch of a kernel."""
+        figures = self.figures
+        peak = figures.matmul_float32 if kernel.is_wide else figures.matmul_bfloat16
+        moving = kernel.bytes / (BANDWIDTH_SHARE * figures.memory_bandwidth)
+        multiplying = kernel.operations / (MATMUL_SHARE * peak)
+        seconds = max(moving, multiplying) + KERNEL_SECONDS
+        return Work(1, kernel.bytes, kernel.operations, 0, seconds)
+
+    def collective(self, collective: Collective) -> Work:
+        """One exchange, in rings; between hosts all their devices send at once."""
+        count = len(collective.group)
+        if count < 2:
+            return NOTHING
+        hosts = len({number // self.per_host for number in collective.group})
+        bandwidth = self.figures.within_host
+        if hosts > 1:
+            between = self.figures.between_hosts * count / hosts
+            bandwidth = min(bandwidth, between)
+        rounds = 2 if collective.kind == "all-reduce" else 1
+        sent = rounds * (count - 1) / count * collective.bytes
+        seconds = sent / bandwidth + COLLECTIVE_SECONDS
+        return Work(0, 0, 0, collective.bytes, seconds)
+
+    def block(self, block: Block, trips: Trips, shares: Shares) -> Work:
+        """A block once, with all loops and conditions within."""
+        total = self.own(block)
+        for loop in block.loops:
+            count = trips(loop) if loop.trips is None else loop.trips
+            total += count * self.block(loop.body, trips, shares)
+        for choice in block.choices:
+            branches = [self.block(b, trips, shares) for b in choice.branches]
+            chosen = shares(choice)
+            if not chosen:  # Not known: the one that takes longest.
+                total += max(branches, key=lambda work: work.seconds)
+                continue
+            for share, branch in zip(chosen, branches, strict=True):
+                total += share * branch
+        return total
+
+    def own(self, block: Block) -> Work:
+        """A block's kernels and exchanges, without loops and conditions."""
+        total = sum(map(self.kernel, block.kernels), NOTHING)
+        return sum(map(self.collective, block.collectives), total)

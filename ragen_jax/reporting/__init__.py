@@ -1,0 +1,1 @@
+"""Metrics, their curves, and what the terminal shows."""

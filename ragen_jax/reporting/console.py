@@ -1,0 +1,222 @@
+"""The console lines of a run: pure functions to lines, and a writer of them.
+
+Lines stay under 120 columns and align under `header`, which a long log repeats.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+WIDTH = 119
+HEADER_EVERY = 20  # lines
+_RECENT = 20  # iterations from which the time left is estimated
+_GAP = "  "
+
+
+class Column(NamedTuple):
+    """One metric on the console."""
+
+    title: str
+    metric: str
+    width: int
+    format: str  # of Python's format(); the width is filled from the left
+
+
+_COLUMNS = (
+    Column("reward", "train/return", 7, "+.3f"),
+    Column("success", "train/success", 7, ".1%"),
+    Column("validation", "validation/success", 10, ".1%"),
+    Column("group std", "filter/reward_std", 9, ".3f"),
+    Column("entropy", "rollout/entropy", 7, ".3f"),
+    Column("reply", "rollout/reply_tokens", 6, ".1f"),
+    Column("valid", "rollout/valid_reply_rate", 6, ".1%"),
+    Column("tokens/s", "rollout/tokens_per_second", 8, ",.0f"),
+    Column("rollout", "time/rollout_seconds", 7, ".1f"),
+    Column("update", "time/update_seconds", 7, ".1f"),
+)
+_LEFT = 7  # columns of the time left
+
+
+def header(total: int) -> str:
+    """The titles over `iteration_line`; times in seconds, lengths in tokens.
+
+    Args:
+      total: iterations of the run.
+    """
+    titles = [column.title.rjust(column.width) for column in _COLUMNS]
+    return _GAP.join(
+        ["iteration".rjust(_iteration_width(total)), *titles, "left".rjust(_LEFT)]
+    )
+
+
+def iteration_line(
+    iteration: int, total: int, metrics: Mapping[str, Any], seconds_left: float | None
+) -> str:
+    """One finished iteration under `header`; what was not measured is left blank.
+
+    Args:
+      iteration: finished iterations, 0..total.
+      total: iterations of the run.
+      metrics: of this iteration, by the names in metrics.py.
+      seconds_left: until the end of the run; None while unknown.
+    """
+    cells = [_cell(column, metrics.get(column.metric)) for column in _COLUMNS]
+    left = "" if seconds_left is None else duration(seconds_left)
+    place = f"{iteration}/{total}".rjust(_iteration_width(total))
+    return _GAP.join([place, *cells, left.rjust(_LEFT)]).rstrip()
+
+
+def seconds_left(durations: Sequence[float], remaining: int) -> float | None:
+    """Time for the remaining iterations, each as long as the recent median.
+
+    A median, for the first iteration compiles and some evaluate.
+
+    Args:
+      durations: seconds of each iteration so far.
+      remaining: iterations to go.
+    """
+    if not durations:
+        return None
+    return remaining * statistics.median(durations[-_RECENT:])
+
+
+def duration(seconds: float) -> str:
+    """Seconds in at most seven characters: 12 s, 3m20s, 2h05m, 3d04h."""
+    whole = round(seconds)
+    for unit, smaller, size, part in (
+        ("d", "h", 86400, 3600),
+        ("h", "m", 3600, 60),
+        ("m", "s", 60, 1),
+    ):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // part:02d}{smaller}"
+    return f"{whole} s"
+
+
+def banner(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A table of a run's facts, a name and a text each, long texts wrapped.
+
+    Args:
+      title: the first line.
+      rows: such as ("model", "tiny, 1.0 M parameters").
+    """
+    names = max((len(name) for name, _ in rows), default=0)
+    lines = [title, "-" * min(len(title), WIDTH)]
+    for name, text in rows:
+        first, *rest = _wrap(text, WIDTH - names - 4)
+        lines.append(f"  {name.ljust(names)}{_GAP}{first}")
+        lines += [" " * (names + 4) + line for line in rest]
+    return "\n".join(lines)
+
+
+def before_after(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    rows: Sequence[tuple[str, str]],
+) -> str:
+    """A table of evaluations before and after training, with standard errors.
+
+    The change's standard error is sqrt(before^2 + after^2): as if the two evaluations
+    were independent, which overstates it where they share prompts.
+
+    Args:
+      before: evaluation by name, `<name>_standard_error` beside `<name>`.
+      after: likewise.
+      rows: pairs of title and name; a name that one side lacks is left out.
+    """
+    table = [("", "before", "after", "change")]
+    for title, name in rows:
+        if name not in before or name not in after:
+            continue
+        kind = ".1%" if _is_rate(name) else ".3f"
+        error = f"{name}_standard_error"
+        errors = [side.get(error) for side in (before, after)]
+        both = None if None in errors else math.hypot(*errors)
+        change = after[name] - before[name]
+        table.append(
+            (
+                title,
+                _with_error(before[name], errors[0], kind),
+                _with_error(after[name], errors[1], kind),
+                _with_error(change, both, "+" + kind),
+            )
+        )
+    widths = [max(len(row[index]) for row in table) for index in range(4)]
+    return "\n".join(
+        _GAP.join(
+            [row[0].ljust(widths[0])]
+            + [
+                cell.rjust(width)
+                for cell, width in zip(row[1:], widths[1:], strict=True)
+            ]
+        ).rstrip()
+        for row in table
+    )
+
+
+class Console:
+    """Writes lines to a stream, and on a terminal a status line that it replaces."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._status = 0  # characters of the status now on the last line
+        self._lines = 0  # iteration lines so far
+
+    def line(self, text: str) -> None:
+        """Writes text and a line's end, over the status if there is one."""
+        self._stream.write(self._wiped() + text + "\n")
+        self._stream.flush()
+
+    def status(self, text: str) -> None:
+        """Shows what is being done now; writes nothing into a pipe or a file."""
+        if self._is_terminal:
+            wiped = self._wiped()
+            text = text[:WIDTH]
+            self._stream.write(wiped + text)
+            self._stream.flush()
+            self._status = len(text)
+
+    def iteration(self, line: str, total: int) -> None:
+        """Writes an iteration's line, under its header every so often."""
+        if self._lines % HEADER_EVERY == 0:
+            self.line(header(total))
+        self._lines += 1
+        self.line(line)
+
+    def _wiped(self) -> str:
+        blank = "\r" + " " * self._status + "\r" if self._status else ""
+        self._status = 0
+        return blank
+
+
+def _iteration_width(total: int) -> int:
+    return max(len("iteration"), 2 * len(str(total)) + 1)
+
+
+def _cell(column: Column, value: Any) -> str:
+    text = "" if value is None else format(float(value), column.format)
+    return text.rjust(column.width)
+
+
+def _with_error(value: float, error: float | None, kind: str) -> str:
+    text = format(value, kind)
+    return text if error is None else f"{text} ± {format(error, kind.lstrip('+'))}"
+
+
+def _is_rate(name: str) -> bool:
+    last = name.rsplit("/", 1)[-1]
+    return last in ("success", "valid_reply_rate") or last.startswith("pass_at_")
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Words in lines of at most `width`, a longer word on a line of its own."""
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if len(joined) > width and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = joined
+    return lines

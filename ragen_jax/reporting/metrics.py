@@ -1,0 +1,341 @@
+"""Every metric that a run may write, and the files that it is written to.
+
+WORKDIR/metrics.jsonl is the record, one JSON object an iteration; TensorBoard's events
+(WORKDIR/tensorboard) and the picture (WORKDIR/curves.png) are views of the same
+numbers.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2, summary_pb2
+
+from ragen_jax.errors import UserError
+from ragen_jax.reporting import plots
+from ragen_jax.utils import atomic_files
+
+FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+PICTURE = "curves.png"
+_PICTURE_SECONDS = 30.0  # between two drawings, or more:
+_PICTURE_SHARE = 0.01  # of the run's time is what drawing may take
+
+
+class Metric(NamedTuple):
+    unit: str  # "1" for a fraction or a pure number
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    # The five of RAGEN, arXiv:2504.20073, section 3.
+    "train/success": Metric(
+        "1", "sampled episodes that their environment counts as solved"
+    ),
+    "rollout/entropy": Metric("nats", "mean entropy of a reply token when sampled"),
+    "filter/reward_std": Metric(
+        "reward", "mean over groups of the sample std of the return, before the filter"
+    ),
+    "rollout/reply_tokens": Metric("tokens", "mean length of a reply"),
+    "update/actor_grad_norm": Metric(
+        "1", "mean global norm of the actor's gradient before clipping"
+    ),
+    # Episodes.
+    "train/return": Metric("reward", "mean task return of an episode"),
+    "train/return_with_penalty": Metric(
+        "reward", "mean return of an episode after the format penalty"
+    ),
+    "rollout/thought_tokens": Metric(
+        "tokens", "mean length of what stands before the answer's text"
+    ),
+    "rollout/grounded": Metric(
+        "1", "landmarks that a thought names; where reward.grounding is above 0"
+    ),
+    "rollout/valid_reply_rate": Metric("1", "replies that are well formed"),
+    "rollout/turns": Metric("turns", "mean turns of an episode"),
+    "rollout/actions": Metric("actions", "mean actions of an episode"),
+    "rollout/episode_tokens": Metric(
+        "tokens", "mean tokens of all rows of an episode; windows may share some"
+    ),
+    "rollout/utilization": Metric("1", "kept tokens / (slots x passes)"),
+    "rollout/tokens_per_second": Metric(
+        "tokens/s", "reply tokens sampled, all devices"
+    ),
+    "filter/kept_fraction": Metric(
+        "1", "groups that the filter kept; within_group: episodes"
+    ),
+    # Update: means over its tokens and gradient steps unless said otherwise.
+    "update/policy_loss": Metric("1", "clipped policy loss"),
+    "update/value_loss": Metric("reward^2", "loss of the critic"),
+    "update/kl": Metric("nats", "estimated KL from the frozen reference"),
+    "update/entropy": Metric("nats", "entropy of the policy being updated"),
+    "update/clip_fraction": Metric("1", "tokens whose ratio was cut by the clip"),
+    "update/approx_kl": Metric("nats", "estimated KL from the policy that sampled"),
+    "update/explained_variance": Metric(
+        "1", "1 - var(return - value) / var(return), before the update"
+    ),
+    "update/logprob_gap": Metric(
+        "nats", "mean |sampler - update| log-probability of the same token and weights"
+    ),
+    "update/logprob_gap_max": Metric("nats", "largest of those gaps"),
+    "update/ratio": Metric(
+        "1", "mean ratio to the policy that sampled; where episodes are used repeatedly"
+    ),
+    "update/ratio_max": Metric("1", "largest of those ratios"),
+    "update/policy_lag": Metric(
+        "updates", "between sampling and the last update from the same episodes"
+    ),
+    "update/critic_grad_norm": Metric(
+        "1", "mean global norm of the critic's gradient before clipping"
+    ),
+    "update/actor_lr": Metric("1", "learning rate of the actor at the last step"),
+    "update/count": Metric("updates", "gradient steps really made since the start"),
+    "update/skipped_nonfinite": Metric(
+        "updates", "gradient steps skipped since the start: a gradient was not finite"
+    ),
+    "update/skipped_empty": Metric(
+        "iterations", "updates skipped since the start: the filter kept no group"
+    ),
+    # Health: of the sampled batch before the filter. See docs/diagnostics.md.
+    "health/zero_spread_groups": Metric("1", "groups whose episodes earned the same"),
+    "health/distinct_thoughts": Metric("1", "different thoughts / thoughts"),
+    "health/top_thought_share": Metric("1", "share of the most frequent thought"),
+    "health/distinct_bigrams": Metric("1", "different bigrams of thoughts / bigrams"),
+    "health/overlap_within": Metric(
+        "1", "4-grams of thoughts that another episode of the group has too"
+    ),
+    "health/overlap_across": Metric(
+        "1", "4-grams of thoughts that an episode of another group has too"
+    ),
+    "health/first_action_entropy": Metric(
+        "nats", "entropy of the episodes' first actions"
+    ),
+    "health/first_action_entropy_in_group": Metric(
+        "nats", "mean entropy of the first actions within a group"
+    ),
+    "health/thought_answer_agreement": Metric(
+        "1", "thoughts that name the first action of the answer behind them"
+    ),
+    "health/level": Metric("1", "the alarm: 0 healthy, 1 watch, 2 collapse"),
+    "health/signs": Metric("1", "signals that ring"),
+    # Machine.
+    "time/rollout_seconds": Metric("s", "wall time of the rollout"),
+    "time/update_seconds": Metric("s", "wall time of filter, advantages and update"),
+    "time/iteration_seconds": Metric("s", "wall time of the iteration, evaluation too"),
+    "memory/peak_gib": Metric("GiB", "most device memory in use so far, one device"),
+}
+
+EVALUATION: dict[str, Metric] = {
+    "success": Metric("1", "fixed episodes that were solved"),
+    "success_standard_error": Metric("1", "of success over the fixed prompts"),
+    "pass_at_<k>": Metric("1", "prompts solved by at least one of k episodes"),
+    "pass_at_<k>_standard_error": Metric("1", "of pass@k over the fixed prompts"),
+    "return": Metric("reward", "mean task return of an episode"),
+    "return_standard_error": Metric("reward", "of return over the fixed prompts"),
+    "valid_reply_rate": Metric("1", "replies that are well formed"),
+    "turns": Metric("turns", "mean turns of an episode"),
+    "actions": Metric("actions", "mean actions of an episode"),
+    "reply_tokens": Metric("tokens", "mean length of a reply"),
+}
+
+# Of several environments `validation/success` is the mean; each has its own by label.
+METRICS |= {
+    f"{split}/{env}{suffix}": metric
+    for split in ("validation", "test")
+    for env in ("", "<environment>/")
+    for suffix, metric in EVALUATION.items()
+}
+METRICS |= {
+    f"train/<environment>/{suffix}": METRICS.get(f"train/{suffix}")
+    or EVALUATION[suffix]
+    for suffix in ("success", "return", "valid_reply_rate", "reply_tokens", "turns")
+}
+
+
+def describe(name: str) -> Metric:
+    """Unit and meaning of a metric; `pass_at_4` is an instance of `pass_at_<k>`.
+
+    Raises:
+      KeyError: when METRICS does not know the name.
+    """
+    general = re.sub(r"(?<=/pass_at_)[1-9][0-9]*(?=$|_)", "<k>", name)
+    general = re.sub(r"^(train|validation|test)/[\w-]+/", r"\1/<environment>/", general)
+    if general not in METRICS or "<" in name:
+        raise KeyError(
+            f"{name!r} is no documented metric: add it to METRICS in metrics.py"
+        )
+    return METRICS[general]
+
+
+class MetricsWriter:
+    """Writes a run's metrics; on every process but the writer it does nothing."""
+
+    def __init__(self, workdir: str | Path, *, is_writer: bool, first_iteration: int):
+        """Opens the files and drops what they hold from `first_iteration` on.
+
+        Args:
+          workdir: folder of the run, made if needed.
+          is_writer: whether this process writes: process 0.
+          first_iteration: the first that this process may write, one past the
+            checkpoint's when a run is resumed.
+        """
+        self._workdir, self._is_writer = Path(workdir), is_writer
+        # A resumed run may write the test's record of the iteration before.
+        self._last = first_iteration - 1
+        if not is_writer:
+            return
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        trim(workdir, first_iteration - 1)
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(self._workdir / FILE, append, 0o644)
+        self._events = _open_events(self._workdir / TENSORBOARD, first_iteration)
+        self._draw_after = 0.0  # seconds of time.monotonic
+
+    def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one record: on disk, as a whole line, when this returns.
+
+        Args:
+          iteration: finished iterations; 0 is before training. Never falls; results
+            that come later for the same iteration make a second line.
+          metrics: documented names with numbers (or arrays of one number). A value
+            that is not finite is written as null.
+        """
+        if iteration < self._last:
+            raise ValueError(f"{iteration=} comes after {self._last}")
+        for name in metrics:
+            describe(name)
+        self._last = iteration
+        if not self._is_writer:
+            return
+        record = {name: _number(name, value) for name, value in metrics.items()}
+        line = json.dumps({"iteration": iteration, **record}, allow_nan=False) + "\n"
+        _write_all(self._file, line.encode())
+        self._write_events(iteration, record)
+        if time.monotonic() >= self._draw_after:
+            self.draw()
+
+    def _write_events(self, iteration: int, record: Mapping[str, Any]) -> None:
+        values = [
+            summary_pb2.Summary.Value(tag=name, simple_value=value)
+            for name, value in record.items()
+            if value is not None
+        ]
+        summary = summary_pb2.Summary(value=values)
+        self._events.write_event(
+            event_pb2.Event(wall_time=time.time(), step=iteration, summary=summary)
+        )
+        self._events.flush()
+
+    def draw(self) -> None:
+        """Draws the picture again from the whole record."""
+        if not self._is_writer:
+            return
+        start = time.monotonic()
+        units = {name: metric.unit for name, metric in METRICS.items()}
+        plots.draw(
+            read(self._workdir),
+            self._workdir / PICTURE,
+            title=self._workdir.resolve().name,
+            units=units,
+        )
+        end = time.monotonic()
+        pause = max(_PICTURE_SECONDS, (end - start) / _PICTURE_SHARE)
+        self._draw_after = end + pause
+
+    def close(self) -> None:
+        """Draws the last picture and closes the files."""
+        if not self._is_writer:
+            return
+        try:
+            self.draw()
+        finally:
+            self._is_writer = False
+            os.close(self._file)
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # What ended the block says why.
+            self.close()
+
+
+def read(workdir: str | Path) -> list[dict[str, Any]]:
+    """The records of a run in order; a last line cut short by a kill is left out.
+
+    Raises:
+      UserError: when an earlier line is not a record.
+    """
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return []
+    *lines, _cut_short = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            int(record["iteration"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"Line {number} of {path} is not a record with an iteration; delete"
+                " that line."
+            ) from error
+        records.append(record)
+    return records
+
+
+def trim(workdir: str | Path, iteration: int) -> None:
+    """Drops the records past `iteration`, which a resumed run will write again.
+
+    The file is replaced as a whole, so that a kill leaves the old one or the new one.
+    """
+    path = Path(workdir) / FILE
+    if not path.exists():
+        return
+    keep = [record for record in read(workdir) if record["iteration"] <= iteration]
+    lines = "".join(json.dumps(record) + "\n" for record in keep)
+    if path.read_bytes() == lines.encode():
+        return
+    with atomic_files.new_file(path) as file:
+        file.write(lines)
+
+
+def _open_events(folder: Path, first_iteration: int) -> EventsWriter:
+    """A new events file, which hides what earlier ones hold from an iteration on.
+
+    Written to by the caller's own thread: tensorboardX's `SummaryWriter` has one for
+    it, which dies of a full disk, and whoever hands it an event then waits for ever.
+    """
+    folder.mkdir(exist_ok=True)
+    # The name's end keeps two processes that start within one second apart.
+    name_end = f".{os.getpid()}.{first_iteration}"
+    events = EventsWriter(str(folder / "events"), name_end)
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    events.write_event(
+        event_pb2.Event(wall_time=time.time(), step=first_iteration, session_log=start)
+    )
+    return events
+
+
+def _number(name: str, value: Any) -> int | float | None:
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{name} is {value!r}, not a number")
+    return number if math.isfinite(number) else None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """One system call where the disk allows it, so that no reader sees half a line."""
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,129 @@
+"""Feedback into the context of slots that continue: appended, or in a sliding window.
+
+Both functions get W slots, their feedback, and bool[W], which of them continue; what
+they return for the others means nothing.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout import windows
+from ragen_jax.rollout.kv_cache import Cache, ShardedModel
+from ragen_jax.rollout.types import (
+    EngineInputs,
+    EnvFeedback,
+    RolloutPlan,
+    RolloutState,
+    RowBuffers,
+    Slots,
+    last_token,
+    row_of,
+)
+
+
+@struct.dataclass
+class ContextUpdate:
+    """The context of W slots after the feedback, for those that continue."""
+
+    entries: Cache  # of W slots
+    rows: RowBuffers  # all of them
+    length: jax.Array  # int32[W], tokens in the cache
+    pending: jax.Array  # int32[W], the token after those
+    steps: jax.Array | int  # int32[], forward passes that it took, over the W slots
+
+
+def append_message(
+    plan: RolloutPlan,
+    model: ShardedModel,
+    inputs: EngineInputs,
+    state: RolloutState,
+    slots: Slots,
+    feedback: EnvFeedback,
+    continues: jax.Array,
+) -> ContextUpdate:
+    """Appends the messages to the slots' rows and caches."""
+    # The pending token, then the message without its last, which is pending next.
+    chunk = jnp.concatenate([slots.pending[:, None], feedback.tokens[:, :-1]], axis=1)
+    entries = jax.tree.map(lambda x: x[feedback.slot], state.cache)
+    # Slots that end may stand too near the end of the context for a whole chunk.
+    position = jnp.where(continues, slots.length, 0)
+    return ContextUpdate(
+        entries=kv.extend(
+            inputs.weights, model, entries, chunk, position, plan.buckets
+        ),
+        rows=_write_message(plan, state.rows, slots, feedback, continues),
+        length=slots.length + feedback.length,
+        pending=last_token(feedback.tokens, feedback.length),
+        steps=1,
+    )
+
+
+def slide_window(
+    plan: RolloutPlan,
+    model: ShardedModel,
+    inputs: EngineInputs,
+    state: RolloutState,
+    slots: Slots,
+    feedback: EnvFeedback,
+    continues: jax.Array,
+) -> ContextUpdate:
+    """Begins the rows of the next turns, without the turns that fall out of them."""
+    rows, prompts = state.rows, inputs.prompts
+    assert prompts.cuts is not None  # As everywhere in windows.
+    row = jnp.where(continues, row_of(plan, slots), 0)
+    episode = jnp.where(continues, slots.episode, 0)
+    closing = windows.closing_before(prompts.cuts, state.episodes.reply_end[episode])
+    new, kept = jax.vmap(
+        functools.partial(windows.next_row, plan.window, plan.reply_tokens)
+    )(
+        windows.Row(rows.tokens[row], rows.turn[row], slots.length + 1),
+        slots.turn,
+        prompts.cuts.opening[prompts.group[episode]],
+        closing,
+        windows.Message(feedback.tokens, feedback.length),
+    )
+    # What is kept is in the cache, but for the token that was pending.
+    entries, steps = windows.prefill(
+        inputs.weights,
+        model,
+        jax.tree.map(lambda x: x[feedback.slot], state.cache),
+        new.tokens,
+        jnp.where(continues, jnp.minimum(kept, slots.length), 0),
+        jnp.where(continues, new.length - 1, 0),
+        feedback.tokens.shape[1],
+        plan.buckets,
+    )
+    where = jnp.where(continues, row + 1, plan.rows)
+    return ContextUpdate(
+        entries=entries,
+        rows=rows.replace(
+            tokens=rows.tokens.at[where].set(new.tokens, mode="drop"),
+            turn=rows.turn.at[where].set(new.turn, mode="drop"),
+        ),
+        length=new.length - 1,
+        pending=last_token(new.tokens, new.length),
+        steps=jnp.maximum(steps, 1),
+    )
+
+
+def _write_message(
+    plan: RolloutPlan,
+    rows: RowBuffers,
+    slots: Slots,
+    feedback: EnvFeedback,
+    continues: jax.Array,
+) -> RowBuffers:
+    """The rows with the messages behind the slots' replies; none of it is reply."""
+    index = jnp.arange(feedback.tokens.shape[1])[None]
+    is_real = continues[:, None] & (index < feedback.length[:, None])
+    row = jnp.where(is_real, slots.episode[:, None], plan.episodes)
+    at = slots.length[:, None] + 1 + index
+    turn = jnp.broadcast_to(slots.turn[:, None] + 1, at.shape)
+    return rows.replace(
+        tokens=rows.tokens.at[row, at].set(feedback.tokens, mode="drop"),
+        turn=rows.turn.at[row, at].set(turn, mode="drop"),
+    )

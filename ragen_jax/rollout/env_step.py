@@ -1,0 +1,152 @@
+"""One step of the environments whose slots wait; its feedback extends the contexts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.rollout import engine, prng
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.rollout.types import EngineInputs, EnvFeedback, RolloutPlan, RolloutState
+from ragen_jax.text import free_form
+from ragen_jax.text.prompts import message_tokens
+from ragen_jax.trajectory import END_OF_TURN
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvInputs:
+    """What stepping needs and never changes, within one trace."""
+
+    tasks: tuple[Task, ...]
+    plan: RolloutPlan
+    model: kv.ShardedModel
+    inputs: EngineInputs
+    tokens: TaskTokens
+    levels: tuple[Any, ...]  # the environments' States, of each one's groups
+    with_grounding: bool  # whether thoughts are searched for the landmarks they name
+
+
+def step_environments(
+    env_inputs: EnvInputs,
+    state: RolloutState,
+    env_episodes: tuple[turn_lib.EnvEpisode, ...],
+) -> tuple[RolloutState, tuple[turn_lib.EnvEpisode, ...]]:
+    """Steps the environments of slots that wait, and extends the slots' contexts.
+
+    Args:
+      env_inputs: the rules, texts and levels.
+      state: in which slots wait.
+      env_episodes: by environment, of its slots.
+    """
+    plan, inputs = env_inputs.plan, env_inputs.inputs
+    slot, is_used = engine.choose_waiting(plan, state)
+    played = [
+        _play_turns(env_inputs, index, state, slot, is_used, env_episodes[index])
+        for index in range(len(plan.env_shards))
+    ]
+    feedback = played[0][1]
+    if len(played) > 1:
+        each = [own for _, own in played]
+        feedback = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+    state, admitted = engine.extend(plan, env_inputs.model, inputs, state, feedback)
+    after = tuple(
+        _start_env_episodes(
+            env_inputs, index, slot, is_used, admitted, played[index][0], own
+        )
+        for index, own in enumerate(env_episodes)
+    )
+    return state, after
+
+
+def _play_turns(
+    env_inputs: EnvInputs,
+    index: int,
+    state: RolloutState,
+    slot: jax.Array,
+    is_used: jax.Array,
+    env_episodes: turn_lib.EnvEpisode,
+) -> tuple[turn_lib.EnvEpisode, EnvFeedback]:
+    """One environment's turn for those of its slots that wait."""
+    task, shard = env_inputs.tasks[index], env_inputs.plan.env_shards[index]
+    tokens, inputs = env_inputs.tokens[index], env_inputs.inputs
+    slot, is_used = slot[shard.feedback_range], is_used[shard.feedback_range]
+    slots = jax.tree.map(lambda x: x[slot], state.slots)
+    chosen = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
+    episode = jnp.minimum(slots.episode, env_inputs.plan.episodes - 1)
+    keys = jax.vmap(prng.env_key, (None, 0, 0))(
+        inputs.key, inputs.prompts.number[episode], slots.turn
+    )
+    width = max(own.next_capacity for own in env_inputs.tokens)
+
+    def one(key, env_episode, reply, reply_end, *sampled):
+        read = turn_lib.read_reply(
+            task, tokens.replies, reply, env_episode.state, *sampled
+        )
+        after, played = turn_lib.play_turn(
+            key, task.env, task.dialogue.limits, env_episode, read.actions
+        )
+        grounded = jnp.zeros((), jnp.float32)
+        if env_inputs.with_grounding and task.env.landmarks is not None:
+            landmarks = task.env.landmarks(env_episode.state)
+            grounded = free_form.grounded(tokens.replies, reply, *sampled, landmarks)
+        stopped = reply_end == END_OF_TURN
+        ids = turn_lib.feedback_message(
+            task.env, task.dialogue, after, played, read.is_valid, stopped
+        )
+        message, length = message_tokens(tokens, ids, is_first=False)
+        message = jnp.pad(message, (0, width - message.shape[0]))
+        return after, played, read.is_valid, grounded, message, length
+
+    sampled: tuple[jax.Array, ...] = ()
+    if tokens.replies.text is not None:
+        sampled = engine.reply_tokens(env_inputs.plan, state, slot)
+    after, played, is_valid, grounded, message, length = jax.vmap(one)(
+        keys, chosen, slots.reply, slots.reply_end, *sampled
+    )
+    return after, EnvFeedback(
+        slot=slot,
+        is_used=is_used,
+        tokens=message,
+        length=length,
+        reward=played.reward,
+        is_valid=is_valid,
+        grounded=grounded,
+        taken=played.taken,
+        success=after.success,
+        end=after.end,
+    )
+
+
+def _start_env_episodes(
+    env_inputs: EnvInputs,
+    index: int,
+    slot: jax.Array,
+    is_used: jax.Array,
+    admitted: jax.Array,
+    after: turn_lib.EnvEpisode,
+    env_episodes: turn_lib.EnvEpisode,
+) -> turn_lib.EnvEpisode:
+    """One environment's episodes after a step: continued, or new ones in free slots."""
+    shard, prompts = env_inputs.plan.env_shards[index], env_inputs.inputs.prompts
+    own = shard.feedback_range
+    slot, is_used, admitted = slot[own], is_used[own], admitted[own]
+    before = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
+    # Clipped: what is not admitted is not used.
+    group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - before, 0)
+    fresh = jax.vmap(turn_lib.start_env_episode)(
+        jax.tree.map(lambda x: x[group], env_inputs.levels[index])
+    )
+    after = jax.tree.map(
+        lambda new, old: jnp.where(
+            (admitted >= 0).reshape((-1,) + (1,) * (new.ndim - 1)), new, old
+        ),
+        fresh,
+        after,
+    )
+    where = jnp.where(is_used, slot - shard.first_slot, shard.slots)
+    return jax.tree.map(
+        lambda whole, new: whole.at[where].set(new, mode="drop"), env_episodes, after
+    )

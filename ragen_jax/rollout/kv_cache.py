@@ -1,0 +1,209 @@
+"""The KV cache of the slots, and the three passes that write it.
+
+Layers are separate arrays and the layers' loop is unrolled, because a stacked cache
+carried through a loop is copied at each step. `cache_attention.py` says how an entry is
+laid out and what attends to it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.models import transformer
+from ragen_jax.models.attention import causal_attention
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout.cache_attention import XLA, CacheAttention
+
+
+@struct.dataclass
+class Cache:
+    """One entry a layer, float[S, G, d, C] or float[S, G, C, d]: keys or values."""
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedModel:
+    """How to run the model on one shard. Static."""
+
+    config: ModelConfig  # of the whole model
+    dtype: Any  # of the computation and the cache
+    combine_heads: Callable[[jax.Array], jax.Array] = lambda x: x
+    combine_mlp: Callable[[jax.Array], jax.Array] = lambda x: x
+    attention: CacheAttention = XLA
+
+    def buckets(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the cache's lengths that it pays to compile for; the last is C."""
+        return lengths if self.attention.has_buckets else lengths[-1:]
+
+
+def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
+    """The weights as decoding wants them: cast once, one entry a layer.
+
+    Slicing stacked weights inside the decode loop would copy them at every step.
+    """
+    cast = jax.tree.map(lambda w: w.astype(dtype), parameters)
+    count = cast["layers"]["attention_norm"].shape[0]
+    layers = tuple(
+        jax.tree.map(lambda w, i=i: w[i], cast["layers"]) for i in range(count)
+    )
+    return {**cast, "layers": layers}
+
+
+def prefill_prompts(
+    weights: Parameters, model: ShardedModel, tokens: jax.Array
+) -> Cache:
+    """Keys and values of whole prompts, each from position 0.
+
+    Args:
+      weights: from `to_decode_layout`.
+      model: how to run the model.
+      tokens: int32[P, Tp], right-padded; what stands behind a prompt's end is
+        overwritten before anything attends to it.
+
+    Returns:
+      A cache of P entries and C = Tp.
+    """
+
+    def attend(_, query, key, value):
+        mixed = causal_attention(query, key, value)
+        return mixed, (model.attention.to_entry(key), model.attention.to_entry(value))
+
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    _, cache = _run_layers(weights, model, tokens, positions, attend)
+    return cache
+
+
+def decode(
+    weights: Parameters,
+    model: ShardedModel,
+    cache: Cache,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    bucket: int,
+) -> tuple[jax.Array, Cache]:
+    """One token for every slot.
+
+    Args:
+      weights: from `to_decode_layout`.
+      model: how to run the model.
+      cache: of S slots; `lengths` positions of each are filled.
+      tokens: int32[S], the token at position `lengths` of each slot.
+      lengths: int32[S], below `bucket`; a slot of length C writes nothing, and its
+        logits mean nothing.
+      bucket: how many positions of the cache are read.
+
+    Returns:
+      float32[S, V] logits of the next token, and the cache with this one added.
+    """
+    attention = model.attention
+    count = lengths + 1
+    if not attention.has_buckets:
+        # A slot that does not decode reads one key: of none the mix is not defined.
+        context = cache.keys[0].shape[attention.context_axis]
+        count = jnp.where(lengths < context, count, 1)
+
+    def attend(layer, query, key, value):
+        keys = attention.write_token(cache.keys[layer], key[:, 0], lengths)
+        values = attention.write_token(cache.values[layer], value[:, 0], lengths)
+        mixed = attention.attend_token(query, keys, values, count, bucket)
+        return mixed, (keys, values)
+
+    hidden, cache = _run_layers(
+        weights, model, tokens[:, None], lengths[:, None], attend
+    )
+    return transformer.vocabulary_logits(weights, hidden[:, 0]), cache
+
+
+def extend(
+    weights: Parameters,
+    model: ShardedModel,
+    cache: Cache,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    buckets: tuple[int, ...],
+) -> Cache:
+    """Prefills M given tokens behind what every entry of a (gathered) cache holds.
+
+    Args:
+      weights: from `to_decode_layout`.
+      model: how to run the model.
+      cache: of W entries; `lengths` positions of each are filled.
+      tokens: int32[W, M], right-padded; what stands behind the real ones fills
+        positions that decoding overwrites before it attends to them.
+      lengths: int32[W], at most C - M: beyond, the write would be moved.
+      buckets: of how many positions of the cache one is chosen to be read; the last
+        is C.
+    """
+    positions = lengths[:, None] + jnp.arange(tokens.shape[1])[None]
+    needed = positions.max() + 1
+    buckets = model.buckets(buckets)
+    index = sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
+    attention = model.attention
+
+    def attend(layer, query, key, value):
+        keys = attention.write_message(cache.keys[layer], key, lengths)
+        values = attention.write_message(cache.values[layer], value, lengths)
+        read = functools.partial(
+            attention.attend_message, query, keys, values, positions
+        )
+        branches = [functools.partial(read, bucket) for bucket in buckets]
+        return jax.lax.switch(index, branches), (keys, values)
+
+    # The logits are not read: the last given token is decoded by the next pass.
+    _, cache = _run_layers(weights, model, tokens, positions, attend)
+    return cache
+
+
+def with_context(cache: Cache, model: ShardedModel, context: int) -> Cache:
+    """The cache with room for `context` positions, zeros behind what it holds."""
+    return jax.tree.map(lambda x: model.attention.with_context(x, context), cache)
+
+
+def with_prompts(
+    cache: Cache,
+    model: ShardedModel,
+    prompts: Cache,
+    group: jax.Array,
+    is_new: jax.Array,
+) -> Cache:
+    """The cache whose new entries begin with the prompts of their groups.
+
+    Args:
+      cache: of W entries.
+      model: whose cache it is.
+      prompts: of the groups, at most as long.
+      group: int32[W]. is_new: bool[W].
+    """
+
+    def one(entry, prompt):
+        return model.attention.with_prefix(entry, prompt[group], is_new)
+
+    return jax.tree.map(one, cache, prompts)
+
+
+def _run_layers(weights, model: ShardedModel, tokens, positions, attend):
+    config = model.config
+    x = transformer.embed(weights, tokens, model.dtype)
+    kept = []
+    for index, layer in enumerate(weights["layers"]):
+        x, keys_and_values = transformer.block(
+            layer,
+            x,
+            positions,
+            config,
+            lambda *qkv, index=index: attend(index, *qkv),
+            model.combine_heads,
+            model.combine_mlp,
+        )
+        kept.append(keys_and_values)
+    keys, values = zip(*kept, strict=True)
+    hidden = transformer.rms_norm(x, weights["final_norm"], config.norm_epsilon)
+    return hidden, Cache(keys=keys, values=values)

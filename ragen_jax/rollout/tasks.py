@@ -1,0 +1,50 @@
+"""The environments that share a batch, with their texts and how much of it each has."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ragen_jax.envs.base import Environment
+from ragen_jax.text.prompts import Dialogue, DialogueTokens, opening_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One environment of a batch. Static: never a traced value."""
+
+    label: str  # unique in a batch; names the environment's metrics
+    env: Environment
+    dialogue: Dialogue
+    prompts: int  # its share of the batch's P
+
+
+TaskTokens = tuple[DialogueTokens, ...]  # one for each task, in their order
+
+
+def longest_row(tasks: Sequence[Task], tokens: TaskTokens, window: int = 0) -> int:
+    """T that a row of any task can need at most, in tokens.
+
+    Args:
+      tasks, tokens: the environments and their texts.
+      window: most turns of a row; 0: all turns of an episode.
+    """
+
+    def one(task: Task, own: DialogueTokens) -> int:
+        limits = task.dialogue.limits
+        turns = min(window or limits.turns, limits.turns)
+        # With feedback on a turn before, unless a row never leaves the first.
+        is_whole = turns == limits.turns
+        first = own.first_capacity if is_whole else own.window_capacity
+        return first + turns * limits.reply_tokens + (turns - 1) * own.next_capacity
+
+    return max(map(one, tasks, tokens))
+
+
+def common_opening(tokens: TaskTokens) -> tuple[int, ...]:
+    """The tokens that every episode of every task begins with."""
+    openings = [opening_tokens(own) for own in tokens]
+    shortest = min(map(len, openings))
+    table = np.array([opening[:shortest] for opening in openings])
+    differs = (table != table[:1]).any(axis=0)
+    return openings[0][: int(differs.argmax()) if differs.any() else shortest]

@@ -1,0 +1,95 @@
+"""Sampling one token from the model, softmax(logits / temperature)."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+_LARGE = 8192  # tokens; a larger vocabulary is drawn from in two steps
+_BLOCK = 128  # tokens; the vocabularies of Qwen, Llama 3 and SmolLM2 are whole blocks
+
+
+@struct.dataclass
+class Sampled:
+    """One token for each of S slots."""
+
+    token: jax.Array  # int32[S]
+    logprob: jax.Array  # float32[S], nats, under the distribution sampled from
+    entropy: jax.Array  # float32[S], nats, of that distribution
+
+
+def sample(
+    keys: jax.Array, logits: jax.Array, temperature: jax.Array, *, greedy: bool
+) -> Sampled:
+    """Draws a token for each slot.
+
+    Args:
+      keys: key[S], one for each slot, consumed.
+      logits: float32[S, V].
+      temperature: float32[], above 0; not read when greedy.
+      greedy: take the likeliest token; log-probabilities are those at temperature 1.
+    """
+    if greedy:
+        log_policy = jax.nn.log_softmax(logits, axis=-1)
+        token = argmax(logits)
+    else:
+        log_policy = jax.nn.log_softmax(logits / temperature, axis=-1)
+        draw = _draw if logits.shape[1] <= _LARGE else _draw_in_two_steps
+        token = draw(keys, log_policy)
+    model = jnp.exp(log_policy)
+    # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
+    terms = jnp.where(model > 0, model * log_policy, 0)
+    return Sampled(
+        token=token.astype(jnp.int32),
+        logprob=jnp.take_along_axis(log_policy, token[:, None], axis=1)[:, 0],
+        entropy=-terms.sum(axis=-1),
+    )
+
+
+def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:
+    """int32[S], of [S, n] by the Gumbel-max trick, which needs no sort.
+
+    argmax_v (x_v - log E_v), with E_v independent Exp(1), is distributed as
+    softmax(x) (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030).
+    """
+    shape = log_weights.shape[1:]
+    waits = jax.vmap(lambda key: jax.random.exponential(key, shape))(keys)
+    # One in 2^23 is 0, and would win against all others, however unlikely its token is.
+    # It stands for what lies between 0 and the next, 2^-23.
+    waits = jnp.maximum(waits, 2.0**-24)
+    return argmax(log_weights - jnp.log(waits))
+
+
+def _draw_in_two_steps(keys: jax.Array, log_policy: jax.Array) -> jax.Array:
+    """int32[S]: first a block of tokens, by its probability, then a token of it.
+
+    The same distribution for V / _BLOCK + _BLOCK random numbers a slot instead of V,
+    which cost more than everything else that is done with the logits.
+    """
+    blocks = _blocks(log_policy)
+    keys = jax.vmap(jax.random.split)(keys)
+    block = _draw(keys[:, 0], jnp.log(jnp.exp(blocks).sum(axis=-1)))
+    return block * _BLOCK + _draw(keys[:, 1], _block(blocks, block))
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    """int32[S], where each row of float[S, n] is largest; the first of equals.
+
+    `jnp.argmax` carries values and positions together, which XLA does not vectorize on
+    CPU; here it only sees the largest of each block, then one block (13 times faster
+    for 8 rows of 49,152).
+    """
+    blocks = _blocks(x)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    return block * _BLOCK + jnp.argmax(_block(blocks, block), axis=-1)
+
+
+def _blocks(x: jax.Array) -> jax.Array:
+    """[S, n] -> [S, n / _BLOCK, _BLOCK], -inf where the last block is not full."""
+    missing = ((0, 0), (0, -x.shape[1] % _BLOCK))
+    blocks = jnp.pad(x, missing, constant_values=-jnp.inf)
+    return blocks.reshape(x.shape[0], -1, _BLOCK)
+
+
+def _block(blocks: jax.Array, index: jax.Array) -> jax.Array:
+    """float[S, _BLOCK], the block at int32[S] of each slot."""
+    return jnp.take_along_axis(blocks, index[:, None, None], axis=1)[:, 0]

@@ -1,0 +1,174 @@
+"""The sampling engine's data: plan, prompts, slots, row buffers, feedback.
+
+All of it is one shard's: arrays here are that shard's own.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import windows
+from ragen_jax.rollout.kv_cache import Cache
+from ragen_jax.text import reply_parser
+from ragen_jax.trajectory import Episodes
+
+IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvShard:
+    """One environment's share of a shard: ranges of episodes, slots and feedback."""
+
+    first_episode: int
+    episodes: int
+    groups: int  # distinct prompts
+    first_slot: int
+    slots: int  # at most `episodes`; they play no other environment
+    first_feedback: int  # within the W entries of an `EnvFeedback`
+    extend_width: int  # of those
+    prompts: int  # P of this environment in the whole batch
+
+    @property
+    def slot_range(self) -> slice:
+        """Its slots among the S of the shard."""
+        return slice(self.first_slot, self.first_slot + self.slots)
+
+    @property
+    def feedback_range(self) -> slice:
+        """Its entries among the W of an `EnvFeedback`."""
+        return slice(self.first_feedback, self.first_feedback + self.extend_width)
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutPlan:
+    """Sizes and switches of one shard's rollout. Static."""
+
+    # One for each environment; the next four are their sums.
+    env_shards: tuple[EnvShard, ...]
+    episodes: int  # B on this shard
+    groups: int  # distinct prompts on this shard
+    slots: int  # S
+    extend_width: int  # W, waiting slots that get their feedback in one step
+    group_size: int  # N in the whole batch
+    context: int  # T, tokens of a row
+    turns: int  # K
+    actions_per_turn: int  # A
+    reply_tokens: int  # most tokens sampled in one turn
+    decode_chunk: int  # decode passes between looks at the loop's predicate
+    buckets: tuple[int, ...]  # lengths of the cache that decoding chooses from
+    # Environments step as soon as one in so many slots that are not idle waits, at the
+    # latest when W do; 0: only then.
+    extend_share: int = 0
+    greedy: bool = False
+    stop_at_answer: bool = False
+    window: int = 0  # most turns of a row; 0: a row holds a whole episode
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of an episode: its turns' one after the other, or one for all."""
+        return self.turns if self.window else 1
+
+    @property
+    def rows(self) -> int:
+        """R on this shard."""
+        return self.episodes * self.rows_each
+
+
+@struct.dataclass
+class Prompts:
+    """What the episodes of one shard start from."""
+
+    tokens: jax.Array  # int32[groups, Tp], right-padded
+    lengths: jax.Array  # int32[groups]
+    group: jax.Array  # int32[B], index of each episode's prompt among those here
+    group_name: jax.Array  # int32[B], its group in the whole batch
+    # int32[B], each episode's number in the whole batch, whichever shard it is on: what
+    # its noise is drawn by.
+    number: jax.Array
+    first_index: jax.Array  # int32[], index of the shard's first episode in the record
+    cuts: windows.Cuts | None = None  # read in windows alone
+
+
+@struct.dataclass
+class Slots:
+    """S slots."""
+
+    status: jax.Array  # int32[S], IDLE, DECODING or WAITING
+    episode: jax.Array  # int32[S], on this shard; `RolloutPlan.episodes` when idle
+    turn: jax.Array  # int32[S], 0-based turn being played
+    length: jax.Array  # int32[S], tokens in the cache
+    pending: jax.Array  # int32[S], the token after those
+    sampled: jax.Array  # int32[S], tokens of the current reply
+    reply: reply_parser.ReplyState  # of S slots: what the reply says so far
+    reply_end: jax.Array  # int32[S], why the last reply ended
+
+
+@struct.dataclass
+class RowBuffers:
+    """Rows being written.
+
+    In windows the replies of earlier turns count as given: they are another row's.
+    """
+
+    tokens: jax.Array  # int32[R, T]
+    logprobs: jax.Array  # float32[R, T], nats
+    entropy: jax.Array  # float32[R, T], nats
+    turn: jax.Array  # int32[R, T], 0-based; PADDING where nothing is written yet
+    is_reply: jax.Array  # bool[R, T]
+
+
+@struct.dataclass
+class RolloutState:
+    """Everything that changes during a rollout."""
+
+    slots: Slots
+    cache: Cache
+    rows: RowBuffers
+    episodes: Episodes
+    next_episode: jax.Array  # int32[environments], heads of their queues
+    decode_steps: jax.Array  # int32[], forward passes of one token for all slots
+    extend_steps: jax.Array  # int32[], forward passes of messages for W slots
+
+
+@struct.dataclass
+class EngineInputs:
+    """What a rollout reads and never changes."""
+
+    weights: Parameters  # from `kv_cache.to_decode_layout`
+    prompts: Prompts
+    prompt_cache: Cache  # of `RolloutPlan.groups` entries
+    tables: tuple[reply_parser.ReplyTables, ...]  # by environment
+    is_stop: jax.Array  # bool[V]
+    key: jax.Array  # key[], from `prng.iteration_key`
+    temperature: jax.Array  # float32[]
+
+
+@struct.dataclass
+class EnvFeedback:
+    """Messages and outcomes from the environments for W waiting slots."""
+
+    slot: jax.Array  # int32[W]
+    is_used: jax.Array  # bool[W], False where fewer than W slots waited
+    tokens: jax.Array  # int32[W, M], the next message, right-padded
+    length: jax.Array  # int32[W], tokens of it, 1..M
+    reward: jax.Array  # float32[W], the environment's reward of the turn
+    is_valid: jax.Array  # bool[W], of the turn's reply
+    grounded: jax.Array  # float32[W], share of the landmarks that its thought names
+    taken: jax.Array  # int32[W], actions that reached the environment
+    success: jax.Array  # bool[W], of the episode so far
+    end: jax.Array  # int32[W], UNFINISHED, or why the episode ended
+
+
+def row_of(plan: RolloutPlan, slots: Slots) -> jax.Array:
+    """int32[S], the row on this shard that a slot writes to."""
+    if not plan.window:
+        return slots.episode
+    return slots.episode * plan.rows_each + slots.turn
+
+
+def last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """int32[n], the last of the `lengths` (int32[n]) real tokens of int32[n, T]."""
+    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]

@@ -1,0 +1,79 @@
+"""Settings: frozen dataclasses made from a config, with every preset resolved.
+
+`from_dict` is the only reader of configs and the only place where settings alone are
+checked. choices.py holds the tables of named choices;
+schema.py the tree, each leaf beside its limits; reader.py reads it;
+checks.py checks combinations.
+"""
+
+from ragen_jax.settings.checks import check_devices, check_shares, fit_mesh
+from ragen_jax.settings.choices import (
+    AGGREGATIONS,
+    ESTIMATORS,
+    FILTER_METRICS,
+    FILTER_STRATEGIES,
+    KL_KINDS,
+)
+from ragen_jax.settings.reader import (
+    check_same_run,
+    differences,
+    env_settings,
+    flatten,
+    from_dict,
+    known_keys,
+    nearest,
+    to_dict,
+)
+from ragen_jax.settings.schema import (
+    AdvantageSettings,
+    CheckpointSettings,
+    EnvironmentSettings,
+    EvaluationSettings,
+    EverySettings,
+    FilterSettings,
+    LoraSettings,
+    LossSettings,
+    MeshSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RewardSettings,
+    RolloutSettings,
+    SafetySettings,
+    Settings,
+    TaskSettings,
+)
+
+__all__ = [
+    "AGGREGATIONS",
+    "ESTIMATORS",
+    "FILTER_METRICS",
+    "FILTER_STRATEGIES",
+    "KL_KINDS",
+    "AdvantageSettings",
+    "CheckpointSettings",
+    "EnvironmentSettings",
+    "EvaluationSettings",
+    "EverySettings",
+    "FilterSettings",
+    "LoraSettings",
+    "LossSettings",
+    "MeshSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "RewardSettings",
+    "RolloutSettings",
+    "SafetySettings",
+    "Settings",
+    "TaskSettings",
+    "check_devices",
+    "check_same_run",
+    "check_shares",
+    "differences",
+    "flatten",
+    "from_dict",
+    "known_keys",
+    "nearest",
+    "to_dict",
+    "env_settings",
+    "fit_mesh",
+]

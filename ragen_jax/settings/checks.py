@@ -1,0 +1,339 @@
+"""Checks of settings that depend on one another, and of settings against devices.
+
+Each raises SettingsError with one sentence: the keys, the numbers, and a remedy that
+was worked out for these numbers.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.settings.learning_checks import check_learning
+from ragen_jax.settings.schema import MIX, MeshSettings, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One kind of rollout: how many episodes it has, and by which keys."""
+
+    prompts_key: str
+    prompts: int
+    group_key: str
+    group_size: int
+    slots_key: str
+    slots: int
+
+    @property
+    def episodes(self) -> int:
+        return self.prompts * self.group_size
+
+
+def check_combinations(settings: Settings) -> None:
+    """Raises SettingsError for the first combination that cannot be used."""
+    _check_mesh(settings)
+    _check_mix(settings)
+    _check_sizes(settings)
+    _check_episodes(settings)
+    _check_rewards(settings)
+    check_learning(settings)
+    _check_batches(settings)
+
+
+def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
+    """The mesh's sizes on so many devices, all of them used.
+
+    Args:
+      settings: as `settings.from_dict` returned them.
+      device_count: devices of all processes together.
+
+    Returns:
+      The sizes of the axes data, fsdp and tensor; their product is `device_count`.
+
+    Raises:
+      SettingsError: if the axes do not fill the devices, or if the episodes, slots or
+        microbatches do not share evenly over data * fsdp.
+    """
+    sizes = _mesh_sizes(settings.mesh, device_count)
+    check_shares(settings, sizes)
+    return sizes
+
+
+def check_shares(settings: Settings, sizes: Mapping[str, int]) -> None:
+    """Raises SettingsError unless a mesh of such sizes can share a run's work."""
+    shards = sizes["data"] * sizes["fsdp"]
+    if settings.rollout.layout == "tensor" and sizes["tensor"] == 1:
+        raise SettingsError(
+            "rollout.layout = 'tensor' needs devices on the tensor axis, but"
+            " mesh.tensor = 1: raise mesh.tensor or set rollout.layout to 'replicated'"
+        )
+    for run in _runs(settings):
+        _check_shares(run, shards)
+        if run.slots % shards:
+            raise SettingsError(
+                f"{run.slots_key} = {run.slots} slots, which {_over(shards)} cannot"
+                f" share evenly: set it to {_shared_slots(run, shards)} or to 0 for one"
+                " slot an episode"
+            )
+    if (rows := settings.optimizer.microbatch) % shards:
+        micro = _last_multiple(rows, shards)
+        mini = _last_multiple(settings.optimizer.minibatch, micro)
+        raise SettingsError(
+            f"optimizer.microbatch = {rows} rows, which {_over(shards)} cannot share"
+            f" evenly: set optimizer.microbatch to {micro} and optimizer.minibatch to"
+            f" {mini}"
+        )
+
+
+def fit_mesh(chosen: MeshSettings, device_count: int) -> dict[str, int]:
+    """Sizes of a mesh like the chosen one on any number of devices, all of them used.
+
+    As chosen where that fills the devices; else the data axis takes what the others
+    leave; else it takes all. For those who only read a model that was trained
+    elsewhere.
+    """
+    stretched = MeshSettings(-1, max(chosen.fsdp, 1), max(chosen.tensor, 1))
+    for mesh in (chosen, stretched):
+        with contextlib.suppress(SettingsError):
+            return _mesh_sizes(mesh, device_count)
+    return {"data": device_count, "fsdp": 1, "tensor": 1}
+
+
+def _runs(settings: Settings) -> Iterator[_Run]:
+    """Training, validation and test."""
+    rollout, evaluation = settings.rollout, settings.evaluation
+    yield _Run(
+        prompts_key="rollout.prompts",
+        prompts=rollout.prompts,
+        group_key="rollout.group_size",
+        group_size=rollout.group_size,
+        slots_key="rollout.slots",
+        slots=rollout.slots,
+    )
+    for task in settings.env.mix:
+        yield _Run(
+            prompts_key=f"env.mix.{task.label}.prompts",
+            prompts=task.prompts,
+            group_key="rollout.group_size",
+            group_size=rollout.group_size,
+            slots_key="rollout.slots",
+            slots=0,  # Checked for the whole batch.
+        )
+    for test in ("", "test_"):
+        yield _Run(
+            prompts_key=f"evaluation.{test}prompts",
+            prompts=getattr(evaluation, f"{test}prompts"),
+            group_key=f"evaluation.{test}rollouts",
+            group_size=getattr(evaluation, f"{test}rollouts"),
+            slots_key="evaluation.slots",
+            slots=evaluation.slots,
+        )
+
+
+def _check_mesh(settings: Settings) -> None:
+    mesh = settings.mesh
+    free = [axis for axis in ("data", "fsdp", "tensor") if getattr(mesh, axis) == -1]
+    if len(free) > 1:
+        raise SettingsError(
+            f"mesh.{free[0]} = -1 and mesh.{free[1]} = -1 both ask for every device"
+            f" left: set mesh.{free[1]} to a number of devices, such as 1"
+        )
+
+
+def _check_mix(settings: Settings) -> None:
+    env, prompts = settings.env, settings.rollout.prompts
+    if (env.name == MIX) != bool(env.mix):
+        remedy = (
+            "give env.mix a section for each environment"
+            if env.name == MIX
+            else f"set env.name to {MIX!r}"
+        )
+        raise SettingsError(
+            f"env.name = {env.name!r} with {len(env.mix)} environments in env.mix:"
+            f" {remedy}"
+        )
+    if env.mix and env.options:
+        names = ", ".join(f"env.{name}" for name, _ in env.options)
+        raise SettingsError(
+            f"{names} belongs to no environment, for env.name = {MIX!r}: write it below"
+            f" env.mix.{env.mix[0].label}, or where it is meant"
+        )
+    if env.mix and sum(task.prompts for task in env.mix) != prompts:
+        shares = " + ".join(f"{task.label} {task.prompts}" for task in env.mix)
+        whole = sum(task.prompts for task in env.mix)
+        raise SettingsError(
+            f"rollout.prompts = {prompts} is not the sum of env.mix's prompts ({shares}"
+            f" = {whole}): set rollout.prompts to {whole} or change the shares"
+        )
+    for task in env.mix:
+        if task.prompts == 0:
+            raise SettingsError(
+                f"env.mix.{task.label}.prompts = 0 leaves that environment without"
+                " episodes: set it to 1 or more, or take the environment out"
+            )
+    for task in (*settings.tasks(), *settings.evaluated_tasks()):
+        if task.actions_per_turn > task.actions and task.label != env.name:
+            raise SettingsError(
+                f"{task.label}: actions_per_turn = {task.actions_per_turn} is more"
+                f" than actions = {task.actions}: lower actions_per_turn"
+            )
+
+
+def _check_sizes(settings: Settings) -> None:
+    """Refuses a batch whose record int32 could not index, before anything is built."""
+    rollout, turns = settings.rollout, settings.most_turns()
+    each = max(rollout.reply_tokens, rollout.actions_per_turn)
+    sizes = (rollout.prompts, rollout.group_size, turns, each)
+    if (numbers := math.prod(sizes)) >= 2**31:
+        name = "reply_tokens" if each == rollout.reply_tokens else "actions_per_turn"
+        raise SettingsError(
+            f"rollout.prompts * rollout.group_size * rollout.turns * rollout.{name} ="
+            f" {' * '.join(map(str, sizes))} = {numbers} numbers of its record are"
+            " 2**31 or more, which int32 cannot count: lower rollout.prompts or"
+            " rollout.group_size"
+        )
+
+
+def _check_episodes(settings: Settings) -> None:
+    rollout = settings.rollout
+    for run in _runs(settings):
+        if run.slots > run.episodes:
+            raise SettingsError(
+                f"{run.slots_key} = {run.slots} is more than the {run.prompts} *"
+                f" {run.group_size} = {run.episodes} episodes of {run.prompts_key} *"
+                f" {run.group_key}: lower {run.slots_key} or set it to 0 for one slot"
+                " an episode"
+            )
+    if rollout.actions_per_turn > rollout.actions:
+        raise SettingsError(
+            f"rollout.actions_per_turn = {rollout.actions_per_turn} is more than"
+            f" rollout.actions = {rollout.actions}, the actions of a whole episode: set"
+            f" rollout.actions_per_turn to at most {rollout.actions}"
+        )
+    if 0 < rollout.context <= rollout.reply_tokens:
+        raise SettingsError(
+            f"rollout.context = {rollout.context} leaves no room for a prompt beside a"
+            f" reply of rollout.reply_tokens = {rollout.reply_tokens}: set"
+            " rollout.context to 0 for exactly what prompt and turns can need"
+        )
+
+
+def _check_rewards(settings: Settings) -> None:
+    reward = settings.reward
+    if reward.length_bonus > 0 and reward.length_low > reward.length_high:
+        raise SettingsError(
+            f"reward.length_low = {reward.length_low} is more than reward.length_high ="
+            f" {reward.length_high}, so no thought earns the bonus: raise"
+            " reward.length_high"
+        )
+    if (reward.length_bonus > 0 or reward.grounding > 0) and not settings.env.thinking:
+        raise SettingsError(
+            "reward.length_bonus and reward.grounding are for thoughts, but"
+            " env.thinking = False: set them to 0 or env.thinking to True"
+        )
+
+
+def _check_batches(settings: Settings) -> None:
+    mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
+    if mini % micro:
+        divisor = max(d for d in range(1, min(mini, micro) + 1) if mini % d == 0)
+        raise SettingsError(
+            f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
+            f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
+        )
+    rollout, rows = settings.rollout, "episodes"
+    names, sizes = ["prompts", "group_size"], [rollout.prompts, rollout.group_size]
+    if rollout.window_turns:
+        names, sizes = [*names, "turns"], [*sizes, settings.most_turns()]
+        rows = "turns"
+    if mini > (most := math.prod(sizes)):
+        raise SettingsError(
+            f"optimizer.minibatch = {mini} rows is more than the"
+            f" {' * '.join(map(str, sizes))} = {most} {rows} of"
+            f" {' * '.join(f'rollout.{name}' for name in names)}: lower"
+            " optimizer.minibatch (and optimizer.microbatch, which must divide it) to"
+            f" at most {most}"
+        )
+
+
+def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
+    """Sizes of the axes with -1 resolved, or SettingsError."""
+    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
+    fixed = {axis: size for axis, size in sizes.items() if size != -1}
+    product = math.prod(fixed.values())
+    names = " * ".join(f"mesh.{axis}" for axis in fixed)
+    numbers = " * ".join(str(size) for size in fixed.values())
+    if len(fixed) < len(sizes):
+        if device_count % product:
+            divisors = [d for d in range(1, device_count + 1) if device_count % d == 0]
+            raise SettingsError(
+                f"{names} = {numbers} = {product}, which does not divide the"
+                f" {_devices(device_count)}: choose sizes whose product is one of"
+                f" {', '.join(map(str, divisors))}"
+            )
+        return {axis: fixed.get(axis, device_count // product) for axis in sizes}
+    if product != device_count:
+        others = mesh.fsdp * mesh.tensor
+        remedy = (
+            "set mesh.data to -1"
+            if device_count % others == 0
+            else f"set mesh.data to -1 and mesh.fsdp * mesh.tensor to a divisor of"
+            f" {device_count}"
+        )
+        raise SettingsError(
+            f"{names} = {numbers} = {product}, but there"
+            f" {'is' if device_count == 1 else 'are'} {_devices(device_count)}:"
+            f" {remedy}"
+        )
+    return sizes
+
+
+def _check_shares(run: _Run, shards: int) -> None:
+    """Raises SettingsError unless shards get whole groups or equal parts of one."""
+    if _is_shared(run.prompts, run.group_size, shards):
+        return
+    # Some multiple of `shards` prompts always works, so the search ends.
+    enough = run.prompts
+    while not _is_shared(enough, run.group_size, shards):
+        enough += 1
+    fewer = max(
+        count
+        for count in range(1, shards + 1)
+        if _is_shared(run.prompts, run.group_size, count)
+    )
+    raise SettingsError(
+        f"{run.prompts_key} * {run.group_key} = {run.prompts} * {run.group_size} ="
+        f" {run.episodes} episodes, which {_over(shards)} cannot share evenly, in whole"
+        f" groups or equal parts of one: raise {run.prompts_key} to {enough} or use"
+        f" {_devices(fewer)} for mesh.data * mesh.fsdp"
+    )
+
+
+def _is_shared(prompts: int, group_size: int, shards: int) -> bool:
+    share, rest = divmod(prompts * group_size, shards)
+    if rest or not share:
+        return False
+    return share % group_size == 0 or group_size % share == 0
+
+
+def _shared_slots(run: _Run, shards: int) -> int:
+    """The next number of slots that can be shared, or the last within the episodes."""
+    return min(_next_multiple(run.slots, shards), run.episodes // shards * shards)
+
+
+def _last_multiple(number: int, of: int) -> int:
+    """The largest multiple up to `number`, but at least `of` itself."""
+    return max(number // of, 1) * of
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _over(shards: int) -> str:
+    return f"{_devices(shards)} (mesh.data * mesh.fsdp)"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'' if count == 1 else 's'}"

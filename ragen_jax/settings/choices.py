@@ -1,0 +1,170 @@
+"""The tables of named choices: estimators, filters, aggregations, KL estimates.
+
+Each name stands once with what the rest must know of it. The function of that name
+stands in the table of the same title in `ragen_jax.learning`, which imports this one.
+Formulas, sources and departures: docs/algorithms.md.
+"""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """What must be known of an estimator of advantages."""
+
+    meaning: str
+    has_critic: bool = False  # a second model, trained to predict returns
+    compares: bool = False  # an episode with the others of its group, so it needs some
+    # Of the leaves that a config leaves to the estimator.
+    whiten: bool = False
+    divide_by_std: bool = False
+    kl_kind: str = "k3"  # GRPO, arXiv:2402.03300, section 4.1: k3 in the loss
+    kl_in: str = "loss"
+    turn_gamma: float = 1.0
+    turn_value: str = "first"
+
+    @property
+    def presets(self) -> dict[str, Any]:
+        """By dotted key."""
+        return {
+            "advantage.whiten": self.whiten,
+            "advantage.divide_by_std": self.divide_by_std,
+            "advantage.turn_gamma": self.turn_gamma,
+            "advantage.turn_value": self.turn_value,
+            "loss.kl_kind": self.kl_kind,
+            "loss.kl_in": self.kl_in,
+        }
+
+
+# RAGEN puts the k1 estimate into the reward: as a loss its mean gradient is 0.
+_BY_TOKEN: dict[str, Any] = dict(whiten=True, kl_kind="k1", kl_in="reward")
+
+ESTIMATORS = {
+    "ppo": Estimator(
+        "generalized advantage estimation along an episode's reply tokens",
+        has_critic=True,
+        **_BY_TOKEN,
+    ),
+    "grpo": Estimator(
+        "return against its group's mean, in the group's standard deviations",
+        compares=True,
+        divide_by_std=True,
+    ),
+    "dr_grpo": Estimator(
+        "return against its group's mean, in units of reward", compares=True
+    ),
+    "rloo": Estimator("return against the others of its group", compares=True),
+    "reinforce_pp": Estimator("discounted reward-to-go of each token", **_BY_TOKEN),
+    "reinforce_pp_baseline": Estimator(
+        "return against its group's mean, whitened over the batch",
+        compares=True,
+        whiten=True,
+        kl_kind="k2",
+    ),
+    "bi_level_gae": Estimator(
+        "GAE over turns, then over the tokens of each turn",
+        has_critic=True,
+        turn_gamma=0.95,
+        turn_value="last",
+        **_BY_TOKEN,
+    ),
+    "turn_wise_gae": Estimator(
+        "GAE over turns, one advantage for all tokens of a turn",
+        has_critic=True,
+        turn_gamma=0.95,
+        **_BY_TOKEN,
+    ),
+    "turn_grpo": Estimator(
+        "a turn's return-to-go against that turn's in the group",
+        compares=True,
+        divide_by_std=True,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """What must be known of a filter's strategy."""
+
+    meaning: str
+    reads_fraction: bool = False
+
+
+FILTER_STRATEGIES = {
+    "none": Strategy("every group"),
+    "top_fraction": Strategy("a fraction of the groups, the best by score", True),
+    "top_count": Strategy("so many groups, the best by score"),
+    "top_p": Strategy(
+        "the best groups, until they hold a fraction of the scores' sum", True
+    ),
+    "top_p_softmax": Strategy(
+        "the best groups, until they hold a fraction of the scores' softmax", True
+    ),
+    "min_p": Strategy("groups whose score is at least a fraction of the best", True),
+    "percentile_range": Strategy("the groups between two ranks by score"),
+    "within_group": Strategy(
+        "of each group the fraction of members that varies most", True
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterMetric:
+    """What must be known of a filter's score."""
+
+    meaning: str
+    is_spread: bool = False  # needs several episodes in a group
+
+
+FILTER_METRICS = {
+    "return_std": FilterMetric("sample standard deviation of the returns", True),
+    "return_variance": FilterMetric("sample variance of the returns", True),
+    "return_mean": FilterMetric("mean of the returns"),
+    "return_sum": FilterMetric("sum of the returns"),
+    "length": FilterMetric("mean of the episodes' reply tokens"),
+    "entropy": FilterMetric("mean of the episodes' mean token entropies"),
+    "entropy_std": FilterMetric(
+        "sample standard deviation of the episodes' mean token entropies", True
+    ),
+}
+
+AGGREGATIONS = {
+    "token_mean": "mean over tokens",
+    "sequence_mean_token_mean": "mean over rows of their token means",
+    "sequence_mean_token_sum": "mean over rows of their token sums",
+    "sequence_mean_token_sum_norm": "those sums over the most reply tokens of a row",
+}
+
+KL_KINDS = {
+    "k1": "log-ratio; in the reward alone, for as a loss it does nothing on average",
+    "k2": "half the square of the log-ratio",
+    "k3": "ratio - 1 - log-ratio, never negative",
+    "k1+": "k1 with the gradient of k2 (straight-through)",
+    "k3+": "k3 with the gradient of k2 (straight-through)",
+}
+
+ON_COLLAPSE = ("watch", "warn", "stop", "rollback")
+REMEDIES = ("learning_rate", "filter")  # what a rollback changes
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStops:
+    """Rules on single metrics that end a run; 0 iterations: never."""
+
+    spread_iterations: int = 0  # running, with the in-group std below
+    spread_share: float = 0.1  # of its mean over the first `spread_baseline`
+    spread_baseline: int = 10  # iterations in which something was kept
+    validation_times: int = 0  # running, with validation success below
+    validation_success: float = 0.01
+    empty_iterations: int = 0  # running, in which the filter kept nothing
+
+
+EARLY_STOPS = {
+    "none": EarlyStops(),
+    # RAGEN's code (2026-04): 10 iterations, where its paper (arXiv:2604.06268) has 5.
+    "ragen": EarlyStops(spread_iterations=10, validation_times=5, empty_iterations=5),
+    "ragen_paper": EarlyStops(
+        spread_iterations=5, validation_times=5, empty_iterations=5
+    ),
+}

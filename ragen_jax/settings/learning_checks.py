@@ -1,0 +1,116 @@
+"""Checks of filter, estimator and loss settings that depend on one another.
+
+Each raises SettingsError with one sentence: the keys, the numbers, and a remedy that
+was worked out for these numbers.
+"""
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.settings.choices import (
+    ESTIMATORS,
+    FILTER_METRICS,
+    FILTER_STRATEGIES,
+)
+from ragen_jax.settings.schema import Settings
+
+
+def check_learning(settings: Settings) -> None:
+    """Raises SettingsError for the first combination that cannot be used."""
+    _check_filter(settings)
+    _check_estimator(settings)
+    _check_loss(settings)
+
+
+def _check_filter(settings: Settings) -> None:
+    chosen, rollout = settings.filter, settings.rollout
+    if chosen.strategy != "none" and rollout.group_size == 1:
+        if FILTER_METRICS[chosen.metric].is_spread or chosen.strategy == "within_group":
+            raise SettingsError(
+                f"rollout.group_size = 1 has no spread for filter.metric ="
+                f" {chosen.metric!r}: raise rollout.group_size to 2 or more or set"
+                " filter.strategy to 'none'"
+            )
+    if chosen.reweight and rollout.group_size == 1:
+        raise SettingsError(
+            "rollout.group_size = 1 has no standard deviation for filter.reweight ="
+            " True: raise rollout.group_size to 2 or more or set it to False"
+        )
+    if chosen.strategy == "percentile_range" and chosen.low >= chosen.high:
+        raise SettingsError(
+            f"filter.low = {chosen.low:g} is not below filter.high = {chosen.high:g},"
+            " so no rank lies between them: swap them or raise filter.high"
+        )
+    if chosen.strategy == "top_count" and chosen.count > rollout.prompts:
+        raise SettingsError(
+            f"filter.count = {chosen.count} is more than rollout.prompts ="
+            f" {rollout.prompts}: lower it, or set filter.strategy to 'none'"
+        )
+    if chosen.strategy == "within_group" and chosen.fraction * rollout.group_size < 1.5:
+        raise SettingsError(
+            f"filter.fraction = {chosen.fraction:g} of rollout.group_size ="
+            f" {rollout.group_size} members leaves fewer than 2, which have no"
+            f" variance: raise filter.fraction to {2 / rollout.group_size:g} or more"
+        )
+    moves = FILTER_STRATEGIES[chosen.strategy].reads_fraction
+    if chosen.fraction_end != -1 and (not moves or chosen.strategy == "within_group"):
+        raise SettingsError(
+            f"filter.fraction_end = {chosen.fraction_end:g} does nothing with"
+            f" filter.strategy = {chosen.strategy!r}: set it to -1 or choose a strategy"
+            " whose share of groups is filter.fraction, such as 'top_fraction'"
+        )
+
+
+def _check_estimator(settings: Settings) -> None:
+    optimizer = settings.optimizer
+    name, facts = settings.estimator, ESTIMATORS[settings.estimator]
+    if facts.compares and settings.rollout.group_size == 1:
+        raise SettingsError(
+            f"rollout.group_size = 1 gives estimator = {name!r} nothing to compare an"
+            " episode with: raise rollout.group_size to 2 or more or set estimator"
+            " to 'ppo'"
+        )
+    if optimizer.critic_warmup and not facts.has_critic:
+        raise SettingsError(
+            f"optimizer.critic_warmup = {optimizer.critic_warmup} cannot be used"
+            f" with estimator = {name!r}, which has no critic: set it to 0"
+        )
+    if settings.advantage.divide_by_std and not facts.divide_by_std:
+        other = "grpo" if name == "dr_grpo" else "grpo' or 'turn_grpo"
+        raise SettingsError(
+            f"advantage.divide_by_std = True does not belong to estimator = {name!r}:"
+            f" set it to False or estimator to '{other}'"
+        )
+    if settings.advantage.length_weight and facts.has_critic:
+        raise SettingsError(
+            f"advantage.length_weight = True divides one advantage of a whole row, but"
+            f" estimator = {name!r} gives each token its own: set it to False or"
+            " estimator to 'grpo'"
+        )
+    if optimizer.critic_warmup >= settings.iterations:
+        raise SettingsError(
+            f"optimizer.critic_warmup = {optimizer.critic_warmup} leaves none of the"
+            f" iterations = {settings.iterations} to the actor: set"
+            f" optimizer.critic_warmup to at most {settings.iterations - 1}"
+        )
+
+
+def _check_loss(settings: Settings) -> None:
+    loss = settings.loss
+    if settings.has_reference and loss.kl_in == "loss" and loss.kl_kind == "k1":
+        raise SettingsError(
+            f"loss.kl = {loss.kl} with loss.kl_kind = 'k1' and loss.kl_in = 'loss' does"
+            " nothing on average, for the k1 estimate's mean gradient is 0: set"
+            " loss.kl_in to 'reward' or loss.kl_kind to 'k3'"
+        )
+    is_paid = settings.has_reference and loss.kl_in == "reward"
+    if is_paid and loss.kl_kind.endswith("+"):
+        raise SettingsError(
+            f"loss.kl_kind = {loss.kl_kind!r} differs from"
+            f" {loss.kl_kind.rstrip('+')!r} by its gradient alone, which loss.kl_in"
+            f" = 'reward' has none of: set it to {loss.kl_kind.rstrip('+')!r} or"
+            " loss.kl_in to 'loss'"
+        )
+    if loss.entropy_on != "reply" and not settings.env.thinking:
+        raise SettingsError(
+            f"loss.entropy_on = {loss.entropy_on!r} parts thoughts from answers, but"
+            " env.thinking = False: set it to 'reply' or env.thinking to True"
+        )

@@ -1,0 +1,297 @@
+"""Reads a config into the tree of settings, with every preset resolved."""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.settings import schema as tree
+from ragen_jax.settings.checks import check_combinations
+from ragen_jax.settings.schema import Settings
+
+# What a resumed run may change: none of it alters the numbers of training. A model may
+# have moved; that it is the same is seen when a checkpoint is read.
+_MAY_DIFFER = (
+    "iterations",
+    "model.path",
+    "mesh.",
+    "every.",
+    "evaluation.",
+    "checkpoint.",
+    "safety.",
+    "health.",
+    "loss.logprob_gap_limit",
+)
+
+
+_TINIEST, _LARGEST = 1e-37, 1e38  # sizes that float32 holds, whatever is done to them
+_TASKS = tuple[tree.TaskSettings, ...]  # The type of `env.mix` and `env.evaluate`.
+
+
+def from_dict(config: Mapping[str, Any]) -> Settings:
+    """The settings that a config means, checked.
+
+    Args:
+      config: nested, as `ConfigDict.to_dict()` gives it. A leaf that a preset knows may
+        be None: the algorithm or the estimator then decides.
+
+    Raises:
+      SettingsError: for the first key, value or combination that cannot be used.
+    """
+    _refuse_unknown(flatten(config), known_keys(), free="env.")
+    settings = _read(Settings, _with_presets(config), "")
+    check_combinations(settings)
+    return settings
+
+
+def to_dict(settings: Settings) -> dict[str, Any]:
+    """The nested dict that `from_dict` reads back; JSON can hold it."""
+    config = dataclasses.asdict(settings)
+    config["env"] = _task_to_dict(config["env"])
+    for name in ("mix", "evaluate"):
+        tasks = map(_task_to_dict, config["env"].pop(name))
+        if found := {task.pop("label"): task for task in tasks}:
+            config["env"][name] = found
+    return config
+
+
+def _task_to_dict(values: dict[str, Any]) -> dict[str, Any]:
+    options = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values["options"]
+    }
+    return {k: v for k, v in values.items() if k != "options"} | options
+
+
+def env_settings(
+    options: Iterable[tuple[str, Any]], task: type, section: str = "env."
+) -> Any:
+    """An environment's own settings from `EnvironmentSettings.options`.
+
+    Args:
+      options: pairs of key and value.
+      environment: the frozen dataclass of the environment's settings; its defaults
+        hold for keys that the options lack.
+      section: where the options stand in the config, with a dot at its end.
+
+    Raises:
+      SettingsError: if the environment has no such key, or wants another type.
+    """
+    names = [field.name for field in dataclasses.fields(task)]
+    # One of several environments has no say in how all of them are answered.
+    common = ("name", "thinking") if section == "env." else ("name",)
+    known = [f"{section}{name}" for name in (*common, *names)]
+    _refuse_unknown({f"{section}{key}": value for key, value in options}, known)
+    return _read(task, dict(options), section)
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two results of `to_dict` and may not within one run.
+
+    Mesh, iterations, evaluation, where the model lies, the cadence of logs and
+    checkpoints, and the limits at which a run stops itself may differ.
+    """
+    old, new = flatten(saved), flatten(now)
+
+    def shown(leaves: Mapping[str, Any], key: str) -> str:
+        return repr(leaves[key]) if key in leaves else "absent"
+
+    return [
+        f"{key} was {shown(old, key)} and is {shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if shown(old, key) != shown(new, key) and not key.startswith(_MAY_DIFFER)
+    ]
+
+
+def check_same_run(
+    saved: Mapping[str, Any], now: Mapping[str, Any], where: str
+) -> None:
+    """Raises SettingsError if a run saved in `where` was made with other settings."""
+    if found := differences(saved, now):
+        raise SettingsError(
+            f"{where} holds a run made with other settings: {'; '.join(found)}. Go back"
+            " to the saved values or choose another --workdir"
+        )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict's leaves by dotted key."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            leaves |= flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """How to continue after an unknown dotted key: the known keys most like it."""
+    known = sorted(known)
+    last = {name: name.rsplit(".", 1)[-1] for name in known}
+    alike = difflib.get_close_matches(key.rsplit(".", 1)[-1], set(last.values()), 3)
+    near = [name for name in known if last[name] in alike]
+    near.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
+    if near:
+        return f"did you mean {' or '.join(near[:3])}?"
+    section = key.split(".")[0] + "."
+    siblings = [name for name in known if name.startswith(section)]
+    sections = sorted({name.split(".")[0] for name in known})
+    return f"choose one of {', '.join(siblings or sections)}"
+
+
+def _with_presets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with None replaced by what algorithm and estimator decide."""
+    resolved = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
+    presets: dict[str, Any] = {}
+    for key, table in (
+        ("algorithm", tree.PER_ALGORITHM),
+        ("estimator", tree.PER_ESTIMATOR),
+    ):
+        name = config.get(key)
+        presets |= table.get(name, {}) if isinstance(name, str) else {}
+    for key, value in presets.items():
+        section, leaf = key.split(".")
+        values = resolved.get(section)
+        if isinstance(values, dict) and leaf in values and values[leaf] is None:
+            values[leaf] = value
+    return resolved
+
+
+def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
+    """Every leaf of the tree by dotted key, apart from the environment's own."""
+    keys = []
+    for field in dataclasses.fields(kind):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            keys += known_keys(field.type, f"{prefix}{field.name}.")
+        elif field.name != "options" and field.type != _TASKS:
+            keys.append(prefix + field.name)
+    return keys
+
+
+def _refuse_unknown(
+    leaves: Mapping[str, Any], known: Iterable[str], free: str | None = None
+) -> None:
+    """Raises SettingsError for a leaf that is not known and not below `free`."""
+    sections = {key.split(".")[0] for key in known}
+    for key, value in leaves.items():
+        is_free = free is not None and key.startswith(free)
+        # A section that holds a bare value is reported with its type, by `_read`.
+        if key not in known and key not in sections and not is_free:
+            raise SettingsError(f"unknown key {key} = {value!r}: {nearest(key, known)}")
+
+
+def _read(kind: type, values: Any, prefix: str) -> Any:
+    """One dataclass of the tree from a dict of known keys.
+
+    Args:
+      kind: the dataclass.
+      values: the dict; its values are not yet trusted.
+      prefix: "" or the section's name and a dot.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingsError(
+            f"{prefix[:-1]} = {values!r} is a section: set its keys one by one, as in"
+            f" {prefix}{dataclasses.fields(kind)[0].name}"
+        )
+    read: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        key = prefix + field.name
+        if field.name == "options":
+            read["options"] = _env_options(values, kind)
+        elif field.type == _TASKS:
+            read[field.name] = _read_tasks(values.get(field.name, {}), key)
+        elif field.name == "label":
+            read["label"] = values["label"]
+        elif field.name in values:
+            value = values[field.name]
+            if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+                read[field.name] = _read(field.type, value, f"{key}.")
+            else:
+                read[field.name] = _read_leaf(field, value, key)
+        elif field.default is dataclasses.MISSING:
+            raise SettingsError(
+                f"{key} is missing: add it to the config, as configs/frozenlake.py does"
+            )
+    return kind(**read)
+
+
+def _env_options(values: Mapping[str, Any], kind: type) -> tuple[tuple[str, Any], ...]:
+    """The part of a section `kind` that the environment reads, in fixed order."""
+    known = {field.name for field in dataclasses.fields(kind)} - {"options"}
+    return tuple(
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in sorted(values.items())
+        if key not in known
+    )
+
+
+def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
+    """The environments of `env.mix` or `env.evaluate`, in the order of their labels."""
+    if not isinstance(values, Mapping) or not all(
+        isinstance(task, Mapping) for task in values.values()
+    ):
+        raise SettingsError(
+            f"{key} = {values!r} must hold a section for each environment, as in"
+            f" {key}.easy.name = 'sokoban'"
+        )
+    for label in values:
+        if not label.replace("_", "").replace("-", "").isalnum():
+            raise SettingsError(
+                f"{key} calls an environment {label!r}, which metrics cannot: choose"
+                " letters, digits, - and _"
+            )
+    return tuple(
+        _read(tree.TaskSettings, {**task, "label": label}, f"{key}.{label}.")
+        for label, task in sorted(values.items())
+    )
+
+
+def _read_leaf(field: dataclasses.Field, value: Any, key: str) -> Any:
+    """A leaf's value, of its type and within its limits."""
+    remedy = _type_remedy(value, field.type)
+    limit = field.metadata.get("limit")
+    if remedy is None and limit is not None and not limit.allows(value):
+        remedy = limit.remedy
+    if remedy is None and field.type is int and value >= 2**31 and key != "seed":
+        remedy = "a whole number below 2**31"
+    if remedy is not None:
+        raise SettingsError(f"{key} = {value!r} cannot be used: choose {remedy}")
+    return float(value) if field.type is float else value
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # A whole number that no float holds.
+        return False
+
+
+def _type_remedy(value: Any, kind: Any) -> str | None:
+    """What to choose instead of a value of the wrong type, or None.
+
+    An int may stand for a float, but a bool never for a number.
+    """
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return "a number"
+        if not _is_finite(value):
+            return "a finite number"
+        if value and not _TINIEST <= abs(value) <= _LARGEST:
+            return "0, or a number whose size is from 1e-37 to 1e38: float32 holds it"
+        return None
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        # The seed has a limit of its own; arrays count in int32.
+        return None if abs(value) < 2**32 else "a whole number below 2**31"
+    if typing.get_origin(kind) is tuple:  # Only tuples of texts are in use.
+        is_texts = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+        return None if is_texts else "a tuple of texts"
+    if kind is not int and isinstance(value, kind):
+        return None
+    return {int: "a whole number", bool: "True or False", str: "a text"}[kind]

@@ -1,0 +1,150 @@
+"""StarPO: the whole method, in two functions.
+
+`iterate` samples episodes from the current policy and learns from them; `update` is how
+it learns: filter, score, reward, estimate advantages, optimize, as one traced program.
+
+State-Thinking-Actions-Reward Policy Optimization: RAGEN, arXiv:2504.20073.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from ragen_jax.envs.base import TRAIN
+from ragen_jax.learning import forward, shaping, summary, train_state
+from ragen_jax.learning.batch import gather_kept_rows, make_batch
+from ragen_jax.learning.estimators import ESTIMATORS, Evidence
+from ragen_jax.learning.filters import uncertainty_filter
+from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.optimize import optimize
+from ragen_jax.learning.rescale import rescale
+from ragen_jax.learning.summary import UpdateMetrics
+from ragen_jax.learning.train_state import TrainState, UpdateArgs
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout.rollout import Rollout, RolloutArgs
+from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.rollout.types import RolloutPlan
+from ragen_jax.settings import Settings
+from ragen_jax.trajectory import Episodes, Rows
+
+
+class Run(Protocol):
+    """What is static about a run, as far as the method asks."""
+
+    settings: Settings
+    tasks: tuple[Task, ...]  # the environments of a batch, with their texts
+    tokens: TaskTokens  # those texts' tokens
+    plan: RolloutPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The compiled programs of an iteration; each compiles at its first call."""
+
+    rollout: Callable[..., Rollout]
+    update: Callable[..., tuple[TrainState, UpdateMetrics]]
+    summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array]]]
+    merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
+    frozen: Parameters  # the base model under adapters; {} where all is trained
+    reference: Parameters  # {} without a KL term
+
+
+def iterate(
+    run: Run, programs: Programs, state: TrainState
+) -> tuple[TrainState, dict[str, float], Rollout]:
+    """One iteration: episodes from the current policy, then learning.
+
+    Args:
+      run, programs: what is static.
+      state: given up; its memory is reused.
+
+    Returns:
+      The next state, the iteration's metrics by the names in reporting/metrics.py, and
+      the episodes that it learned from.
+    """
+    started = time.perf_counter()
+    call = RolloutArgs(
+        seed=np.uint32(run.settings.seed),
+        split=np.int32(TRAIN),
+        iteration=state.iteration,
+        first_prompt=np.int32(0),
+        temperature=np.float32(run.settings.rollout.temperature),
+        policy_version=state.updates,
+    )
+    actor = programs.merge(state.actor, programs.frozen)
+    rollout = programs.rollout(actor, run.tokens, call)
+    seen = programs.summarize(rollout.rows, rollout.episodes)
+    jax.block_until_ready(seen)
+    sampled = time.perf_counter()
+
+    record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
+    learned: list[UpdateMetrics] = []
+    while len(learned) < run.settings.optimizer.reuse:  # Once: on-policy.
+        made = [one.made for one in learned]
+        given = train_state.update_arguments(run.settings, made)
+        state, one = programs.update(state, *record, given)
+        learned.append(one)
+    jax.block_until_ready(state.updates)
+    times = summary.Times(sampled - started, time.perf_counter() - sampled)
+    passes = (rollout.passes.decode_steps + rollout.passes.extend_steps).sum()
+    labels = [task.label for task in run.tasks]
+    metrics = summary.iteration_metrics(
+        run.settings, state, learned, seen, run.plan.slots * passes, labels, times
+    )
+    return state, metrics, rollout
+
+
+def make_update(plan: UpdatePlan) -> Callable:
+    """Compiles `update` for a plan; the old state's memory is reused for the new one.
+
+    (state, frozen, reference, rows, episodes, UpdateArgs) -> (state, UpdateMetrics).
+    """
+    return jax.jit(
+        functools.partial(update, plan),
+        donate_argnums=(0,),
+        out_shardings=(plan.shardings, None),
+    )
+
+
+def update(
+    plan: UpdatePlan,
+    old: TrainState,
+    frozen: Parameters,
+    reference: Parameters,
+    rows: Rows,
+    episodes: Episodes,
+    given: UpdateArgs,
+) -> tuple[TrainState, UpdateMetrics]:
+    """Learns from a record: a better policy, and what it was like to learn it.
+
+    Args:
+      plan: what is static.
+      old: the state before.
+      frozen: the parameters that are not trained; {} in full training.
+      reference: the frozen policy of the KL term; {} without one.
+      rows, episodes: the record of B episodes.
+      given: seed, learning rate, and which use of the record this is.
+    """
+    settings, iteration = plan.settings, old.iteration
+    chosen = uncertainty_filter(settings, rows, episodes, iteration)
+    kept = gather_kept_rows(settings, rows, episodes, chosen.keep)
+    kept = kept.replace(rows=forward.share_rows(plan, kept.rows))
+    scores = forward.score_before(plan, old, frozen, reference, kept)
+    by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
+    by_token = shaping.token_rewards(
+        settings, kept.rows, by_turn, scores.ref_logprobs, iteration
+    )
+    evidence = Evidence(
+        kept.rows, episodes, chosen.keep, by_turn, by_token, scores.old_values
+    )
+    estimate = ESTIMATORS[settings.estimator](settings, evidence)
+    gains = rescale(settings, estimate, kept, episodes, chosen)
+    batch = make_batch(settings, kept, episodes, scores, estimate, gains)
+    new, steps = optimize(plan, frozen, old, batch, given)
+    new = train_state.count(settings, old, new, steps.made, given)
+    return new, summary.update_metrics(chosen, batch, steps)

@@ -1,0 +1,314 @@
+"""What a study reads off a finished run: one number a measure, or one a level."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.reporting import metrics
+
+_SMOOTHED = 5  # iterations, the running mean that peaks and onsets are read from
+_LOST = 0.5  # of its peak: a series below it has collapsed
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """A finished run as a study sees it."""
+
+    seed: int
+    records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
+    test: Mapping[str, Any]  # of test.json; of several environments by label
+    diagnoses: Sequence[Mapping[str, Any]] = ()  # of diagnosis.json, a checkpoint each
+
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(iterations, values) of a metric where it was written."""
+        found = [
+            (r["iteration"], r[name]) for r in self.records if r.get(name) is not None
+        ]
+        iterations, values = zip(*found, strict=True) if found else ((), ())
+        return np.array(iterations, int), np.array(values, float)
+
+    def tests(self, environment: str) -> list[Mapping[str, Any]]:
+        """The test results of one environment of a run, or with "" of all."""
+        if "after" in self.test:
+            return [] if environment else [self.test]
+        if environment:
+            return [self.test[environment]] if environment in self.test else []
+        return list(self.test.values())
+
+
+def read_run(workdir: Path, seed: int) -> RunRecord:
+    """What a finished run left in its workdir."""
+    test = json.loads((workdir / "test.json").read_text())
+    diagnosis = workdir / "diagnosis.json"
+    found = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
+    return RunRecord(seed, metrics.read(workdir), test, found)
+
+
+# Of the test --------------------------------------------------------------------------
+
+
+def _test(run: RunRecord, environment: str, read: Callable) -> float:
+    found = [read(test) for test in run.tests(environment)]
+    return float(np.mean(found)) if found else math.nan
+
+
+def _levels(test: Mapping[str, Any], measure: str) -> np.ndarray | None:
+    """float[levels] of one environment."""
+    after, before = test.get("after_by_level"), test.get("before_by_level")
+    if after is None or before is None:
+        return None
+    values = {
+        "test_success": np.asarray(after, float),
+        "test_before": np.asarray(before, float),
+        "test_gain": np.asarray(after, float) - np.asarray(before, float),
+    }
+    return values[measure]
+
+
+# Of the curves ------------------------------------------------------------------------
+
+
+def _last_tenth(run: RunRecord, name: str) -> float:
+    _, values = run.series(name)
+    return (
+        float(values[-max(1, len(values) // 10) :].mean()) if len(values) else math.nan
+    )
+
+
+def _validation(run: RunRecord, choose: Callable[[np.ndarray], float]) -> float:
+    _, values = run.series("validation/success")
+    return float(choose(values)) if len(values) else math.nan
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean of each _SMOOTHED values running; fewer values have their mean alone.
+
+    Args:
+      values: float[n].
+
+    Returns:
+      float[max(1, n - _SMOOTHED + 1)], entry i that of values i to i + _SMOOTHED - 1.
+    """
+    width = min(_SMOOTHED, len(values))
+    return np.convolve(values, np.full(width, 1 / width), mode="valid")
+
+
+def _peak(run: RunRecord, name: str) -> float:
+    _, values = run.series(name)
+    return float(smoothed(values).max()) if len(values) else math.nan
+
+
+def _collapsed(run: RunRecord) -> float:
+    peak, last = _peak(run, "train/success"), _last_tenth(run, "train/success")
+    return math.nan if math.isnan(peak) else float(last < _LOST * peak)
+
+
+def onset(run: RunRecord, name: str) -> float:
+    """The first iteration after its peak at which a smoothed series is below half.
+
+    NaN where it never falls so far. The iteration is the last that the mean is over.
+    """
+    iterations, values = run.series(name)
+    if not len(values):
+        return math.nan
+    means = smoothed(values)
+    peak = int(means.argmax())
+    below = np.flatnonzero(means[peak:] < _LOST * means[peak])
+    if not len(below):
+        return math.nan
+    return float(iterations[peak + below[0] + len(values) - len(means)])
+
+
+def _first_collapse(run: RunRecord) -> float:
+    iterations, levels = run.series("health/level")
+    found = iterations[levels >= 2] if len(levels) else ()
+    return float(found[0]) if len(found) else math.nan
+
+
+# Of diagnoses -------------------------------------------------------------------------
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """The rank correlation of two series; NaN of fewer than three or of equal values.
+
+    Spearman 1904: Pearson's correlation of the ranks, ties at their mean rank.
+    """
+    pairs = np.array([p for p in zip(x, y, strict=True) if np.isfinite(p).all()])
+    if len(pairs) < 3:
+        return math.nan
+    one, other = (_ranks(column) for column in pairs.T)
+    if one.std() == 0 or other.std() == 0:
+        return math.nan
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def _with_success(run: RunRecord, part: str, name: str) -> float:
+    """Spearman's correlation over a run's checkpoints of a number with success."""
+    found = [d for d in run.diagnoses if name in d.get(part, {})]
+    success = [d["text"]["success"] for d in found]
+    values = [d[part][name] for d in found]
+    nan = math.nan
+    return spearman(*([nan if v is None else v for v in x] for x in (values, success)))
+
+
+# The table ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One number of a run."""
+
+    meaning: str  # with the unit
+    read: Callable[[RunRecord, str], float]  # NaN: this run has none
+    is_share: bool = False  # shown in percent
+    by_environment: bool = False  # NAME/LABEL is that of one environment of several
+
+
+def _curve(name: str) -> Callable[[RunRecord, str], float]:
+    return lambda run, _: _last_tenth(run, name)
+
+
+def _share(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
+    return Measure(meaning, lambda run, _: read(run), is_share=True)
+
+
+def _number(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
+    return Measure(meaning, lambda run, _: read(run))
+
+
+def _of_test(meaning: str, read: Callable) -> Measure:
+    return Measure(meaning, lambda run, env: _test(run, env, read), True, True)
+
+
+MEASURES: dict[str, Measure] = {
+    "test_success": _of_test(
+        "share of unseen levels solved at the end",
+        lambda test: test["after"]["success"],
+    ),
+    "test_before": _of_test(
+        "that share before training", lambda test: test["before"]["success"]
+    ),
+    "test_gain": _of_test(
+        "change of that share from before training to after", lambda test: test["gain"]
+    ),
+    "best_validation": _share(
+        "highest validation success", lambda run: _validation(run, np.max)
+    ),
+    "last_validation": _share(
+        "validation success of the last evaluation",
+        lambda run: _validation(run, lambda x: x[-1]),
+    ),
+    "drop": _share(
+        "highest minus last validation success",
+        lambda run: _validation(run, lambda x: x.max() - x[-1]),
+    ),
+    "peak_success": _share(
+        "training success, highest mean of five iterations running",
+        lambda run: _peak(run, "train/success"),
+    ),
+    "last_success": _share(
+        "training success, mean of the last tenth",
+        lambda run: _last_tenth(run, "train/success"),
+    ),
+    "lost_success": _share(
+        "peak_success minus last_success",
+        lambda run: _peak(run, "train/success") - _last_tenth(run, "train/success"),
+    ),
+    "collapsed": _share(
+        "runs whose last_success is below half of their peak_success", _collapsed
+    ),
+    "last_return": Measure(
+        "task return of training episodes, mean of the last tenth",
+        _curve("train/return"),
+    ),
+    "last_entropy": Measure(
+        "nats a reply token, mean of the last tenth", _curve("rollout/entropy")
+    ),
+    "last_reply_tokens": Measure(
+        "tokens a reply, mean of the last tenth", _curve("rollout/reply_tokens")
+    ),
+    "last_reward_std": Measure(
+        "in-group standard deviation, mean of the last tenth",
+        _curve("filter/reward_std"),
+    ),
+    "last_valid": _share(
+        "valid replies, mean of the last tenth",
+        lambda run: _last_tenth(run, "rollout/valid_reply_rate"),
+    ),
+    "last_distinct_thoughts": _share(
+        "different thoughts among thoughts, mean of the last tenth",
+        lambda run: _last_tenth(run, "health/distinct_thoughts"),
+    ),
+    "last_grad_norm": Measure(
+        "norm of the actor's gradient before clipping, mean of the last tenth",
+        _curve("update/actor_grad_norm"),
+    ),
+    "success_onset": _number(
+        "iteration at which training success, a mean of five, is first below half of"
+        " its peak; runs where it never is are left out",
+        lambda run: onset(run, "train/success"),
+    ),
+    "std_lead": _number(
+        "iterations from the same point of the in-group standard deviation to that of"
+        " training success; runs without both are left out",
+        lambda run: onset(run, "train/success") - onset(run, "filter/reward_std"),
+    ),
+    "alarm_at": _number(
+        "iteration of the alarm's first collapse; runs without one are left out",
+        _first_collapse,
+    ),
+    "mutual_correlation": _number(
+        "Spearman's correlation over a run's checkpoints of the mutual information of"
+        " prompts and thoughts (trajectories, a token) with success",
+        lambda run: _with_success(run, "information", "trajectory/token/mutual"),
+    ),
+    "zscore_correlation": _number(
+        "the same of the mutual information's z-score",
+        lambda run: _with_success(run, "information", "trajectory/token/zscore"),
+    ),
+    "entropy_correlation": _number(
+        "the same of the entropy of thoughts given their prompts",
+        lambda run: _with_success(
+            run, "information", "trajectory/token/conditional_entropy"
+        ),
+    ),
+    "seconds": _number(
+        "of an iteration, median",
+        lambda run: float(np.median(run.series("time/iteration_seconds")[1])),
+    ),
+}
+
+
+def parse(name: str) -> tuple[Measure | None, str]:
+    """(measure, environment) of NAME or NAME/LABEL; None of a name that is unknown."""
+    base, slash, environment = name.partition("/")
+    found = MEASURES.get(base)
+    if found is None or (slash and not (found.by_environment and environment)):
+        return None, ""
+    return found, environment
+
+
+def value(run: RunRecord, name: str) -> float:
+    """One measure of a run; NaN where the run has none."""
+    found, environment = parse(name)
+    assert found is not None, name
+    return found.read(run, environment)
+
+
+def by_level(run: RunRecord, name: str) -> np.ndarray | None:
+    """float[levels], the measure level by level; None where it has no levels."""
+    base, _, environment = name.partition("/")
+    found = run.tests(environment)
+    if not MEASURES[base].by_environment or len(found) != 1:
+        return None
+    return _levels(found[0], base)

@@ -1,0 +1,208 @@
+"""The page of a study: question, settings, table, figure, verdicts; and its data."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from ragen_jax.studies import measures
+from ragen_jax.studies.definition import Study
+from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.statistics import Interval, interval
+from ragen_jax.studies.verdicts import Verdict, judge
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
+
+
+def write(
+    study: Study,
+    runs: Mapping[str, Sequence[RunRecord]],
+    failed: Sequence[str],
+    folder: Path,
+    *,
+    command: str,
+    scale: str,
+) -> Path:
+    """Writes FOLDER/NAME.md, NAME.png and NAME.json, and returns the page's path.
+
+    Args:
+      study: what was asked.
+      runs: arm -> finished runs; an arm without one has an empty list.
+      failed: labels of the runs that failed.
+      folder: of the pages.
+      command: that trains these runs and makes this page.
+      scale: of the runs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = study.name if scale == "tiny" else f"{study.name}-{scale}"
+    table = {
+        arm: {m: interval(found, m) for m in study.measures}
+        for arm, found in runs.items()
+    }
+    verdicts = [judge(claim, runs) for claim in study.claims]
+    has_figure = draw(study, runs, folder / f"{name}.png")
+    data = _data(study, runs, table, verdicts, failed, scale)
+    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    page = folder / f"{name}.md"
+    page.write_text(
+        _page(study, runs, table, verdicts, failed, command, name, has_figure, scale)
+    )
+    return page
+
+
+def _page(
+    study, runs, table, verdicts, failed, command, name, has_figure, scale
+) -> str:
+    counts = {arm: len(found) for arm, found in runs.items()}
+    lines = [f"# {study.name.replace('_', ' ')}", "", study.question, ""]
+    lines += [f"Source: {study.source}.", "", "    " + command, ""]
+    if study.notes:
+        lines += [study.notes, ""]
+    changed = {**study.changes, **({} if scale == "tiny" else getattr(study, scale))}
+    settings = ", ".join(f"`{k}={v}`" for k, v in changed.items()) or "as in the config"
+    lines += [f"Settings of all runs: `{study.config}` with {settings}.", ""]
+    lines += ["## Claims", ""]
+    for verdict in verdicts:
+        lines += [f"* {verdict.claim.text}", f"  **{_sentence(verdict)}**", ""]
+    if not verdicts:
+        lines += ["None: this study measures.", ""]
+    lines += ["## Figures", "", *_table(study, table, counts), ""]
+    lines += [
+        "Mean over seeds with a 95 % bootstrap interval over seeds, and over test"
+        " levels where the measure has them. Few seeds give too narrow intervals.",
+        "",
+    ]
+    lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]
+    lines += [""]
+    if has_figure:
+        lines += [f"![curves]({name}.png)", ""]
+    lines += ["## Arms", ""]
+    for arm, changes in study.arms.items():
+        settings = ", ".join(f"`{k}={v}`" for k, v in changes.items()) or "no change"
+        lines.append(f"* **{arm}**: {settings}; {counts[arm]} runs finished")
+    if failed:
+        lines += ["", f"Failed and left out: {', '.join(failed)}."]
+    return "\n".join([*lines, "", f"Data: [{name}.json]({name}.json).", ""])
+
+
+def _sentence(verdict: Verdict) -> str:
+    claim, quantity = verdict.claim, verdict.quantity
+    what, share = f"{claim.measure} of {claim.left}", " %"
+    if claim.right is not None:
+        what, share = f"{what} minus that of {claim.right}", " points"
+    return (
+        f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, share)}"
+        f" ({quantity.seeds} seeds); claimed {claim.relation} than {claim.margin:g}"
+    )
+
+
+def _shown(value: Interval, measure: str, share: str = " %") -> str:
+    """Mean and interval; `share` is the unit of hundredths."""
+    found, _ = measures.parse(measure)
+    is_share = found is not None and found.is_share
+    factor, digits = (100, 1) if is_share else (1, 3)
+    unit = share if is_share else ""
+    if math.isnan(value.mean):
+        return "not measured"
+    text = f"{value.mean * factor:.{digits}f}{unit}"
+    if math.isnan(value.low):
+        return f"{text} (no interval)"
+    return f"{text} [{value.low * factor:.{digits}f}, {value.high * factor:.{digits}f}]"
+
+
+def _meaning(measure: str) -> str:
+    found, environment = measures.parse(measure)
+    assert found is not None
+    return f"{found.meaning}, on {environment}" if environment else found.meaning
+
+
+def _table(study: Study, table, counts) -> list[str]:
+    head = ["arm", "seeds", *study.measures]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for arm, row in table.items():
+        cells = [_shown(row[m], m) for m in study.measures]
+        lines.append("| " + " | ".join([arm, str(counts[arm]), *cells]) + " |")
+    return lines
+
+
+def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> bool:
+    """Curves by iteration, the mean over seeds with each seed behind it, into a PNG.
+
+    Returns whether anything was drawn.
+    """
+    names = [
+        n
+        for n in study.curves
+        if any(len(r.series(n)[0]) for found in runs.values() for r in found)
+    ]
+    if not names:
+        return False
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(5.2 * len(names), 3.6), squeeze=False
+    )
+    for axis, name in zip(axes[0], names, strict=True):
+        for index, (arm, found) in enumerate(runs.items()):
+            color = f"C{index % 10}"
+            series = [r.series(name) for r in found]
+            series = [(x, y) for x, y in series if len(x)]
+            for x, y in series:
+                axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+            if series:
+                x = np.unique(np.concatenate([x for x, _ in series]))
+                y = np.mean([np.interp(x, *s, right=np.nan) for s in series], axis=0)
+                axis.plot(x, y, color=color, label=arm, linewidth=1.8)
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("iteration")
+        axis.grid(alpha=0.3)
+    axes[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return True
+
+
+def _data(study, runs, table, verdicts, failed, scale) -> dict[str, Any]:
+    def plain(value: Interval) -> dict[str, Any]:
+        values = dataclasses.asdict(value)
+        return {
+            k: None if isinstance(v, float) and math.isnan(v) else v
+            for k, v in values.items()
+        }
+
+    curves = {
+        arm: {
+            name: {
+                str(r.seed): [x.tolist() for x in r.series(name)]
+                for r in found
+                if len(r.series(name)[0])
+            }
+            for name in study.curves
+        }
+        for arm, found in runs.items()
+    }
+    return {
+        "study": study.name,
+        "scale": scale,
+        "arms": {arm: dict(changes) for arm, changes in study.arms.items()},
+        "seeds": {arm: [r.seed for r in found] for arm, found in runs.items()},
+        "failed": list(failed),
+        "measures": {
+            arm: {m: plain(v) for m, v in row.items()} for arm, row in table.items()
+        },
+        "claims": [
+            {
+                "claim": v.claim.text,
+                "verdict": v.verdict,
+                "measure": v.claim.measure,
+                "quantity": plain(v.quantity),
+            }
+            for v in verdicts
+        ],
+        "curves": curves,
+    }

@@ -1,0 +1,189 @@
+"""The runner of a study: what is missing, each run a process of its own, resumable."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragen_jax.reporting import console as console_lib
+from ragen_jax.reporting import metrics
+from ragen_jax.studies.definition import PlannedRun
+
+FINISHED, FAILED, MISSING = "finished", "failed", "missing"
+_LOG, _FAILURE = "study.log", "study_failure.json"
+_LOOK_EVERY = 2.0  # seconds between two looks at running processes
+_KILL_AFTER = 60.0  # seconds that a run has to save itself
+
+
+@dataclasses.dataclass
+class _Running:
+    run: PlannedRun
+    workdir: Path
+    process: subprocess.Popen
+    core: int | None
+    started: float
+    steps: int  # that were missing when it started
+
+
+def workdir_of(folder: Path, run: PlannedRun) -> Path:
+    """Where a run of a study trains."""
+    return folder / run.label
+
+
+def state_of(folder: Path, run: PlannedRun) -> str:
+    """FINISHED, FAILED or MISSING; a run that was killed is missing, and resumes."""
+    workdir = workdir_of(folder, run)
+    if not _missing_steps(workdir, run):
+        return FINISHED
+    return FAILED if (workdir / _FAILURE).is_file() else MISSING
+
+
+def _missing_steps(
+    workdir: Path, run: PlannedRun, train: Path = Path("train.py")
+) -> list[list[str]]:
+    """What a run still needs, script and arguments: training, then its diagnosis."""
+    steps = []
+    if not (workdir / "test.json").is_file():
+        steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
+    if run.diagnose and not (workdir / "diagnosis.json").is_file():
+        script = train.with_name("diagnose.py")
+        steps.append([str(script), f"--checkpoint={workdir}", *run.diagnose])
+    return steps
+
+
+def run_missing(
+    runs: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    jobs: int,
+    train: Path,
+    console: console_lib.Console,
+    retry_failed: bool = False,
+) -> list[PlannedRun]:
+    """Runs what is not finished, `jobs` at a time, and returns the runs that failed.
+
+    Each run has one core to itself where the system lets processes be bound, and so one
+    CPU device. A failed run is reported, its last line kept in its folder, and the
+    others run. An interrupt stops the runs, which save themselves, and is raised again.
+
+    Args:
+      runs: of one study, the next first.
+      folder: of the study's workdirs.
+      jobs: processes side by side.
+      train: launch/train.py.
+      console: where progress is shown.
+      retry_failed: run those again that failed before.
+    """
+    states = {run: state_of(folder, run) for run in _unique(runs)}
+    wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
+    queue = [run for run, state in states.items() if state in wanted]
+    failed = [r for r, state in states.items() if state == FAILED and r not in queue]
+    done = sum(state == FINISHED for state in states.values())
+    console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
+    cores = _cores(jobs)
+    running: list[_Running] = []
+    try:
+        while queue or running:
+            while queue and len(running) < jobs:
+                taken = {item.core for item in running}
+                core = next((c for c in cores if c not in taken), None)
+                running.append(_start(queue.pop(0), folder, train, core))
+            time.sleep(_LOOK_EVERY)
+            for item in [item for item in running if item.process.poll() is not None]:
+                running.remove(item)
+                steps = _missing_steps(item.workdir, item.run, train)
+                if item.process.returncode == 0 and 0 < len(steps) < item.steps:
+                    running.append(_start(item.run, folder, train, item.core))
+                elif _finish(item, console):
+                    done += 1
+                else:
+                    failed.append(item.run)
+            console.status(_progress(running, done, len(states), len(queue), folder))
+    except BaseException:
+        _stop(running)
+        raise
+    return failed
+
+
+def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    return list({run.label: run for run in runs}.values())
+
+
+def _cores(jobs: int) -> list[int | None]:
+    if not hasattr(os, "sched_getaffinity"):
+        return [None] * jobs
+    available = sorted(os.sched_getaffinity(0))
+    return list(available[:jobs]) if jobs <= len(available) else [None] * jobs
+
+
+def _start(run: PlannedRun, folder: Path, train: Path, core: int | None) -> _Running:
+    workdir = workdir_of(folder, run)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / _FAILURE).unlink(missing_ok=True)
+    steps = _missing_steps(workdir, run, train)
+    command = [sys.executable, *steps[0]]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
+    with open(workdir / _LOG, "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # An interrupt of the terminal reaches only us.
+        )
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
+    return _Running(run, workdir, process, core, time.monotonic(), len(steps))
+
+
+def _finish(item: _Running, console: console_lib.Console) -> bool:
+    """Reports a run that ended, and returns if it finished."""
+    code, label = item.process.returncode, item.run.label
+    took = console_lib.duration(time.monotonic() - item.started)
+    if code == 0 and not _missing_steps(item.workdir, item.run):
+        console.line(f"finished  {label}  ({took})")
+        return True
+    words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
+    last = words[-1] if words else ""
+    record = {"exit_code": code, "last_line": last}
+    (item.workdir / _FAILURE).write_text(json.dumps(record) + "\n")
+    console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
+    return False
+
+
+def _progress(
+    running: Sequence[_Running], done: int, total: int, queued: int, folder: Path
+) -> str:
+    parts, left = [], []
+    for item in running:
+        records = metrics.read(item.workdir) if item.workdir.is_dir() else []
+        iterations = item.run.changes.get("iterations")
+        last = records[-1]["iteration"] if records else 0
+        parts.append(f"{item.run.label} {last}/{iterations or '?'}")
+        if records and iterations:
+            durations = [r.get("time/iteration_seconds") or 0.0 for r in records[1:]]
+            if durations:
+                left.append(sum(durations) / len(durations) * (iterations - last))
+    text = f"{done}/{total} finished; {', '.join(parts) or 'none running'}"
+    if left:
+        text += f"; {console_lib.duration(max(left))} for these, {queued} runs behind"
+    return text
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """Asks every run to save itself, and ends those that do not in time."""
+    for item in running:
+        if item.process.poll() is None:
+            item.process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + _KILL_AFTER
+    for item in running:
+        try:
+            item.process.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            item.process.kill()

@@ -1,0 +1,85 @@
+"""Bootstrap intervals of measures over seeds and levels."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ragen_jax.studies import measures
+from ragen_jax.studies.measures import RunRecord
+
+DRAWS = 10_000  # of the bootstrap
+_LEVEL = 0.95  # of intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its bootstrap interval; NaN of one seed without levels."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int  # that have the measure
+
+
+def interval(runs: Sequence[RunRecord], measure: str) -> Interval:
+    """The mean over seeds of a measure of one arm.
+
+    Seeds are drawn with replacement, and within each the levels, where the measure is
+    known level by level. Of one seed the interval speaks of levels alone. Runs without
+    the measure are left out.
+    """
+    return _bootstrap(
+        [
+            _Sample(measures.value(r, measure), measures.by_level(r, measure))
+            for r in runs
+        ]
+    )
+
+
+def difference(
+    left: Sequence[RunRecord], right: Sequence[RunRecord], measure: str
+) -> Interval:
+    """left - right, paired by seed; levels too, which arms of one seed share."""
+    others = {run.seed: run for run in right}
+    samples = []
+    for run in left:
+        if run.seed not in others:
+            continue
+        other, value = others[run.seed], measures.value(run, measure)
+        one, two = (measures.by_level(r, measure) for r in (run, other))
+        levels = (
+            None if one is None or two is None or len(one) != len(two) else one - two
+        )
+        samples.append(_Sample(value - measures.value(other, measure), levels))
+    return _bootstrap(samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    value: float
+    levels: np.ndarray | None
+
+
+def _bootstrap(samples: Sequence[_Sample]) -> Interval:
+    samples = [sample for sample in samples if not math.isnan(sample.value)]
+    if not samples:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(np.mean([sample.value for sample in samples]))
+    if len(samples) == 1 and samples[0].levels is None:
+        return Interval(mean, math.nan, math.nan, 1)
+    rng = np.random.default_rng(0)
+    drawn = np.empty((len(samples), DRAWS))
+    for row, sample in zip(drawn, samples, strict=True):
+        row[:] = sample.value
+        if sample.levels is not None:
+            # The mean of n levels drawn with replacement, for all draws at once.
+            n = len(sample.levels)
+            counts = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
+            row[:] = counts @ sample.levels / n
+    chosen = rng.integers(len(samples), size=(DRAWS, len(samples)))
+    means = drawn[chosen, np.arange(DRAWS)[:, None]].mean(axis=1)
+    tail = (1 - _LEVEL) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Interval(mean, float(low), float(high), len(samples))

@@ -1,0 +1,144 @@
+"""A study from its file to its page."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragen_jax.errors import UserError
+from ragen_jax.reporting.console import Console
+from ragen_jax.studies import definition, measures, report, runner
+from ragen_jax.studies.definition import PlannedRun, Study
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the command line asks for."""
+
+    path: str | None
+    folder: Path
+    pages: Path
+    scale: str = "tiny"
+    seeds: Sequence[str] | None = None
+    only: str = ""
+    run: int | None = None  # number of the one run to do
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyPlan:
+    """A study with the runs that were chosen of it."""
+
+    study: Study
+    choice: Choice
+    runs: tuple[PlannedRun, ...]  # to do now
+    reported: tuple[PlannedRun, ...]  # that the page is about
+    folder: Path  # of the runs
+
+
+def prepare(choice: Choice) -> StudyPlan:
+    """Reads and checks a study.
+
+    Raises:
+      UserError: for a file, scale, seed, arm or number that cannot be used.
+    """
+    if choice.path is None:
+        raise UserError("--study is missing: name a file, as in configs/studies/*.py")
+    study = definition.load(choice.path)
+    seeds = None if choice.seeds is None else _read_seeds(choice.seeds)
+    planned = definition.planned_runs(
+        study, scale=choice.scale, seeds=seeds, only=choice.only
+    )
+    runs = planned
+    if choice.run is not None:
+        if not 0 <= choice.run < len(planned):
+            raise UserError(
+                f"--run={choice.run}: {study.name} has the runs 0 to {len(planned) - 1}"
+            )
+        runs = [planned[choice.run]]
+    every = definition.planned_runs(study, scale=choice.scale, seeds=seeds)
+    scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
+    folder = choice.folder / f"{study.name}{scale}"
+    return StudyPlan(study, choice, tuple(runs), tuple(every), folder)
+
+
+def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
+    try:
+        seeds = tuple(int(text) for text in texts)
+    except ValueError:
+        seeds = ()
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UserError(
+            f"--seeds={','.join(texts)}: give different whole numbers, as in 0,1,2"
+        )
+    return seeds
+
+
+def listing(plan: StudyPlan) -> str:
+    """One line a run: number, state, arguments of launch/train.py; then SLURM's."""
+    lines = [
+        f"{number:3d}  {runner.state_of(plan.folder, run):8s}  {run.label:40s}"
+        f"  {' '.join(run.arguments())}"
+        for number, run in enumerate(plan.runs)
+    ]
+    flags = f"--study={plan.choice.path} --scale={plan.choice.scale}"
+    if plan.choice.seeds is not None:
+        flags += f" --seeds={','.join(plan.choice.seeds)}"
+    if plan.choice.only:
+        flags += f" --only={plan.choice.only!r}".replace("'", '"')
+    array = (
+        f"on SLURM: sbatch --array=0-{len(plan.runs) - 1} --wrap='python"
+        f" launch/study.py {flags} --run=$SLURM_ARRAY_TASK_ID'"
+    )
+    return "\n".join([*lines, array])
+
+
+def run(
+    plan: StudyPlan, *, jobs: int, retry_failed: bool, train: Path, console: Console
+) -> None:
+    """Runs what is missing; see `runner.run_missing`."""
+    console.line(f"{plan.study.name}: {plan.study.question}")
+    failed = runner.run_missing(
+        plan.runs,
+        plan.folder,
+        jobs=jobs,
+        train=train,
+        console=console,
+        retry_failed=retry_failed,
+    )
+    if failed:
+        names = ", ".join(run.label for run in failed)
+        console.line(
+            f"{len(failed)} runs failed ({names}): their logs are"
+            f" {plan.folder}/RUN/study.log; --retry_failed runs them again"
+        )
+
+
+def write_page(plan: StudyPlan) -> Path:
+    """Writes the page of all finished runs of the study at its scale."""
+    runs: dict[str, list[measures.RunRecord]] = {arm: [] for arm in plan.study.arms}
+    failed = []
+    for planned in plan.reported:
+        state = runner.state_of(plan.folder, planned)
+        if state == runner.FINISHED:
+            workdir = runner.workdir_of(plan.folder, planned)
+            runs[planned.arm].append(measures.read_run(workdir, planned.seed))
+        elif state == runner.FAILED:
+            failed.append(planned.label)
+    return report.write(
+        plan.study,
+        runs,
+        failed,
+        plan.choice.pages,
+        command=_command(plan.choice),
+        scale=plan.choice.scale,
+    )
+
+
+def _command(choice: Choice) -> str:
+    """The one that trains what the page is about; not where, nor how many at once."""
+    words = ["python", "launch/study.py", f"--study={choice.path}"]
+    if choice.scale != "tiny":
+        words.append(f"--scale={choice.scale}")
+    if choice.seeds is not None:
+        words.append(f"--seeds={','.join(choice.seeds)}")
+    return shlex.join(words)

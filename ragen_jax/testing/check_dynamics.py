@@ -1,0 +1,377 @@
+"""Checks of an environment's rules: types, randomness, ends, levels and helpers."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ragen_jax.envs import base
+
+_MEMBERS = 2  # plays that share a level, as the members of a group do
+_SOLVED = 3  # levels of each split that `solve` is tried on
+_REPLAYS = 3  # of each solution, to see whether its result is random
+_TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
+
+
+class CheckError(Exception):
+    """An environment fails a check: one sentence with the remedy."""
+
+
+def require(holds: Any, sentence: str) -> None:
+    """Raises CheckError with the sentence unless `holds`."""
+    if not holds:
+        raise CheckError(sentence)
+
+
+@struct.dataclass
+class Plays:
+    """B random plays of T actions, two of each level. NumPy arrays."""
+
+    level: Any  # int32[B], plays of one level have the same key of `reset`
+    split: Any  # int32[B]; every level's key is used for each split
+    states: Any  # leaves [B, T + 1, ...]
+    actions: Any  # int32[B, T] or [B, T, action_size], NO_ACTION as often as any other
+    outcome: base.Outcome  # of [B, T]
+    observation: Any  # int32[B, T + 1, M]
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+    """An environment's functions, jitted, on one play."""
+
+    reset: Callable
+    step: Callable
+    observe: Callable
+
+
+def compile_functions(env: base.Environment) -> Functions:
+    """The environment's functions, each compiled when it is first called.
+
+    Each is wrapped, so that what is compiled is counted for this environment alone.
+    """
+    return Functions(
+        reset=jax.jit(functools.partial(env.reset)),
+        step=jax.jit(functools.partial(env.step)),
+        observe=jax.jit(functools.partial(env.observe)),
+    )
+
+
+def make_player(env: base.Environment, plays: int, steps: int) -> Callable[[], Plays]:
+    """A function that makes the same B >= `plays` random plays of T = `steps`."""
+    levels = -(-plays // (_MEMBERS * len(base.SPLITS)))
+    shape = (levels, len(base.SPLITS), _MEMBERS)
+    level, split, _ = (index.reshape(-1) for index in np.indices(shape, np.int32))
+    play = jax.jit(jax.vmap(functools.partial(_play, env, steps)))
+
+    def run() -> Plays:
+        index = np.arange(level.size, dtype=np.int32)
+        return jax.tree.map(np.asarray, play(level, split, index))
+
+    return run
+
+
+def _play(env: base.Environment, steps: int, level, split, index) -> Plays:
+    """One random play."""
+    step_keys, actions = _random_actions(env, steps, index)
+    first = env.reset(_level_key(level), split)
+
+    def one_step(state, inputs):
+        key, action = inputs
+        after, outcome = env.step(key, state, action)
+        return after, (after, outcome)
+
+    _, (later, outcome) = jax.lax.scan(one_step, first, (step_keys, actions))
+    states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+    observation = jax.vmap(env.observe)(states)
+    return Plays(level, split, states, actions, outcome, observation)
+
+
+def _level_key(level) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(5), level)
+
+
+def _random_actions(
+    env: base.Environment, steps: int, index
+) -> tuple[jax.Array, jax.Array]:
+    """The keys [T] and the actions int32[T] of one play's steps."""
+    key = jax.random.fold_in(jax.random.key(6), index)
+    step_key, action_key = jax.random.split(key)
+    count = len(env.action_names)
+    if env.sample_action is None:
+        actions = jax.random.randint(
+            action_key, (steps,), base.NO_ACTION, count, jnp.int32
+        )
+    else:
+        draws = jax.vmap(env.sample_action)(jax.random.split(action_key, steps))
+        none_key = jax.random.fold_in(key, 2)
+        is_none = jax.random.bernoulli(none_key, 1 / (count + 1), (steps,))
+        is_none = is_none.reshape((steps,) + (1,) * (draws.ndim - 1))
+        actions = jnp.where(is_none, base.NO_ACTION, draws)
+    return jax.random.split(step_key, steps), actions
+
+
+# Checks ------------------------------------------------------------------------------
+
+
+def check_types(env: base.Environment) -> None:
+    """Traces the functions: a step keeps the state's types, outcomes are scalars."""
+    key, number = jax.random.key(0), jnp.int32(0)
+    first = jax.eval_shape(env.reset, key, number)
+    shape = (env.action_size,) if env.action_size else ()
+    action = jax.ShapeDtypeStruct(shape, jnp.int32)
+    if env.sample_action is not None:
+        drawn = jax.eval_shape(env.sample_action, key)
+        require(
+            (drawn.shape, drawn.dtype) == (shape, jnp.int32),
+            f"sample_action gives {_type(drawn)}: make it {_type(action)}",
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
+        require(
+            not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key),
+            f"State{jax.tree_util.keystr(path)} is a key: keep its"
+            " jax.random.key_data, or draw from the key that step is given",
+        )
+    after, outcome = jax.eval_shape(env.step, key, first, action)
+    before, later = (jax.tree.structure(tree) for tree in (first, after))
+    require(
+        before == later, f"step turns {before} into {later}: return the same fields"
+    )
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(after), strict=True
+    )
+    for (path, old), new in pairs:
+        require(
+            (old.shape, old.dtype) == (new.shape, new.dtype),
+            f"step turns State{jax.tree_util.keystr(path)} from {_type(old)} into"
+            f" {_type(new)}: let it keep shape and type",
+        )
+    for name, dtype in _TYPES.items():
+        value = getattr(outcome, name)
+        require(
+            (value.shape, value.dtype) == ((), dtype),
+            f"step gives outcome.{name} as {_type(value)}: make it {dtype.__name__}[]",
+        )
+
+
+def _type(array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def check_finite(plays: Plays) -> None:
+    """No state and no reward is infinite or not a number."""
+    for leaf in jax.tree.leaves((plays.states, plays.outcome)):
+        if np.issubdtype(leaf.dtype, np.floating):
+            require(
+                np.isfinite(leaf).all(),
+                "a state or reward holds a number that is"
+                " not finite: look for a division by 0",
+            )
+
+
+def check_repeats(
+    env: base.Environment, functions: Functions, plays: Plays, again: Plays
+) -> None:
+    """The same keys give the same plays: once more, and outside the batch."""
+    _require_same(plays, again, "the same key gives another play when it is repeated")
+    index = plays.level.size - 2
+    keys, actions = _random_actions(env, plays.actions.shape[1], index)
+    state = functions.reset(_level_key(plays.level[index]), plays.split[index])
+    states, outcomes = [state], []
+    for key, action in zip(keys, actions, strict=True):
+        state, outcome = functions.step(key, state, action)
+        states.append(state)
+        outcomes.append(outcome)
+    stacked = [jax.tree.map(lambda *xs: np.stack(xs), *xs) for xs in (states, outcomes)]
+    alone = (*stacked, np.stack([functions.observe(state) for state in states]))
+    inside = (plays.states, plays.outcome, plays.observation)
+    _require_same(
+        jax.tree.map(lambda leaf: leaf[index], inside),
+        alone,
+        "a play depends on the batch it is in",
+    )
+    for name in ("reset", "step", "observe"):
+        require(
+            getattr(functions, name)._cache_size() == 1,
+            f"{name} is compiled more than once, for a fresh state's types differ from"
+            " a later one's: make every leaf of the State with an explicit dtype",
+        )
+
+
+def _require_same(left: Any, right: Any, sentence: str) -> None:
+    """Exactly, but for the rounding of floating-point numbers."""
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        is_float = np.issubdtype(one.dtype, np.floating)
+        tolerance = 1e-5 if is_float else 0
+        same = np.allclose(one, other, rtol=tolerance, atol=tolerance)
+        require(same, f"{sentence}: let all randomness come from the key")
+
+
+def check_starts(plays: Plays) -> None:
+    """Plays of one level begin alike, and no level is of two splits."""
+    first = [leaf[:, 0] for leaf in jax.tree.leaves(plays.states)]
+    first.append(plays.observation[:, 0])
+    for leaf in first:
+        pairs = leaf.reshape(-1, _MEMBERS, *leaf.shape[1:])
+        require(
+            (pairs[:, 0] == pairs[:, 1]).all(),
+            "members of a group begin differently: let reset read its key alone",
+        )
+    owner: dict[bytes, int] = {}
+    for ids, split in zip(plays.observation[:, 0], plays.split.tolist(), strict=True):
+        require(
+            owner.setdefault(ids.tobytes(), split) == split,
+            "one level came up in two splits: let reset draw again until"
+            " base.split_of(base.content_hash(...)) is the split it is asked for",
+        )
+
+
+def check_end(plays: Plays, *, must_end: bool) -> None:
+    """After `done` nothing changes and nothing is earned; success comes once, at it."""
+    outcome, done = plays.outcome, plays.outcome.done
+    require(
+        done[:, -1].any() or not must_end,
+        f"no play of {len(done)} ended in {done.shape[1]} random actions, so that the"
+        " end was not seen: supply `solve`, or use --endless",
+    )
+    require(not done.all(), "episodes are over when they begin: let reset start them")
+    require(
+        (done[:, :-1] <= done[:, 1:]).all(),
+        "an ended episode continued: keep done True",
+    )
+    require(
+        (outcome.success.sum(axis=1) <= 1).all(), "success came twice in an episode"
+    )
+    was_done = np.pad(done[:, :-1], [(0, 0), (1, 0)])
+    require(
+        not (outcome.success & (was_done | ~done)).any(),
+        "success came without the end: it belongs to the action that ends the episode",
+    )
+    require(
+        (outcome.reward[was_done] == 0).all(),
+        "an ended episode gave a reward: it is 0 where state.done",
+    )
+    _require_unchanged(plays.states, was_done, "an ended episode changed its state")
+
+
+def check_no_action(plays: Plays) -> None:
+    """NO_ACTION is no move."""
+    # The first number of an action of several says whether it is one.
+    kinds = plays.actions.reshape(*plays.outcome.done.shape, -1)[..., 0]
+    is_idle, outcome = kinds == base.NO_ACTION, plays.outcome
+    require(is_idle.any(), "NO_ACTION was never played: make more or longer plays")
+    require((outcome.reward[is_idle] == 0).all(), "NO_ACTION gave a reward: give 0")
+    require(not outcome.success[is_idle].any(), "NO_ACTION gave success: give False")
+    _require_unchanged(plays.states, is_idle, "NO_ACTION changed the state")
+
+
+def _require_unchanged(states: Any, where: np.ndarray, sentence: str) -> None:
+    """Every leaf [B, T + 1, ...] is the same before and after the steps `where`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(states):
+        require(
+            (leaf[:, :-1][where] == leaf[:, 1:][where]).all(),
+            f"{sentence} (State{jax.tree_util.keystr(path)}): return it as it was",
+        )
+
+
+# Helpers of an environment -----------------------------------------------------------
+
+
+def check_landmarks(env: base.Environment, plays: Plays) -> None:
+    """(row, column) pairs, or (-1, -1)."""
+    states = jax.tree.map(lambda leaf: leaf[:, -1], plays.states)
+    marks = np.asarray(jax.jit(jax.vmap(env.landmarks))(states))
+    require(
+        marks.dtype == np.int32 and marks.ndim == 3 and marks.shape[2] == 2,
+        f"landmarks gives {marks.dtype}{list(marks.shape[1:])}: make it int32[n, 2]",
+    )
+    is_none = (marks == -1).all(axis=2)
+    require(
+        ((marks >= 0).all(axis=2) | is_none).all(),
+        "landmarks gives a negative place: (-1, -1) alone means none",
+    )
+
+
+def check_picture(env: base.Environment, plays: Plays) -> None:
+    """uint8[h, w, 3] of one size, for fresh and later states."""
+    shapes = set()
+    for play in range(0, len(plays.level), 8):
+        for time in (0, -1):
+            image = env.picture(_state(plays, play, time))
+            require(
+                isinstance(image, np.ndarray) and image.dtype == np.uint8,
+                f"picture gives {type(image).__name__}: make it a NumPy array of uint8",
+            )
+            shapes.add(image.shape)
+    (shape,) = shapes if len(shapes) == 1 else [()]
+    require(
+        len(shape) == 3 and shape[2] == 3,
+        f"picture gives shapes {sorted(shapes)}: make all one [height, width, 3]",
+    )
+
+
+def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> bool:
+    """Solutions hold actions and, where the result is not random, lead to success.
+
+    Returns:
+      Whether some play ended, and it was seen that the end absorbs.
+    """
+    last = _SOLVED * len(base.SPLITS) * _MEMBERS
+    found, ended = 0, False
+    for play in range(0, min(last, len(plays.level)), _MEMBERS):
+        start = _state(plays, play, 0)
+        plan = tuple(env.solve(start))
+        found += bool(plan)
+        require(
+            all(0 <= np.ravel(a)[0] < len(env.action_names) for a in plan),
+            f"solve gives {plan}: choose actions from 0 to {len(env.action_names) - 1}",
+        )
+        ends = [_replay(functions, start, plan, seed) for seed in range(_REPLAYS)]
+        leaves = [jax.tree.leaves(state) for state, *_ in ends]
+        is_sure = all(
+            np.array_equal(a, b)
+            for other in leaves[1:]
+            for a, b in zip(leaves[0], other, strict=True)
+        )
+        state, success, done = ends[0]
+        require(
+            success or not is_sure or not plan,
+            f"solve gives {plan} for a level, which does not lead to success",
+        )
+        if done:
+            _check_absorbs(functions, state, plan[0])
+            ended = True
+    require(found, "solve finds nothing for any level: leave it out, or fix it")
+    return ended
+
+
+def _replay(functions: Functions, state, plan, seed: int) -> tuple[Any, bool, bool]:
+    """The state after the plan, whether it was solved, and whether it is over."""
+    success = done = False
+    for number, action in enumerate(plan):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        action = jnp.asarray(action, jnp.int32)
+        state, outcome = functions.step(key, state, action)
+        success, done = success or bool(outcome.success), bool(outcome.done)
+    return state, success, done
+
+
+def _check_absorbs(functions: Functions, state, action) -> None:
+    action = jnp.asarray(action, jnp.int32)
+    after, outcome = functions.step(jax.random.key(0), state, action)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), state, after)
+    is_still = all(jax.tree.leaves(same)) and bool(outcome.done)
+    require(
+        is_still and outcome.reward == 0 and not outcome.success,
+        "an ended episode continued after its solution: where state.done nothing"
+        " changes, reward is 0 and success False",
+    )
+
+
+def _state(plays: Plays, play: int, time: int) -> Any:
+    """One state of the plays, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: leaf[play, time], plays.states)

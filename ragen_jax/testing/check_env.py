@@ -1,0 +1,166 @@
+"""Checks that an environment keeps the promises of `base.Environment`.
+
+  python -m ragen_jax.testing.check_env my_env.py --size=4
+
+plays an environment (a file's, or a built-in one's) at random with its own settings,
+says what was checked, and ends with "ok" or with one sentence and exit code 1. Further
+flag: --endless, for an environment that random actions never end and that cannot solve
+itself.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Before transformers is imported: it advises to install PyTorch, which nothing
+    # here needs.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from ragen_jax import envs
+from ragen_jax.envs import base
+from ragen_jax.errors import SettingsError
+from ragen_jax.testing import check_dynamics as dynamics
+from ragen_jax.testing import check_texts as texts
+from ragen_jax.testing.check_dynamics import CheckError
+from ragen_jax.utils import user_modules
+
+__all__ = ["CheckError", "check_env"]
+
+_ENDLESS = "--endless"
+_LONGER = 8  # times the steps, if no play ended
+
+
+def check_env(
+    env: base.Environment,
+    *,
+    plays: int = 48,
+    steps: int = 40,
+    must_end: bool = True,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Plays at random, and checks what `base.Environment` promises.
+
+    Args:
+      env: any environment.
+      plays: how many, spread over the splits.
+      steps: random actions in each.
+      must_end: whether random play, or a solution, must end some play, so that the
+        absorbing end is really seen. Off only where neither does.
+      report: is called with a line about each check that was passed.
+
+    Raises:
+      CheckError: in one sentence, for the first check that fails.
+    """
+    _check_static(env)
+    report("names, phrases and instruction can be used")
+    dynamics.check_types(env)
+    report("a step keeps the state's shapes and types")
+    functions = dynamics.compile_functions(env)
+    play = dynamics.make_player(env, plays, steps)
+    played = play()
+    dynamics.check_finite(played)
+    report("all numbers are finite")
+    dynamics.check_repeats(env, functions, played, play())
+    report("the same key gives the same play, alone and in a batch, compiled once")
+    texts.check_observations(env, played)
+    report("phrases cover every observation")
+    if env.longest_observation is not None:
+        texts.check_longest(env, played)
+        report("longest_observation holds, however phrases are cut into tokens")
+    texts.check_tokens(env, played)
+    report("the tokens joined on device read as the text on the host")
+    has_ended = env.solve is not None and dynamics.check_solve(env, functions, played)
+    if env.solve is not None:
+        report("solutions lead to success, where the result is not random")
+    must_end = must_end and not has_ended
+    if must_end and not played.outcome.done.any():
+        longer = dynamics.make_player(env, plays, _LONGER * steps)()
+        dynamics.check_end(longer, must_end=True)
+    dynamics.check_end(played, must_end=False)
+    report("an ended episode stays as it is")
+    dynamics.check_no_action(played)
+    report("no action changes nothing")
+    dynamics.check_starts(played)
+    report("members of a group begin alike, and each level is of one split")
+    _check_answers_and_helpers(env, played, report)
+
+
+def _check_answers_and_helpers(
+    env: base.Environment, played: dynamics.Plays, report: Callable[[str], None]
+) -> None:
+    if env.read_action is None:
+        texts.check_names(env)
+        report("replies mean on device what the regular expression says")
+    else:
+        texts.check_free_form(env, played)
+        report("read_action equals read_action_text on any bytes")
+    if env.landmarks is not None:
+        dynamics.check_landmarks(env, played)
+        report("landmarks are places")
+    if env.picture is not None:
+        dynamics.check_picture(env, played)
+        report("pictures are pictures")
+
+
+def _check_static(env: base.Environment) -> None:
+    try:
+        base.check_environment(env)
+    except ValueError as error:
+        raise CheckError(str(error)) from error
+    unknown = set(env.example_actions) - set(env.action_names)
+    is_named = env.read_action is None
+    dynamics.require(
+        not (is_named and unknown),
+        f"example_actions holds {sorted(unknown)}: choose from {env.action_names}",
+    )
+    dynamics.require(
+        env.example_actions,
+        "example_actions is empty: name one or two, for the prompt shows them",
+    )
+    dynamics.require(
+        env.instruction.strip() == env.instruction != "",
+        "instruction is empty or has white space around it: say the rules and the goal",
+    )
+    dynamics.require(
+        is_named or env.read_action_text is not None,
+        "read_action has no read_action_text beside it: add its definition in Python",
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the checks as the command line says; returns the exit code."""
+    names = [a for a in arguments if not a.startswith("--")]
+    options = [a.removeprefix("--") for a in arguments if a.startswith("--")]
+    options = [option for option in options if f"--{option}" != _ENDLESS]
+    if len(names) != 1:
+        known = ", ".join(envs.NAMES)
+        print(
+            "error: name one environment, as in python -m ragen_jax.testing.check_env"
+            f" my_env.py --size=4: a Python file, or one of {known}",
+            file=sys.stderr,
+        )
+        return 2
+    (name,) = names
+    try:
+        env = envs.make(name, envs.parse_options(name, options))
+        check_env(env, must_end=_ENDLESS not in arguments, report=print)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except CheckError as error:
+        print(f"broken: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if not envs.is_path(name):
+            raise
+        line = user_modules.in_one_line(error, Path(name).resolve())
+        print(f"broken: {name}, {line}", file=sys.stderr)
+        return 1
+    print("ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+"""The fixed pieces of a chat template, cut once from the template itself."""
+
+import dataclasses
+import functools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import UserError
+from ragen_jax.text import template_process
+
+_SECONDS = 60  # by the clock on the wall; a busy machine is slow
+
+_SYSTEM, _USER, _REPLY, _NEXT = (
+    "\x11system\x12",
+    "\x11user\x12",
+    "\x11re\x12",
+    "\x11n\x12",
+)
+# Put before templates that ask for the date: it is always the one on which Llama 3.1's
+# falls back, so that a run and its continuation on another day read the same prompt.
+_PINNED_DATE = """\
+{%- macro strftime_now(format) -%}
+{{- format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')
+    | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') -}}
+{%- endmacro %}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatPieces:
+    """What a template writes around the texts of a conversation, and its tokens' ends.
+
+    A conversation is  before_system SYSTEM before_user USER before_reply REPLY
+    after_reply USER before_reply REPLY ...  where `after_reply` starts with the
+    end-of-turn token that the policy should sample itself.
+    """
+
+    before_system: str
+    before_user: str
+    before_reply: str
+    after_reply: str
+    end_of_turn: str  # text of the control token that closes a reply
+    stop_tokens: tuple[int, ...]  # ids whose sampling ends a reply
+
+    def join(self, texts: Sequence[str]) -> str:
+        """The prompt for a reply to system, user, reply, user, ... : the last a user's.
+
+        The texts begin and end without white space, which some templates strip.
+        """
+        system, *others = texts
+        parts = [self.before_system, system, self.before_user, others[0]]
+        for reply, user in zip(others[1::2], others[2::2], strict=True):
+            parts += [self.before_reply, reply, self.after_reply, user]
+        return "".join([*parts, self.before_reply])
+
+
+def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
+    """Cuts the template with marked texts.
+
+    Args:
+      tokenizer: with a chat template.
+      where: the model's name or path, for messages.
+
+    Raises:
+      UserError: if there is no template, or it does not keep the given texts in order
+        with the same text around each turn, or closes a reply with no control token.
+    """
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"{where} has no chat template; take the instruction-tuned model, whose"
+            " tokenizer_config.json or chat_template.jinja holds one"
+        )
+    # The second has more turns, so that a template shows if it writes some of them in
+    # another way.
+    longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
+    shorter = longer[:4]
+    parts = []
+    rest, whole = _render(tokenizer, (shorter, longer), where)
+    for marker in shorter:
+        piece, found, rest = rest.partition(marker)
+        if not found:
+            raise UserError(
+                f"{where}: the chat template drops or reorders texts (system, user,"
+                " assistant, user), so a conversation cannot be continued in place;"
+                " choose a model whose template keeps them"
+            )
+        parts.append(piece)
+    added = tokenizer.added_tokens_decoder.items()
+    specials = {index for index, token in added if token.special}
+    closing = tokenizer.encode(parts[3], add_special_tokens=False)
+    if not closing or closing[0] not in specials:
+        raise UserError(
+            f"{where}: the chat template closes a reply with {parts[3]!r}, which does"
+            " not begin with a control token that the policy could sample; choose a"
+            " model with an end-of-turn token"
+        )
+    stops = {closing[0]}
+    if tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    pieces = ChatPieces(
+        before_system=parts[0],
+        before_user=parts[1],
+        before_reply=rest,
+        after_reply=parts[3],
+        end_of_turn=tokenizer.convert_ids_to_tokens(closing[0]),
+        stop_tokens=tuple(sorted(stops)),
+    )
+    if pieces.join(longer) != whole:
+        raise UserError(
+            f"{where}: the chat template writes earlier turns in another way than the"
+            " last, so a conversation cannot be continued in place; choose a model"
+            " whose template writes every turn alike"
+        )
+    return pieces
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[Sequence[str]],
+    where: str,
+) -> tuple[str, ...]:
+    """What the template makes of system, user, reply, user, ..., for a next reply."""
+    try:
+        template = tokenizer.get_chat_template()
+        if not isinstance(template, str):
+            raise ValueError(f"it is no text but {type(template).__name__}")
+    except ValueError as error:
+        raise _unusable(where, str(error).splitlines()[0]) from None
+    if "strftime_now" in template:
+        template = _PINNED_DATE + template
+    tokens = {name: str(x) for name, x in tokenizer.special_tokens_map.items()}
+    key = json.dumps([template, tokens, conversations], sort_keys=True)
+    texts, problem = _in_a_process(key)
+    if problem:
+        raise _unusable(where, problem)
+    return texts
+
+
+def _unusable(where: str, problem: str) -> UserError:
+    return UserError(
+        f"{where}: the chat template refuses a conversation of system, user,"
+        f" assistant, user ({problem}); choose a model whose template takes it"
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
+    """(texts, "") or ((), why there are none) of `template_process`."""
+    template, tokens, conversations = json.loads(asked)
+    roles = ["system", *("user", "assistant") * max(map(len, conversations))]
+    given = {
+        "template": template,
+        "tokens": tokens,
+        "conversations": [
+            [
+                {"role": role, "content": text}
+                for role, text in zip(roles, texts, strict=False)
+            ]
+            for texts in conversations
+        ],
+    }
+    # -I: nothing of the folder that it is started in is imported.
+    command = [sys.executable, "-I", template_process.__file__]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return (), f"it takes longer than {_SECONDS} s"
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return (), f"it takes longer than {template_process.CPU_SECONDS} s"
+        return (), f"its process ended with code {done.returncode}"
+    return tuple(answer.get("texts", ())), answer.get("error", "")

@@ -1,0 +1,276 @@
+"""Prompts: the system prompt, the messages of turns, and their tokens on device.
+
+Every text is computed from the settings and the environment, never typed twice. A
+message is a sequence of phrase ids; the same ids give the tokens on device
+(`phrases.py`) and the text on the host (`Dialogue.text`).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.text import reply_parser, token_bytes
+from ragen_jax.text.chat_template import ChatPieces
+from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
+
+# Messages give rewards to one decimal and within these bounds; the record is exact.
+_REWARD_BOUND = 20.0
+_TENTHS = round(_REWARD_BOUND * 10)
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnLimits:
+    """The limits that the system prompt states and that the loop enforces."""
+
+    turns: int  # K
+    actions_per_turn: int  # A
+    actions: int  # in a whole episode
+    reply_tokens: int  # most tokens sampled in one turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialogue:
+    """The texts of one environment under given limits. Static: never a traced value."""
+
+    system: str  # the system prompt
+    phrases: tuple[str, ...]  # all phrases; the environment's begin at `world_offset`
+    env_offset: int
+    message_phrases: int  # fixed length of the id sequences below
+    limits: TurnLimits
+    reply_prefix: str  # "<think>" or "<answer>", written for the policy
+
+    def text(self, ids) -> str:
+        """The text of a sequence of phrase ids, on the host."""
+        return "".join(self.phrases[i] for i in ids if i != NO_PHRASE)
+
+
+# The first ids, in this order; then turns, actions left, rewards and, last, the
+# environment's own phrases.
+_OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP, _HAND_OVER, _WARNING = range(5)
+
+
+def system_prompt(env: Environment, limits: TurnLimits, thinking: bool) -> str:
+    """The environment's rules, then the format of replies and its limits."""
+    example = " || ".join(env.example_actions[: limits.actions_per_turn])
+    most = "one action"
+    if limits.actions_per_turn > 1:
+        most = f"up to {limits.actions_per_turn} actions, separated by ||"
+    answer = f"<answer>{example}</answer>"
+    if thinking:
+        reply = f"<think>your thoughts</think>{answer}"
+    else:
+        reply = answer
+    return (
+        f"{env.instruction}\n"
+        f"You have {_count(limits.turns, 'turn')} and"
+        f" {_count(limits.actions, 'action')} in all. In one turn name {most}.\n"
+        f"Reply in this format, in at most {limits.reply_tokens} tokens: {reply}"
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def make_dialogue(
+    env: Environment, limits: TurnLimits, pieces: ChatPieces, *, thinking: bool
+) -> Dialogue:
+    """Builds the texts of `environment` for a model whose chat template is `pieces`."""
+    system = system_prompt(env, limits, thinking)
+    prefix = "<think>" if thinking else "<answer>"
+    # A sampled end-of-turn token is already in the row; else the template's is added.
+    after_stop = pieces.after_reply.removeprefix(pieces.end_of_turn)
+    fixed = (
+        pieces.before_system + system + pieces.before_user,
+        pieces.after_reply,
+        after_stop,
+        pieces.before_reply + prefix,
+        "Your last reply had no valid answer or an unknown action.\n",
+    )
+    turns = tuple(f"Turn {k + 1} of {limits.turns}." for k in range(limits.turns))
+    left = tuple(f" Actions left: {n}." for n in range(limits.actions + 1))
+    rewards = tuple(f"Reward: {t / 10:.1f}\n" for t in range(-_TENTHS, _TENTHS + 1))
+    ours = fixed + turns + left + rewards
+    return Dialogue(
+        system=system,
+        phrases=ours + env.phrases,
+        env_offset=len(ours),
+        message_phrases=env.observation_phrases + 6,
+        limits=limits,
+        reply_prefix=prefix,
+    )
+
+
+def first_message(dialogue: Dialogue, observation: jax.Array) -> jax.Array:
+    """Phrase ids of the whole first prompt: system, first observation, reply prefix.
+
+    Args:
+      dialogue: the texts.
+      observation: int32[M], from the environment's `observe`.
+
+    Returns:
+      int32[message_phrases].
+    """
+    before = [_OPEN, NO_PHRASE, NO_PHRASE]
+    turn = jnp.zeros((), jnp.int32)
+    left = jnp.full((), dialogue.limits.actions, jnp.int32)
+    return _message(dialogue, jnp.array(before), observation, turn, left)
+
+
+def next_message(
+    dialogue: Dialogue,
+    observation: jax.Array,
+    *,
+    turn: jax.Array,
+    actions_left: jax.Array,
+    reward: jax.Array,
+    is_valid: jax.Array,
+    stopped_itself: jax.Array,
+) -> jax.Array:
+    """Phrase ids of what follows a reply: closing, feedback, observation, reply prefix.
+
+    Args:
+      dialogue: the texts.
+      observation: int32[M], after the turn's actions.
+      turn: int32[], 0-based index of the turn that now begins.
+      actions_left: int32[], for the rest of the episode.
+      reward: float32[], the environment's reward in the turn that ended.
+      is_valid: bool[], whether its reply was; a warning is added where not.
+      stopped_itself: bool[], whether the reply ends in a sampled end-of-turn token.
+
+    Returns:
+      int32[message_phrases].
+    """
+    tenths = jnp.round(jnp.clip(reward, -_REWARD_BOUND, _REWARD_BOUND) * 10)
+    reward_base = 5 + dialogue.limits.turns + dialogue.limits.actions + 1 + _TENTHS
+    before = jnp.stack(
+        [
+            jnp.where(stopped_itself, _OPEN_AFTER_STOP, _CLOSE_AND_OPEN),
+            reward_base + tenths.astype(jnp.int32),
+            jnp.where(is_valid, NO_PHRASE, _WARNING),
+        ]
+    )
+    return _message(dialogue, before, observation, turn, actions_left)
+
+
+def _message(dialogue, before, observation, turn, actions_left) -> jax.Array:
+    env = jnp.where(
+        observation == NO_PHRASE, NO_PHRASE, observation + dialogue.env_offset
+    )
+    after = jnp.stack(
+        [5 + turn, 5 + dialogue.limits.turns + actions_left, jnp.full((), _HAND_OVER)]
+    )
+    return jnp.concatenate([before, env, after]).astype(jnp.int32)
+
+
+@struct.dataclass
+class DialogueTokens:
+    """A dialogue's tokens under one tokenizer, on device."""
+
+    phrases: PhraseTokens  # of `Dialogue.phrases`
+    replies: reply_parser.ReplyTables  # reply tokens -> actions
+    is_stop: jax.Array  # bool[V], tokens whose sampling ends a reply
+    # Capacities, static: enough for any message this dialogue can produce.
+    first_capacity: int = struct.field(pytree_node=False)
+    next_capacity: int = struct.field(pytree_node=False)
+    # Of the system prompt with a later message directly behind it.
+    window_capacity: int = struct.field(pytree_node=False)
+
+
+def tokenize_dialogue(
+    dialogue: Dialogue,
+    env: Environment,
+    pieces: ChatPieces,
+    tokenizer: PreTrainedTokenizerFast,
+    vocabulary: int,
+    *,
+    with_text: bool = False,
+) -> DialogueTokens:
+    """Tokenizes every phrase and builds the reply tables. Host side, once a run.
+
+    Args:
+      dialogue: from `make_dialogue` with the same environment and pieces.
+      environment: whose action names the replies are matched against.
+      pieces: the chat template's.
+      tokenizer: the model's.
+      vocabulary: V of the model, which may exceed the tokenizer's.
+      with_text: whether the text of replies is wanted, and not their actions alone;
+        always so where the environment reads free-form answers.
+    """
+    is_free = env.read_action is not None
+    phrases = tokenize_phrases(tokenizer, dialogue.phrases)
+    bytes_of = token_bytes.token_bytes(tokenizer)
+    bytes_of += (b"",) * (vocabulary - len(bytes_of))
+    is_stop = np.zeros(vocabulary, bool)
+    is_stop[list(pieces.stop_tokens)] = True
+    first, following, behind_opening = _capacities(
+        dialogue, env, np.asarray(phrases.lengths)
+    )
+    return DialogueTokens(
+        phrases=phrases,
+        replies=reply_parser.reply_tables(
+            bytes_of,
+            () if is_free else env.action_names,
+            dialogue.reply_prefix.encode(),
+            thinking=dialogue.reply_prefix == "<think>",
+            with_text=with_text or is_free,
+        ),
+        is_stop=jnp.asarray(is_stop),
+        first_capacity=first,
+        next_capacity=following,
+        window_capacity=behind_opening,
+    )
+
+
+def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:
+    """The tokens that every episode begins with: the system prompt's."""
+    phrases = tokens.phrases
+    opening = np.asarray(phrases.tokens)[_OPEN][: int(phrases.lengths[_OPEN])]
+    return tuple(opening.tolist())
+
+
+def opening_length(tokens: DialogueTokens) -> jax.Array:
+    """int32[], tokens of the system prompt with what stands before the first message.
+
+    Any message may follow it directly, without the tokens that close a reply.
+    """
+    return tokens.phrases.lengths[_OPEN]
+
+
+def closing_lengths(tokens: DialogueTokens) -> jax.Array:
+    """int32[2], leading tokens of a later message that close the reply before it.
+
+    First after a reply that was cut off, then after one that sampled its end of turn.
+    """
+    return tokens.phrases.lengths[jnp.array([_CLOSE_AND_OPEN, _OPEN_AFTER_STOP])]
+
+
+def _capacities(dialogue: Dialogue, env: Environment, lengths) -> tuple[int, int, int]:
+    """Most tokens of a first message, a later one, and that behind the opening."""
+    ours = lengths[: dialogue.env_offset]
+    limits = dialogue.limits
+    turns = ours[5 : 5 + limits.turns].max()
+    rest = ours[5 + limits.turns :]
+    left, reward = rest[: limits.actions + 1].max(), rest[limits.actions + 1 :].max()
+    theirs = lengths[dialogue.env_offset :]
+    if env.longest_observation is None:
+        longest = theirs.max() * env.observation_phrases
+    else:
+        longest = env.longest_observation(theirs)
+    shared = int(longest + turns + left + ours[_HAND_OVER])
+    closing = int(max(ours[_CLOSE_AND_OPEN], ours[_OPEN_AFTER_STOP]))
+    opening, later = int(ours[_OPEN]), int(reward + ours[_WARNING]) + shared
+    return opening + shared, closing + later, opening + later
+
+
+def message_tokens(
+    tokens: DialogueTokens, ids: jax.Array, *, is_first: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens of a message, and their number. See `phrases.join_phrases`."""
+    capacity = tokens.first_capacity if is_first else tokens.next_capacity
+    return join_phrases(tokens.phrases, ids, capacity)

@@ -1,0 +1,214 @@
+"""The reply format as a finite automaton over bytes, built on the host.
+
+It equals `reference_parser.parse_reply`, whose regular expression never needs to look
+back: the first `<think>`, the first `</think>` from which white space
+leads to `<answer>`, and the first `</answer>` are where any match must lie.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# What a byte makes the automaton say: nothing, that a segment which names no action
+# has ended, or (0 and above) that the segment of this action has ended.
+NONE = -1
+UNKNOWN = -2
+
+THINK, END_THINK = b"<think>", b"</think>"
+ANSWER, END_ANSWER = b"<answer>", b"</answer>"
+WHITE = b" \t\n\r\v\f"  # Both of re's \s and of bytes.strip.
+LESS, BAR = ord("<"), ord("|")
+
+
+@dataclasses.dataclass(frozen=True)
+class Automaton:
+    """S states that read one byte at a time. Host arrays."""
+
+    next_state: np.ndarray  # int32[S, 256]
+    emission: np.ndarray  # int32[S, 256], NONE, UNKNOWN or an action
+    is_answer: np.ndarray  # bool[S], the text of the answer has begun and not ended
+    start: int  # the state after the prompt's prefix
+    closed: int  # the state after `</answer>`, which is never left
+
+
+def build_automaton(
+    action_names: Sequence[str], prefix: bytes, thinking: bool
+) -> Automaton:
+    """The smallest automaton that reads replies after `prefix`.
+
+    Raises:
+      ValueError: if the names are ambiguous inside a reply, or `prefix`
+        already holds a whole segment of an answer.
+    """
+    names = _read_names(action_names)
+    start = _State("seek think" if thinking else "seek answer")
+    for byte in prefix:
+        start, emitted = _read(start, byte, names)
+        if emitted != NONE:
+            raise ValueError(
+                f"the prompt's prefix {prefix!r} already holds a segment of an"
+                " answer: end it in <think> or <answer>"
+            )
+    return _merge_equal(_explore(start, names))
+
+
+class _Names(NamedTuple):
+    action_of: dict[bytes, int]  # by lower-case name
+    beginnings: frozenset[bytes]  # every prefix of every name
+
+
+def _read_names(action_names: Sequence[str]) -> _Names:
+    names = [name.encode().strip().lower() for name in action_names]
+    for name in names:
+        if not name or names.count(name) > 1 or any(c in name for c in b"<|>"):
+            raise ValueError(
+                f"action names {tuple(action_names)} hold one that is empty, repeated"
+                f" but for case, or contains one of < | >: rename {name.decode()!r}"
+            )
+    return _Names(
+        action_of={name: action for action, name in enumerate(names)},
+        beginnings=frozenset(
+            name[:end] for name in names for end in range(len(name) + 1)
+        ),
+    )
+
+
+class _Segment(NamedTuple):
+    """The part of the answer since the last `||`."""
+
+    text: bytes | None  # lower case, no leading white; None: begins no (longer) name
+    verdict: int  # what to emit if the segment ends here
+
+
+_EMPTY = _Segment(b"", NONE)
+_NO_ACTION = _Segment(None, UNKNOWN)
+
+
+class _State(NamedTuple):
+    phase: str
+    matched: int = 0  # bytes of the phase's tag that the text so far ends in
+    segment: _Segment = _EMPTY  # in the answer; at a pending `|` or `<`: before it
+
+
+_CLOSED = _State("closed")
+
+
+def _read(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
+    """One step: the next state and what the byte emits."""
+    match state.phase:
+        case "seek think":
+            return _seek(THINK, state, byte, found=_State("thought")), NONE
+        case "seek answer":
+            return _seek(ANSWER, state, byte, found=_State("segment")), NONE
+        case "thought":
+            return _seek(END_THINK, state, byte, found=_State("gap")), NONE
+        case "gap":
+            return _read_gap(state, byte), NONE
+        case "segment" | "bar" | "closing":
+            return _read_answer(state, byte, names)
+        case _:
+            return _CLOSED, NONE
+
+
+def _seek(tag: bytes, state: _State, byte: int, found: _State) -> _State:
+    """Searches for `tag`. Tags hold `<` only in front, so nothing else can restart."""
+    if byte != tag[state.matched]:
+        return state._replace(matched=int(byte == LESS))
+    if state.matched + 1 < len(tag):
+        return state._replace(matched=state.matched + 1)
+    return found
+
+
+def _read_gap(state: _State, byte: int) -> _State:
+    """Between `</think>` and the end of `<answer>`: white space, then the tag."""
+    if state.matched == 0 and byte in WHITE:
+        return state
+    if byte == ANSWER[state.matched]:
+        return _seek(ANSWER, state, byte, found=_State("segment"))
+    # Not an answer: all of this was thought. Of what the gap matched, only a lone `<`
+    # can also begin the next `</think>`.
+    thought = _State("thought", matched=int(state.matched == 1))
+    return _seek(END_THINK, thought, byte, found=_State("gap"))
+
+
+def _read_answer(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
+    """Inside the answer. A `|` or `<` that separates and closes nothing is text."""
+    segment = state.segment
+    if state.phase == "bar":
+        if byte == BAR:
+            return _State("segment"), segment.verdict
+        segment = _NO_ACTION
+    if state.phase == "closing":
+        if byte == END_ANSWER[state.matched]:
+            closing = _seek(END_ANSWER, state, byte, found=_CLOSED)
+            return closing, segment.verdict if closing == _CLOSED else NONE
+        segment = _NO_ACTION
+
+    if byte == BAR:
+        return _State("bar", segment=segment), NONE
+    if byte == LESS:
+        return _State("closing", matched=1, segment=segment), NONE
+    return _State("segment", segment=_extend(segment, byte, names)), NONE
+
+
+def _extend(segment: _Segment, byte: int, names: _Names) -> _Segment:
+    """Adds a byte that is neither `|` nor `<`."""
+    if byte in WHITE and not segment.text:
+        return segment  # Leading white space, or trailing where no name continues.
+    if segment.text is None:
+        return _NO_ACTION
+    text = segment.text + bytes([byte]).lower()
+    verdict = names.action_of.get(text.rstrip(WHITE), UNKNOWN)
+    return _Segment(text if text in names.beginnings else None, verdict)
+
+
+def _explore(start: _State, names: _Names) -> Automaton:
+    """Numbers every state that some reply leads to, `start` and closed first."""
+    index_of = {start: 0}
+    index_of.setdefault(_CLOSED, len(index_of))
+    next_state, emission = [], []
+    todo = list(index_of)
+    for state in todo:  # Grows while it is read.
+        steps = [_read(state, byte, names) for byte in range(256)]
+        for reached, _ in steps:
+            if reached not in index_of:
+                index_of[reached] = len(index_of)
+                todo.append(reached)
+        next_state.append([index_of[reached] for reached, _ in steps])
+        emission.append([emitted for _, emitted in steps])
+    return Automaton(
+        next_state=np.array(next_state, np.int32),
+        emission=np.array(emission, np.int32),
+        is_answer=np.array([s.phase in ("segment", "bar", "closing") for s in todo]),
+        start=index_of[start],
+        closed=index_of[_CLOSED],
+    )
+
+
+def _merge_equal(automaton: Automaton) -> Automaton:
+    """Joins states that no continuation distinguishes (Moore's refinement)."""
+    is_closed = np.arange(len(automaton.next_state)) == automaton.closed
+    told_apart = [is_closed, automaton.is_answer, automaton.emission]
+    group, count = _group_rows(np.column_stack(told_apart))
+    while True:
+        by_successors = np.column_stack([group, group[automaton.next_state]])
+        group, refined = _group_rows(by_successors)
+        if refined == count:
+            break
+        count = refined
+    member = np.unique(group, return_index=True)[1]  # One state of each group.
+    return Automaton(
+        next_state=group[automaton.next_state[member]].astype(np.int32),
+        emission=automaton.emission[member],
+        is_answer=automaton.is_answer[member],
+        start=int(group[automaton.start]),
+        closed=int(group[automaton.closed]),
+    )
+
+
+def _group_rows(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """int[S], equal numbers for equal rows, and how many numbers there are."""
+    unique, group = np.unique(rows, axis=0, return_inverse=True)
+    return group.reshape(-1), len(unique)

@@ -1,0 +1,111 @@
+"""Renders a chat template: a script, run in a process of its own within limits.
+
+A template is a program of whoever made the model. Jinja's sandbox keeps it from files
+and from Python, and lets it loop for hours and fill the memory; the operating system
+ends a process that does. Reads one JSON object from standard input, and writes one:
+{"texts": [...]} or {"error": "..."}. Imports nothing of this package and no
+transformers, which would take seconds.
+"""
+
+import json
+import sys
+
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CPU_SECONDS = 3  # a hundred times what a published template takes
+MEMORY = 2**30  # bytes
+LONGEST = 2**20  # characters of a rendered conversation
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} marks a reply's text for those who want to know; not here."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+class _Dictionary:
+    """`dict`, of which a template can call nothing else."""
+
+    def __call__(self, *given, **named):
+        return dict(*given, **named)
+
+    def fromkeys(self, *given):
+        return dict.fromkeys(*given)
+
+
+def _refuse(message):
+    raise jinja2.TemplateError(str(message))
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """What a template meets in transformers' `apply_chat_template`, but the clock."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _refuse
+    made.globals["dict"] = _Dictionary()
+    return made
+
+
+def _limit() -> None:
+    try:
+        import resource
+    except ImportError:  # Not a POSIX system: whoever started this waits for so long.
+        return
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def _render(asked) -> dict:
+    template = environment().from_string(asked["template"])
+    texts = []
+    for messages in asked["conversations"]:
+        texts.append(
+            template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **asked["tokens"],
+            )
+        )
+        if len(texts[-1]) > LONGEST:
+            raise ValueError(f"it writes {len(texts[-1])} characters")
+    return {"texts": texts}
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    _limit()
+    try:
+        answer = _render(asked)
+    except MemoryError:
+        answer = {"error": f"it takes more than {MEMORY >> 30} GiB of memory"}
+    except Exception as error:  # Of a program that may do anything.
+        line = (str(error).strip().splitlines() or [""])[0][:200]
+        kind = "" if isinstance(error, jinja2.TemplateError) else type(error).__name__
+        answer = {"error": ": ".join(filter(None, [kind, line])) or "it fails"}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The run: what is built before the first iteration, and the loop of iterations."""

@@ -1,0 +1,330 @@
+"""A folder of checkpoints as it lies on disk: steps, their records, their digests.
+
+No array is read here. Whatever is in a folder, of whatever origin, damaged or half
+copied: it is read, or named in one sentence.
+"""
+
+import concurrent.futures
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ragen_jax.errors import UserError
+
+FOLDER = "checkpoints"  # inside a workdir
+FORMAT = "ragen_jax checkpoint, version 2"
+_FORMAT_WITHOUT_DIGESTS = "ragen_jax checkpoint, version 1"
+INFO = Path("info") / "info.json"
+DIGESTS = "digests.json"
+STATE = "state"
+DAMAGED = ".damaged"  # the end of the name of a step that was set aside
+# Of Orbax, written after the digests or rewritten by it; nothing is read from them.
+_NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_PIECE = 1 << 22  # bytes read at a time
+_READERS = 4  # threads; checksums are made without Python's lock
+
+
+class DamagedError(UserError):
+    """A checkpoint that cannot be used, though an older one may be whole."""
+
+
+class Found(NamedTuple):
+    """A checkpoint on disk: the folder of steps, the step, and why this step."""
+
+    directory: Path
+    step: int
+    which: str  # "best" or "last" of its run, or "given" when the path named the step
+
+
+class Survey(NamedTuple):
+    """What a folder of checkpoints holds, as far as names, sizes and records say."""
+
+    scores: dict[int, float | None]  # of the whole steps, in order
+    damaged: dict[int, str]  # steps that are not whole, each with the reason
+    foreign: list[str]  # names that are like a step's and are none
+
+
+def kept(
+    step_scores: Mapping[int, float | None], keep_last: int, keep_best: int
+) -> set[int]:
+    """The steps to keep: the last few, and the best few of those with a score."""
+    by_score = _by_score(step_scores)
+    return {*sorted(step_scores)[-keep_last:], *by_score[:keep_best]}
+
+
+def best(step_scores: Mapping[int, float | None]) -> int | None:
+    """The step of the highest score, the later of equals; None without any score."""
+    return next(iter(_by_score(step_scores)), None)
+
+
+def scores(directory: str | Path) -> dict[int, float | None]:
+    """The whole steps in a folder of steps, in order, each with its score."""
+    return survey(directory).scores
+
+
+def survey(directory: str | Path) -> Survey:
+    """Looks at every step of a folder, without reading its arrays."""
+    found = Survey({}, {}, [])
+    steps = []
+    for path in Path(directory).glob("*"):
+        if step_of(path) is not None:
+            steps.append((step_of(path), path))
+        elif _is_like_a_number(path.name):
+            found.foreign.append(path.name)
+    for step, path in sorted(steps):
+        try:
+            record = read_record(path)
+            _check_sizes(path, record)
+        except DamagedError as error:
+            if path.exists():  # Else a run that goes on has just deleted it.
+                found.damaged[step] = str(error)
+        else:
+            found.scores[step] = record["score"]
+    return found
+
+
+def find(path: str | Path) -> Found:
+    """The checkpoint that a path means.
+
+    Args:
+      path: a workdir or its folder of checkpoints (the best step by validation
+        success, or the last one where none has been evaluated), or one step's folder.
+
+    Raises:
+      UserError: when there is no such path, no checkpoint of ragen_jax in it, or one
+        that is damaged, which could have been the best.
+    """
+    path = Path(path).expanduser().resolve()
+    if not path.is_dir():
+        raise UserError(
+            f"There is no folder {path}; give the workdir of a run, or a step's folder"
+            f" such as WORKDIR/{FOLDER}/100."
+        )
+    if (given := step_of(path)) is not None and (path / INFO).exists():
+        read_record(path)
+        return Found(path.parent, given, "given")
+    directory = path / FOLDER if (path / FOLDER).is_dir() else path
+    step_scores, damaged, _ = survey(directory)
+    for sentence in damaged.values():
+        others = ", ".join(f"{directory / str(step)}" for step in step_scores)
+        others = f"; whole are {others}" if others else ""
+        raise DamagedError(f"{sentence}{others}")
+    if (step := best(step_scores)) is not None:
+        return Found(directory, step, "best")
+    if step_scores:
+        return Found(directory, max(step_scores), "last")
+    raise UserError(
+        f"{path} holds no complete ragen_jax checkpoint; give the workdir of a run that"
+        " has saved one (every.checkpoint says how often), or a step's folder."
+    )
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a folder's name means; None for any other name."""
+    if re.fullmatch("0|[1-9][0-9]{0,9}", path.name) and int(path.name) < 2**31:
+        return int(path.name)
+    return None
+
+
+def read_info(directory: str | Path, step: int) -> dict[str, Any]:
+    """The `info` that was saved with a step; restores no array."""
+    return read_record(Path(directory) / str(step))["info"]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What a step's info.json holds: format, step, score and info.
+
+    Raises:
+      UserError: if there is no such folder.
+      DamagedError: if that file is not there, or not as it was written.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no checkpoint {folder}; the steps in {folder.parent} are"
+            f" {', '.join(map(str, scores(folder.parent))) or 'none'}."
+        )
+    record = _read_json(folder / INFO)
+    has_format = isinstance(record, dict) and record.get("format") in (
+        FORMAT,
+        _FORMAT_WITHOUT_DIGESTS,
+    )
+    if not has_format:
+        raise DamagedError(
+            f"{folder} is not a ragen_jax checkpoint (no {INFO} that says"
+            f" '{FORMAT}'); delete that folder, or give a workdir or a step's folder of"
+            " this program."
+        )
+    score, info = record.get("score"), record.get("info")
+    is_score = score is None or (
+        isinstance(score, int | float)
+        and not isinstance(score, bool)
+        and math.isfinite(score)
+    )
+    if not is_score or not isinstance(info, dict):
+        raise damage(folder, str(INFO), "has no usable score or info")
+    if record.get("step") != step_of(folder):
+        raise DamagedError(
+            f"Checkpoint {folder} was saved as step {record.get('step')!r}: give the"
+            " folder that name again, or delete it."
+        )
+    if record["format"] == FORMAT:
+        digests = read_digests(folder)
+        if problem := _problem(folder, str(INFO), digests.get(str(INFO), (-1, ""))):
+            raise damage(folder, str(INFO), problem)
+    return record
+
+
+def has_digests(folder: Path) -> bool:
+    """Whether a step was written with digests: older ones were not."""
+    return read_record(folder)["format"] == FORMAT
+
+
+def damage(folder: Path, name: str, problem: str) -> DamagedError:
+    """The sentence about a damaged file of a step."""
+    leaf = leaf_of(name)
+    what = f"{leaf} ({name})" if leaf else name
+    return DamagedError(
+        f"Checkpoint {folder} is damaged: {what} {problem}; delete that folder and use"
+        " another step."
+    )
+
+
+# Digests -----------------------------------------------------------------------------
+
+
+def write_digests(folder: Path) -> None:
+    """Notes size and checksum of every file of a step that is about to be whole."""
+    names = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in _NOT_DIGESTED
+    )
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda name: _measure(folder / name), names)
+        digests = dict(zip(names, found, strict=True))
+    with (folder / DIGESTS).open("w") as file:
+        json.dump({"crc32": digests}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_digests(folder: Path) -> dict[str, tuple[int, str]]:
+    """(bytes, checksum) of each file of a step, by its path within the folder.
+
+    Raises:
+      DamagedError: if they cannot be read.
+    """
+    written = _read_json(folder / DIGESTS)
+    table = written.get("crc32") if isinstance(written, dict) else None
+    if not isinstance(table, dict) or not all(map(_is_digest, table.values())):
+        raise damage(folder, DIGESTS, "is missing or is not as it was written")
+    return {name: (size, checksum) for name, (size, checksum) in table.items()}
+
+
+def leaf_of(name: str) -> str:
+    """The leaf of the state that a file belongs to; "" for files of all of them."""
+    first, *rest = Path(name).parts
+    inner = rest[:-1]
+    shared = not inner or inner[0] in ("array_metadatas", "d")
+    return "" if first != STATE or shared else "/".join(inner)
+
+
+def damaged_file(
+    folder: Path,
+    leaves: Collection[str] | None = None,
+    is_mine: Callable[[int], bool] = lambda number: True,
+) -> tuple[str, str] | None:
+    """The first file of a step that is not as it was written, and what is wrong.
+
+    Args:
+      folder: of a step with digests.
+      leaves: the leaves that are going to be read; None: all.
+      is_mine: which files to read, by their number in alphabetical order.
+    """
+    digests = read_digests(folder)
+    names = [
+        name
+        for number, name in enumerate(sorted(digests))
+        if is_mine(number)
+        and (leaves is None or not leaf_of(name) or leaf_of(name) in leaves)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        problems = pool.map(lambda name: _problem(folder, name, digests[name]), names)
+        found = (pair for pair in zip(names, problems, strict=True) if pair[1])
+        return next(found, None)
+
+
+def _is_like_a_number(name: str) -> bool:
+    """007, 4.5 or a number in other digits: no name that a step has."""
+    return any(c.isdigit() for c in name) and not any(c.isalpha() for c in name)
+
+
+def _check_sizes(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raises DamagedError for a file that is not there or has another size."""
+    if record["format"] != FORMAT:
+        if not (folder / STATE).is_dir():
+            raise damage(folder, STATE, "is missing")
+        return
+    for name, (size, _) in read_digests(folder).items():
+        if problem := _size_problem(folder / name, size):
+            raise damage(folder, name, problem)
+
+
+def _problem(folder: Path, name: str, digest: tuple[int, str]) -> str:
+    """What is wrong with a file; "" if it is as it was written."""
+    path, (size, checksum) = folder / name, digest
+    if problem := _size_problem(path, size):
+        return problem
+    try:
+        _, found = _measure(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if found == checksum else "has another content than was written"
+
+
+def _size_problem(path: Path, size: int) -> str:
+    try:
+        found = path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if found is None:
+        return "is missing"
+    return "" if found == size else f"has {found} bytes of the {size} that were written"
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    """(bytes, CRC-32) of a file: it tells damage, not forgery."""
+    size = checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            checksum = zlib.crc32(piece, checksum)
+    return size, f"{checksum:08x}"
+
+
+def _is_digest(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], int)
+        and isinstance(value[1], str)
+    )
+
+
+def _read_json(path: Path) -> Any:
+    """What a file holds; None if it is not there, or is not JSON of a usual depth."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _by_score(step_scores: Mapping[int, float | None]) -> list[int]:
+    """Steps with a score, the best first, of equals the later first."""
+    scored = {s: score for s, score in step_scores.items() if score is not None}
+    return sorted(scored, key=lambda step: (scored[step], step), reverse=True)

@@ -1,0 +1,49 @@
+"""A state as one flat table of leaves, as a checkpoint holds it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """Leaves by dotted path, such as `actor.layers.query.kernel`."""
+    leaves = jax.tree.leaves_with_path(tree)
+    table = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in leaves
+    }
+    if len(table) < len(leaves):
+        raise ValueError("two leaves of the state have the same dotted path")
+    return table
+
+
+def flat_arrays(state: Any) -> dict[str, jax.Array]:
+    """The same of a state whose leaves can be saved. Raises for one that cannot."""
+    table = flat(state)
+    for path, leaf in table.items():
+        if not isinstance(leaf, jax.Array) or jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
+            raise TypeError(f"{path} is {type(leaf).__name__}, not a plain jax.Array")
+        if leaf.size == 0:
+            raise ValueError(f"{path} is empty, which Orbax cannot save")
+    return table
+
+
+def difference(
+    saved: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct], partial: bool
+) -> str:
+    """The first leaf in which two flat states differ, in words; "" when in none."""
+    for path, leaf in wanted.items():
+        if path not in saved:
+            return f"{path} is missing there"
+        there, here = (
+            f"{np.dtype(side.dtype).name}{list(side.shape)}"
+            for side in (saved[path], leaf)
+        )
+        if there != here:
+            return f"{path} is {there} there and {here} here"
+    extra = [] if partial else [path for path in saved if path not in wanted]
+    return f"{extra[0]} is there and not here" if extra else ""

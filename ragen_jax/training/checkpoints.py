@@ -1,0 +1,401 @@
+"""Checkpoints over Orbax: asynchronous, atomic, kept by recency and by score.
+
+A run's checkpoints lie in WORKDIR/checkpoints, one folder a step. Orbax writes a folder
+under a temporary name and renames it when all of it is there, so that a folder whose
+name is a number is whole, whenever the process was killed:
+
+  checkpoints/120/info/info.json   settings and metrics, readable without any array
+  checkpoints/120/state/LEAF/      an array's parts, for each leaf's dotted path
+  checkpoints/120/digests.json     size and checksum of each file, verified on restoring
+
+Leaves are saved under their paths as one flat table, so that optax's empty states and
+named tuples need no rules of their own, and a part of a state can be read alone. What
+needs no array is in checkpoint_files.py.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from ragen_jax.errors import UserError
+from ragen_jax.training import checkpoint_files as files
+from ragen_jax.training import checkpoint_leaves as leaves
+from ragen_jax.training.checkpoint_files import (
+    FOLDER,
+    DamagedError,
+    Found,
+    best,
+    find,
+    kept,
+    read_info,
+    scores,
+    survey,
+)
+from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
+
+__all__ = [
+    "FOLDER",
+    "Checkpoints",
+    "DamagedError",
+    "Found",
+    "best",
+    "find",
+    "kept",
+    "read_info",
+    "restore",
+    "scores",
+    "survey",
+]
+
+_DELETING = ".deleting"  # renamed first: a deletion cut short must not look whole
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_MOST_ERRORS = 10  # of one save: it has fewer threads
+_WRITE_ERRORS = (OSError, ValueError)  # TensorStore's "disk full" is a ValueError
+
+
+class Checkpoints:
+    """The checkpoints of a run that is being trained. One writer to a folder.
+
+    Under several jax processes every process makes one and calls the same methods in
+    the same order; the folder must be on storage that all of them see. Who only reads
+    (evaluation, export) uses `find`, `read_info` and `restore` of this module.
+    """
+
+    def __init__(self, directory: str | Path, *, keep_last: int, keep_best: int):
+        """Opens the folder, makes it if needed, and clears what was left half-done.
+
+        Args:
+          directory: WORKDIR/checkpoints.
+          keep_last: how many of the latest steps are kept, at least 1.
+          keep_best: how many of the steps with the highest score are kept besides.
+        """
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(f"need {keep_last=} >= 1 and {keep_best=} >= 0")
+        self.directory = Path(directory).resolve()
+        self._keep_last, self._keep_best = keep_last, keep_best
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            clear_leftovers(self.directory)
+        self._scores, self._damaged, self._foreign = survey(self.directory)
+        self._pending: dict[int, float | None] = {}  # being written now
+        ignore_what_is_reported()
+        ignore_abandoned_parts()
+        # Folders made in the background keep their thread waiting, and the process
+        # from ending, for minutes when a save is refused.
+        options = ocp.AsyncOptions(
+            create_directories_asynchronously=False,
+            post_finalization_callback=self._write_digests,
+        )
+        self._writer = ocp.AsyncCheckpointer(_handler(), async_options=options)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        info: Mapping[str, Any],
+        *,
+        score: float | None,
+        wait: bool = False,
+    ) -> bool:
+        """Starts to write one step; returns once the arrays may be donated.
+
+        The step counts as saved, and steps no longer kept are deleted, when `wait`,
+        `close` or the next `save` has seen it finished; they raise its error, too.
+
+        Args:
+          step: finished iterations, the name of the folder.
+          state: a pytree whose leaves are jax.Arrays: no typed PRNG keys, none empty.
+          info: anything JSON can hold: settings, iteration, metrics.
+          score: validation success, higher is better; None when not evaluated.
+          wait: whether to return only when the step is complete on disk.
+
+        Returns:
+          Whether anything was written: a step that is already saved stays as it is.
+
+        Raises:
+          UserError: when this or the previous step cannot be written.
+        """
+        self.wait()
+        if _agreed(step in self._scores):
+            return False
+        if score is not None and not np.isfinite(score):
+            score = None
+        record = {
+            "format": files.FORMAT,
+            "step": step,
+            "score": score,
+            "info": dict(info),
+        }
+        json.dumps(record)  # A TypeError belongs here and not in the writer's thread.
+        arguments = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(leaves.flat_arrays(state)),
+            info=ocp.args.JsonSave(record),
+        )
+        self._pending = {step: score}
+        try:
+            self._writer.save(self.directory / str(step), args=arguments)
+        except _WRITE_ERRORS as error:
+            self._settle()
+            self._pending = {}
+            raise self._unwritten(step, error) from error
+        if wait:
+            self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Returns when the started save is complete and what it replaces deleted."""
+        error = self._settle()
+        pending, self._pending = self._pending, {}
+        if pending and error is not None:
+            raise self._unwritten(*pending, error) from error
+        if pending:
+            self._scores |= pending
+            keep = kept(self._scores, self._keep_last, self._keep_best)
+            self._delete([step for step in self._scores if step not in keep])
+
+    def _settle(self) -> Exception | None:
+        """Waits until nothing is written any more; the first error of it.
+
+        Orbax writes by several threads, and tells of their errors one at a time.
+        """
+        errors: list[Exception] = []
+        while len(errors) < _MOST_ERRORS:
+            try:
+                self._writer.wait_until_finished()
+                break
+            except _WRITE_ERRORS as error:
+                errors.append(error)
+        return next(iter(errors), None)
+
+    def steps(self) -> list[int]:
+        """The complete steps, in order."""
+        return sorted(self._scores)
+
+    def latest_step(self) -> int | None:
+        """The last complete step; None when there is none."""
+        self.wait()
+        return _agreed_step(max(self._scores, default=None))
+
+    def best_step(self) -> int | None:
+        """The complete step of the highest score, the later of equals; else None."""
+        self.wait()
+        return _agreed_step(best(self._scores))
+
+    def read_info(self, step: int) -> dict[str, Any]:
+        """The `info` that was saved with a step."""
+        self.wait()
+        return read_info(self.directory, step)
+
+    def restore(self, step: int, abstract_state: Any) -> Any:
+        """The state of a step on the devices that `abstract_state` asks for."""
+        self.wait()
+        return restore(self.directory, step, abstract_state)
+
+    def restore_newest(
+        self, abstract_state: Any, report: Callable[[str], None]
+    ) -> tuple[int, Any] | None:
+        """The last whole step and its state; None if nothing was ever saved.
+
+        What is damaged gets another name, and a line by `report` each.
+
+        Raises:
+          UserError: if nothing is whole, or a state does not fit.
+        """
+        for name in self._foreign:
+            report(f"{self.directory / name} is no step's folder: it is not looked at")
+        for step, sentence in self._damaged.items():
+            self._set_aside(step, sentence, report)
+        while (step := self.latest_step()) is not None:
+            try:
+                return step, self.restore(step, abstract_state)
+            except DamagedError as error:
+                self._damaged[step] = str(error)
+                self._set_aside(step, str(error), report)
+        if _agreed(bool(self._damaged)):
+            raise UserError(
+                f"{self.directory} holds no whole checkpoint: restore one from a copy,"
+                " or begin again in another --workdir"
+            )
+        return None
+
+    def _set_aside(
+        self, step: int, sentence: str, report: Callable[[str], None]
+    ) -> None:
+        """Renames a damaged step, which a later save of the same step would meet."""
+        self._scores.pop(step, None)
+        sentence = sentence.partition("; delete that folder")[0]
+        folder = self.directory / str(step)
+        name = f"{step}{files.DAMAGED}"
+        report(f"warning: {sentence}; set aside as {name}")
+        if jax.process_index() == 0:
+            shutil.rmtree(folder.with_name(name), ignore_errors=True)
+            os.rename(folder, folder.with_name(name))
+
+    def delete_after(self, step: int) -> None:
+        """Deletes every later step: a run that continues from `step` leaves them."""
+        self.wait()
+        self._delete([later for later in self._scores if later > step])
+
+    def close(self) -> None:
+        """Waits for the save under way and ends Orbax's threads."""
+        self.wait()
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _write_digests(self) -> None:
+        """The last file of a step, in the folder that Orbax is about to rename."""
+        if jax.process_index() == 0:
+            (step,) = self._pending
+            (folder,) = self.directory.glob(f"{step}{_UNFINISHED}*")
+            files.write_digests(folder)
+
+    def _unwritten(self, step: int, error: Exception) -> UserError:
+        if jax.process_index() == 0:
+            clear_leftovers(self.directory)  # They take the room that is missing.
+        last = max(self._scores, default=None)
+        good = "none is saved yet" if last is None else f"{last} is whole"
+        return UserError(
+            f"Checkpoint {step} could not be written to {self.directory}"
+            f" ({_brief(error)}), {good}; free space there or fix its permissions, then"
+            " start the same command again."
+        )
+
+    def _delete(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            del self._scores[step]
+            if jax.process_index() == 0:
+                folder = self.directory / str(step)
+                doomed = folder.with_name(folder.name + _DELETING)
+                os.rename(folder, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+
+def restore(
+    directory: str | Path, step: int, abstract_state: Any, *, partial: bool = False
+) -> Any:
+    """The saved state of one step, on any mesh.
+
+    Args:
+      directory: a folder of steps.
+      step: which of them.
+      abstract_state: the state's pytree with a jax.ShapeDtypeStruct for each leaf; its
+        `sharding` says where the array goes, None is the first device.
+      partial: whether the checkpoint may hold more leaves than are asked for, such as
+        the critic and the optimizers when only the actor is evaluated.
+
+    Returns:
+      The same pytree of jax.Arrays, bit for bit as saved.
+
+    Raises:
+      UserError: when the step is absent or unreadable, or a leaf differs in path,
+        shape or dtype.
+    """
+    folder = Path(directory).resolve() / str(step)
+    has_digests = files.has_digests(folder)
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    wanted = {
+        path: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf.sharding or first
+        )
+        for path, leaf in leaves.flat(abstract_state).items()
+    }
+    if has_digests:
+        _verify(folder, wanted if partial else None)
+    ignore_abandoned_parts()
+    # The handler alone: a Checkpointer asks for metadata that nothing here needs.
+    reader, place = ocp.PyTreeCheckpointHandler(), epath.Path(folder / files.STATE)
+    try:
+        saved = reader.metadata(place).tree
+        if difference := leaves.difference(saved, wanted, partial):
+            raise UserError(
+                f"Checkpoint {folder} holds another state: {difference}; use the"
+                f" settings that it was saved with (they are in {files.INFO}), or start"
+                " in an empty workdir."
+            )
+        arguments = ocp.args.PyTreeRestore(
+            item=wanted,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+            partial_restore=True,
+        )
+        restored = reader.restore(place, args=arguments)
+    except (UserError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:  # Orbax raises a bare Exception, too.
+        # What was verified is not damaged: the disk, or this machine, cannot read it.
+        kind = UserError if has_digests else DamagedError
+        raise kind(
+            f"Checkpoint {folder} cannot be read ({_brief(error)});"
+            " delete that folder and use another step."
+        ) from error
+    finally:
+        reader.close()
+    structure = jax.tree.structure(abstract_state)
+    return jax.tree.unflatten(structure, [restored[path] for path in wanted])
+
+
+def _verify(folder: Path, wanted: Mapping[str, Any] | None) -> None:
+    """Raises DamagedError, in every process, if a file is not as it was written.
+
+    The processes share the files among them.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    found = files.damaged_file(folder, wanted, lambda number: number % count == index)
+    if count > 1:
+        names = sorted(files.read_digests(folder))
+        mine = len(names) if found is None else names.index(found[0])
+        first = int(multihost_utils.process_allgather(np.int32(mine)).min())
+        if first < len(names) and (found is None or found[0] != names[first]):
+            found = names[first], "is not as it was written"
+    if found is not None:
+        raise files.damage(folder, *found)
+
+
+def _handler() -> ocp.CompositeCheckpointHandler:
+    # Not as OCDBT, which puts all leaves into common files: here a file's name says
+    # which leaf is damaged, and whoever reads some leaves verifies those alone.
+    return ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(use_ocdbt=False),
+        info=ocp.JsonCheckpointHandler(filename=files.INFO.name),
+    )
+
+
+def _brief(error: Exception) -> str:
+    """An error's first line; of a long one the two ends, the cause being the last."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"
+
+
+def clear_leftovers(directory: Path) -> None:
+    for path in directory.iterdir():
+        if _UNFINISHED in path.name or path.name.endswith(_DELETING):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _agreed(value: bool) -> bool:
+    return bool(_agreed_number(int(value)))
+
+
+def _agreed_step(step: int | None) -> int | None:
+    number = _agreed_number(-1 if step is None else step)
+    return None if number < 0 else number
+
+
+def _agreed_number(number: int) -> int:
+    """Process 0's number: network folders may look different to each process."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))

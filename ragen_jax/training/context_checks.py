@@ -1,0 +1,124 @@
+"""Checks that what a run may say has room: in rows, replies and model positions."""
+
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.rollout.tasks import Task, longest_row
+from ragen_jax.settings import Settings
+from ragen_jax.text import reply_parser
+from ragen_jax.text.prompts import Dialogue, DialogueTokens
+
+
+def check_context(
+    settings: Settings, config: ModelConfig, task: Task, tokens: DialogueTokens
+) -> None:
+    """Raises UserError unless rows have room for what may be said, and models for rows.
+
+    Args:
+      settings: of the run.
+      config: the model's.
+      task, tokens: an environment of the run, and its texts' tokens.
+    """
+    if settings.rollout.window_turns:
+        _check_window(settings, config, task, tokens)
+        return
+    needed, context = longest_row((task,), (tokens,)), settings.rollout.context
+    parts = (
+        f"a first prompt of up to {tokens.first_capacity} tokens,"
+        f" {task.dialogue.limits.turns} replies of {settings.rollout.reply_tokens}"
+        f" and later messages of up to {tokens.next_capacity}"
+    )
+    if settings.env.mix or settings.env.evaluate:
+        parts = f"{task.label}: {parts}"
+    if 0 < context < needed:
+        raise UserError(
+            f"rollout.context = {context} is too short: {parts} can need {needed}"
+            " tokens; set it to 0, which takes exactly that, lower rollout.turns or"
+            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
+        )
+    if needed > config.longest_context:
+        raise UserError(
+            f"{parts} can need {needed} tokens, more than the {config.longest_context}"
+            " positions that model.path was made for; lower rollout.turns or"
+            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
+        )
+    if context > config.longest_context:
+        raise UserError(
+            f"rollout.context = {context} is more than the {config.longest_context}"
+            " positions that model.path was made for; set it to 0 or to fewer"
+        )
+
+
+def _check_window(
+    settings: Settings, config: ModelConfig, task: Task, tokens: DialogueTokens
+) -> None:
+    rollout, positions = settings.rollout, config.longest_context
+    least = longest_row((task,), (tokens,), window=1)
+    longest = longest_row((task,), (tokens,), rollout.window_turns)
+    one = (
+        f"system prompt, one message and a reply of {rollout.reply_tokens} can need"
+        f" {least} tokens"
+    )
+    some = f"rollout.history = {rollout.history!r} can need {longest} tokens"
+    if settings.env.mix or settings.env.evaluate:
+        one, some = f"{task.label}: {one}", f"{task.label}: {some}"
+    if least > positions:
+        raise UserError(
+            f"{one}, more than the {positions} positions that model.path was made for;"
+            " lower rollout.reply_tokens"
+        )
+    if 0 < rollout.context < least:
+        raise UserError(
+            f"rollout.context = {rollout.context} is too short: {one}; set it to"
+            f" {least} or more, or to 0 for all that the turns of a window can need"
+        )
+    if min(longest, rollout.context or longest) > positions:
+        raise UserError(
+            f"{some}, more than the {positions} positions that model.path was made for;"
+            f" set rollout.context to {positions}, which drops the oldest turns where"
+            f" they do not fit, or rollout.window to fewer than {rollout.window_turns}"
+        )
+
+
+def check_reply(settings: Settings, tokens: DialogueTokens) -> None:
+    """Raises UserError unless a reply has room for the shortest valid one."""
+    room, fewest = (
+        settings.rollout.reply_tokens,
+        reply_parser.fewest_tokens(tokens.replies),
+    )
+    if room < fewest:
+        raise UserError(
+            f"rollout.reply_tokens = {room} leaves no room for a valid reply, which"
+            f" takes {fewest} tokens of model.path at least; set it to {fewest} or more"
+        )
+
+
+def check_texts(
+    dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast, key: str, name: str
+) -> None:
+    """Refuses texts in which the tokenizer finds control tokens.
+
+    They would end a turn, or begin another one, in the midst of an observation.
+
+    Args:
+      dialogue: the environment's instruction and phrases.
+      tokenizer: of the model.
+      key, name: of the environment; for the message.
+
+    Raises:
+      SettingsError: naming the token and the text.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    control = {token.content for token in added if token.special and token.content}
+    # Those before are the chat template's, which has control tokens of its own.
+    for text in (dialogue.system, *dialogue.phrases[dialogue.env_offset :]):
+        if found := sorted(token for token in control if token in text):
+            raise SettingsError(
+                f"{key} = {name!r}: the control token {found[0]!r} of the model stands"
+                f" in its text {_shortened(text)!r}: write it in another way"
+            )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-17:]}"

@@ -1,0 +1,129 @@
+"""The test at the end of a run: the same levels before and after training.
+
+It changes nothing that a resumed run reads: killed at any moment, it is played again
+and ends in the same files.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ragen_jax.diagnostics import episode_log
+from ragen_jax.diagnostics import monitor as monitor_lib
+from ragen_jax.envs.base import TEST
+from ragen_jax.evaluation import evaluator as evaluator_lib
+from ragen_jax.evaluation.evaluator import Score
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.reporting import metrics
+from ragen_jax.reporting.console import Console
+from ragen_jax.reporting.metrics import MetricsWriter
+from ragen_jax.training import messages, validation, weights
+from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
+from ragen_jax.training.run import Run
+from ragen_jax.utils import atomic_files
+
+FILE = "test.json"
+
+
+def report(
+    run: Run,
+    state: TrainState,
+    workdir: Path,
+    writer: MetricsWriter,
+    console: Console,
+    interrupts: InterruptHandler,
+    last_words: str,
+) -> bool:
+    """Plays the test, writes it down and shows its table; False if a signal came.
+
+    Args:
+      run: the run.
+      state: after its last iteration, saved.
+      workdir, writer, console: where the results go.
+      interrupts: entered; a signal ends the test within seconds.
+      last_words: said if the process has to be ended by force.
+    """
+    try:
+        with interrupts.nothing_to_save(last_words) as check:
+            before, after = _play(run, state, workdir, console, check)
+            _write(run, int(state.iteration), workdir, writer, console, before, after)
+    except StoppedAtOnce:
+        return False
+    return True
+
+
+def _play(
+    run: Run,
+    state: TrainState,
+    workdir: Path,
+    console: Console,
+    check: Callable[[int], None],
+) -> tuple[dict[str, Score], dict[str, Score]]:
+    """The scores of the first and of the last policy, by environment."""
+    chosen, done = run.settings.evaluation, int(state.iteration)
+    console.status("test levels, before and after ...")
+    evaluators = validation.make_evaluators(
+        run, rollouts=chosen.test_rollouts, prompts=chosen.test_prompts
+    )
+    if jax.process_index() == 0:
+        episode_log.forget_tests(workdir)
+    batches = 0
+
+    def watch(phase: str, iteration: int) -> Callable[..., None]:
+        record = monitor_lib.recorder(run, workdir, phase, iteration)
+
+        def on_batch(*given: Any) -> None:
+            nonlocal batches
+            batches += 1
+            record(*given)
+            check(run.settings.iterations + done + batches)
+
+        return on_batch
+
+    play = functools.partial(
+        validation.evaluate, run, evaluators, split=TEST, prompts=chosen.test_prompts
+    )
+    first = weights.load_parameters(run.model)
+    before = play(actor=first, on_batch=watch("before", 0))
+    last = weights.make_merge(run.model)(state.actor, first)
+    return before, play(actor=last, on_batch=watch("after", done))
+
+
+def _write(
+    run: Run,
+    done: int,
+    workdir: Path,
+    writer: MetricsWriter,
+    console: Console,
+    before: dict[str, Score],
+    after: dict[str, Score],
+) -> None:
+    # Once, however often the report is shown.
+    if not any("test/success" in record for record in metrics.read(workdir)[-1:]):
+        writer.write(done, validation.named("test", after))
+    writer.draw()
+    records = {label: _record(before[label], after[label]) for label in after}
+    several = len(records) > 1
+    if jax.process_index() == 0:
+        record = records if several else next(iter(records.values()))
+        atomic_files.write_text(workdir / FILE, json.dumps(record, indent=2) + "\n")
+    for label, record in records.items():
+        console.line(messages.before_after(run, record, label if several else ""))
+    console.line(messages.finished(workdir))
+
+
+def _record(before: Score, after: Score) -> dict[str, Any]:
+    """Of one environment; by level, each level's share of episodes solved, float[P]."""
+    gain, error = evaluator_lib.paired_difference(before, after)
+    return {
+        "before": before.metrics(),
+        "after": after.metrics(),
+        "gain": gain,
+        "gain_standard_error": error,
+        "before_by_level": before.by_level.mean(axis=1).tolist(),
+        "after_by_level": after.by_level.mean(axis=1).tolist(),
+    }

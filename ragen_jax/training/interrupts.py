@@ -1,0 +1,164 @@
+"""Signals that end a run with a saved state; a watchdog for iterations that stall."""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import jax
+from jax.experimental import multihost_utils
+
+from ragen_jax.utils import endings
+
+# An iteration is stalled, and the stacks are printed, after so many seconds:
+STALLED_AT_FIRST = 3600.0  # it compiles, which can take half an hour
+STALLED_AT_LEAST = 600.0
+STALLED_TIMES = 10.0  # as long as the longest so far
+PATIENCE = 3.0  # seconds in which the main thread may end by itself
+_STOPPING = "stopping after this iteration, with a saved state ..."
+
+
+class StoppedAtOnce(Exception):  # noqa: N818  (a way out, no error)
+    """A signal came while there was nothing to save."""
+
+
+class InterruptHandler:
+    """Turns SIGINT and SIGTERM into a flag that is polled once an iteration.
+
+    One process: its own handlers. Several: jax passes a SIGTERM that any process gets
+    to all of them and names the iteration at which they stop together; a Ctrl-C is
+    handed on as a SIGTERM. A second Ctrl-C raises KeyboardInterrupt in either case, and
+    ends the process by force where the main thread cannot be interrupted, for it waits
+    for a compiler or a device. Enter it in the main thread, after
+    jax.distributed.initialize.
+    """
+
+    def __init__(self, report: Callable[[str], None]):
+        """`report` shows the user at once that a signal was seen."""
+        self._report = report
+        self._received = False
+        self._reported = threading.Event()
+        self._left = threading.Event()  # the block, or the program
+        self._insisted = False
+        self._last_words = ""  # while there is nothing to save
+        self._previous: dict[int, Any] = {}
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._several = jax.process_count() > 1
+        # With several processes SIGTERM belongs to jax's own notifier.
+        own = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
+        self._context.enter_context(endings.listening(self._hear))
+        for number in own:
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._left.set()
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._context.close()
+
+    def should_stop(self, iteration: int) -> bool:
+        """Whether to save now and end. Every process asks once in every iteration."""
+        if not self._several:
+            return self._received
+        return multihost_utils.reached_preemption_sync_point(iteration)
+
+    @contextlib.contextmanager
+    def nothing_to_save(self, last_words: str) -> Iterator[Callable[[int], None]]:
+        """Within it a signal ends the run at once, for its state is saved.
+
+        It raises StoppedAtOnce; if the main thread has not left PATIENCE seconds later,
+        it says `last_words` and ends the process. Several processes stop together: each
+        calls the function that the block is given, with a number that rises.
+        """
+
+        def check(number: int) -> None:
+            if self.should_stop(number):
+                raise StoppedAtOnce
+
+        if not self._several:
+            check(0)
+            self._last_words = last_words
+        try:
+            yield check
+        finally:
+            self._last_words = ""
+
+    def _handle(self, number: int, _frame: object) -> None:
+        """In the main thread, as soon as it runs Python."""
+        if self._received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        is_first, self._received = not self._received, True
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._last_words:
+            raise StoppedAtOnce
+        if is_first and not self._reported.is_set():
+            self._reported.set()
+            # It may come in the midst of other output.
+            with contextlib.suppress(RuntimeError):
+                self._report(_STOPPING)
+
+    def _hear(self, number: int) -> None:
+        """In a thread of its own, whatever the main thread does."""
+        if number not in endings.CODES:
+            return
+        if words := self._last_words:
+            if not self._left.wait(PATIENCE):
+                self._report(words)
+                endings.leave(0)
+        elif self._insisted and number == signal.SIGINT:
+            if not self._left.wait(PATIENCE):
+                endings.leave_by(number)
+        elif not self._insisted:
+            self._insisted = True
+            if not self._left.wait(0.5) and not self._reported.is_set():
+                self._reported.set()
+                self._report(_STOPPING)
+
+
+class StallWatchdog:
+    """Prints what every thread is doing when an iteration does not end in time.
+
+    The run continues: it may only be slow. The stacks are taken in a thread of Python
+    and not by `faulthandler.dump_traceback_later`, which reads them while they change
+    and can bring a running program down.
+    """
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(0, _print_stacks)  # Not started.
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+
+    def expect_within(self, seconds: float) -> None:
+        """Starts the clock again."""
+        self._timer.cancel()
+        self._timer = threading.Timer(seconds, _print_stacks, [seconds])
+        self._timer.daemon = True
+        self._timer.start()
+
+
+def stalled_after(durations: Sequence[float]) -> float:
+    """Seconds after which an iteration is stalled, given those of the ones before."""
+    if not durations:
+        return STALLED_AT_FIRST
+    # The first one compiled; it counts only while there is no other.
+    longest = max(durations[1:] or durations)
+    return max(STALLED_AT_LEAST, STALLED_TIMES * longest)
+
+
+def _print_stacks(seconds: float) -> None:
+    print(
+        f"an iteration has not ended in {seconds:.4g} s; what each thread is doing:",
+        file=sys.__stderr__,
+        flush=True,
+    )
+    faulthandler.dump_traceback(file=sys.__stderr__)

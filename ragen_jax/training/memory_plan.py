@@ -1,0 +1,269 @@
+"""The memory that a run will need on each device, before any of it is allocated.
+
+Parameters, optimizer states and the cache are counted from their shapes and
+shardings; what the two programs need besides is asked of the compiler, which builds
+them for these devices without running them.
+"""
+
+import dataclasses
+import math
+import os
+import resource
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax.errors import UserError
+from ragen_jax.models import parameters
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.training import placement, weights
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training.run import Run
+
+_MIB = 2**20
+_TOKEN_BYTES = 16  # of each token of a rollout's record, at least
+# What makes the parts smaller that the settings alone decide.
+_BOUNDED_BY = {
+    "episodes": "lower rollout.prompts, rollout.group_size or rollout.reply_tokens",
+    "keys and values": "lower rollout.slots or rollout.reply_tokens",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Bytes on the device that holds most."""
+
+    resident: dict[str, int]  # what lies there from the first iteration to the last
+    rollout: dict[str, int]  # what the rollout needs besides, while it runs
+    update: dict[str, int]  # what the update needs besides, while it runs
+    available: int | None  # what the device has; None where it does not say
+    # What programs of evaluation need besides, while they run.
+    evaluation: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Everything that lies there at the worst moment."""
+        passing = max(
+            sum(self.rollout.values()),
+            sum(self.update.values()),
+            *self.evaluation.values(),
+        )
+        return sum(self.resident.values()) + passing
+
+
+def plan(run: Run) -> Needs:
+    """Compiles the programs of an iteration and counts; allocates no array of theirs.
+
+    Args:
+      run: from `prepare`.
+    """
+    programs = programs_lib.make_programs(run, loads=False)
+    lowered = programs.rollout.lower(*programs_lib.rollout_arguments(run))
+    arguments = programs_lib.update_arguments(run, lowered)
+    sampling = lowered.compile()
+    learning = programs.update.lower(*arguments).compile()
+    return count(
+        run,
+        programs_lib.record_shapes(run, lowered),
+        sampling=sampling.memory_analysis().temp_size_in_bytes,
+        learning=learning.memory_analysis().temp_size_in_bytes,
+        available=available(),
+    )
+
+
+def count(
+    run: Run,
+    record,
+    *,
+    sampling: int,
+    learning: int,
+    available: int | None,
+    evaluation: dict[str, int] | None = None,
+) -> Needs:
+    """The parts of a device's memory; compiles nothing.
+
+    Args:
+      run: from `prepare`.
+      record: of a rollout, from `programs.record_shapes`.
+      sampling, learning: temporary bytes of the compiled rollout and update.
+      available: bytes that programs may have.
+      evaluation: temporary bytes of other rollouts, by name.
+    """
+    model = weights.abstract_parameters(run.model)
+    copy, cache = _sampler_copy(run), _cache(run)
+    merged = 0 if run.model.adapters is None else _bytes(model)
+    return Needs(
+        resident=resident(run) | {"episodes": _bytes(record)},
+        rollout={
+            "sampler's copy of the weights": copy + merged,
+            "keys and values": cache,
+            "rest": max(0, sampling - copy - cache),
+        },
+        update={"gradients and activations": learning},
+        available=available,
+        evaluation={name: size + merged for name, size in (evaluation or {}).items()},
+    )
+
+
+def resident(run: Run) -> dict[str, int]:
+    """Bytes on one device of what lies there all the time; compiles nothing."""
+    state, model = (
+        weights.abstract_state(run),
+        _bytes(weights.abstract_parameters(run.model)),
+    )
+    has_base, has_reference = run.model.adapters is not None, run.settings.has_reference
+    sizes = {
+        "actor": _bytes(state.actor),
+        "actor's optimizer": _bytes(state.actor_optimizer),
+        "critic": _bytes(state.critic),
+        "critic's optimizer": _bytes(state.critic_optimizer),
+        "base model under the adapters": model if has_base else 0,
+        # With adapters the reference is the base itself.
+        "reference of the KL term": model if has_reference and not has_base else 0,
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def check_least(run: Run, limit: int | None = None) -> None:
+    """Refuses a run that cannot fit whatever its programs need; compiles nothing.
+
+    Args:
+      run: from `prepare`.
+      limit: bytes of memory of a device; None: what it has.
+
+    Raises:
+      UserError: naming the largest part.
+    """
+    limit = available() if limit is None else limit
+    parts = resident(run) | {
+        "episodes": run.plan.rows * run.plan.context * _TOKEN_BYTES,
+        "sampler's copy of the weights": _sampler_copy(run),
+        "keys and values": _cache(run),
+    }
+    if limit is None or (least := sum(parts.values())) <= limit:
+        return
+    largest = max(parts, key=lambda name: parts[name])
+    keys = _BOUNDED_BY.get(largest, "choose a smaller model, or set lora.rank")
+    raise UserError(
+        f"this run needs at least {least / 2**30:,.1f} GiB on a device that has"
+        f" {limit / 2**30:,.1f} GiB, {parts[largest] / 2**30:,.1f} GiB of it for"
+        f" {largest}: {keys}, or take more devices; --plan shows every part"
+    )
+
+
+def available() -> int | None:
+    """Bytes of memory that one device of this process has, or may share on a CPU."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if device.platform == "cpu" and hasattr(os, "sysconf"):
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return whole // jax.local_device_count()
+    return None
+
+
+def peak_memory() -> float:
+    """GiB: the most a local device has held, or this process where that is unknown."""
+    stats: Any = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 2**30
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes * (1 if sys.platform == "darwin" else 1024) / 2**30
+
+
+def table(needs: Needs) -> str:
+    """For a person: MiB on each device, and whether that fits."""
+    lines = ["memory of one device, MiB", "-------------------------"]
+    for title, part in (
+        ("all the time", needs.resident),
+        ("while sampling", needs.rollout),
+        ("while learning", needs.update),
+        ("while evaluating", needs.evaluation),
+    ):
+        if not part:
+            continue
+        lines.append(f"  {title}")
+        lines += [f"    {name:32s} {size / _MIB:12,.1f}" for name, size in part.items()]
+    lines.append(f"  {'at the worst moment':34s} {needs.total / _MIB:12,.1f}")
+    if needs.available is not None:
+        lines.append(f"  {'there is':34s} {needs.available / _MIB:12,.1f}")
+    return "\n".join(lines)
+
+
+def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
+    """(overrides, why), the most effective first; empty where everything fits."""
+    if needs.available is None or needs.total <= needs.available:
+        return []
+    settings, found = run.settings, []
+    shards = meshes.row_shards(run.model.mesh)
+    if sum(needs.resident.values()) > needs.available / 2:
+        if run.model.mesh.shape[meshes.DATA] > 1:
+            found.append(("mesh.data=1 mesh.fsdp=-1", "share weights and optimizers"))
+        if run.model.adapters is None:
+            found.append(("lora.rank=64", "train adapters alone"))
+        if settings.has_critic:
+            found.append(("estimator=grpo", "do without a critic"))
+    if sum(needs.update.values()) >= sum(needs.rollout.values()):
+        if not settings.model.remat:
+            found.append(("model.remat=True", "recompute activations"))
+        if (smaller := settings.optimizer.microbatch // 2) >= shards:
+            found.append((f"optimizer.microbatch={smaller}", "fewer rows at a time"))
+    else:
+        if (slots := run.plan.slots * shards // 2) >= shards:
+            found.append((f"rollout.slots={slots}", "fewer episodes at a time"))
+        if settings.rollout.layout == "replicated":
+            found.append(("rollout.layout=tensor", "share the sampler's weights"))
+    shorter = settings.rollout.reply_tokens // 2
+    if settings.rollout.window_turns:
+        context = run.plan.context * 3 // 4
+        found.append((f"rollout.context={context}", "shorter rows, of fewer turns"))
+    elif shorter:
+        found.append((f"rollout.reply_tokens={shorter}", "shorter rows and cache"))
+    flag = "--config."
+    return [
+        (" ".join(flag + part for part in parts.split()), why) for parts, why in found
+    ]
+
+
+def report(run: Run, needs: Needs) -> str:
+    """The table, and what to change if it does not fit."""
+    lines = [table(needs), ""]
+    if changes := advice(run, needs):
+        lines.append("This does not fit. What would help, the most effective first:")
+        lines += [f"  {overrides:44s}  {why}" for overrides, why in changes]
+    elif needs.available is None:
+        lines.append("The device does not say how much memory it has.")
+    else:
+        lines.append("This fits.")
+    return "\n".join(lines)
+
+
+def _bytes(tree) -> int:
+    """Of one device's part of a tree of ShapeDtypeStructs with shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _sampler_copy(run: Run) -> int:
+    """Bytes of the weights as decoding wants them, on one device."""
+    model, layout = run.model, run.settings.rollout.layout
+    specs = meshes.rollout_specs(model.declared, model.mesh, layout)
+    shapes = parameters.shapes(model.declared, model.dtype)
+    return _bytes(placement.abstract(shapes, meshes.shardings(specs, model.mesh)))
+
+
+def _cache(run: Run) -> int:
+    """Bytes of the slots' keys and values on one device."""
+    config, mesh = run.model.config, run.model.mesh
+    size, heads = np.dtype(run.model.dtype).itemsize, config.kv_heads
+    if run.settings.rollout.layout == "tensor" and meshes.shares_heads(
+        config.heads, heads, mesh
+    ):
+        heads //= mesh.shape[meshes.TENSOR]
+    positions = run.plan.slots * run.plan.context
+    return 2 * config.layers * positions * heads * config.head_dim * size

@@ -1,0 +1,169 @@
+"""Messages of a run for the console: the banner, an example, the last table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.models import parameters
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.reporting import console as console_lib
+from ragen_jax.reporting import metrics
+from ragen_jax.rollout.rollout import Rollout
+from ragen_jax.settings import Settings, TaskSettings
+from ragen_jax.training import checkpoints
+from ragen_jax.training.run import Run
+
+# Rows of the table before and after training: title, metric.
+_COMPARED = (
+    ("success", "success"),
+    ("valid replies", "valid_reply_rate"),
+    ("turns", "turns"),
+    ("actions", "actions"),
+    ("reply tokens", "reply_tokens"),
+)
+
+
+def banner(run: Run, workdir: Path) -> str:
+    """What the run is about to do."""
+    s, rollout = run.settings, run.settings.rollout
+    count = parameters.count(run.model.declared)
+    episodes = rollout.prompts * rollout.group_size
+    critic = "a critic of the same size" if s.has_critic else "no critic"
+    if run.model.adapters is not None:
+        own = parameters.count(run.model.trained)
+        critic += f"; trained are adapters of rank {s.lora.rank}, {own / 1e6:.2f} M"
+    environments = [
+        f"{env.prompts} prompts of {env.label}: {_options(env)}"
+        if s.env.mix
+        else f"{env.name}: {_options(env)}"
+        for env in s.tasks()
+    ]
+    kept = f"keeps {s.filter.strategy}"
+    if s.filter.strategy != "none":
+        kept += f" {s.filter.fraction:g} of the prompts by {s.filter.metric}"
+    window = run.plan.window
+    held = f", one for each turn, of {window} turns at most" if window else ""
+    rows = [
+        ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
+        ("mesh", f"{meshes.describe(run.model.mesh)}, {run.model.dtype} computation"),
+        *(("environment", env) for env in environments),
+        (
+            "algorithm",
+            f"{s.algorithm} with {s.estimator}: {kept}, clip {s.loss.clip_low:g} /"
+            f" {s.loss.clip_high:g}, KL {s.loss.kl:g}, entropy {s.loss.entropy:g}",
+        ),
+        (
+            "iteration",
+            f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
+            f" up to {rollout.turns} turns; rows of {run.plan.context} tokens{held};"
+            f" updates on {s.optimizer.minibatch} rows",
+        ),
+        ("run", f"{s.iterations} iterations in {workdir}"),
+        ("time", "the first iteration compiles; then the time left is shown"),
+    ]
+    return console_lib.banner("ragen_jax", rows) + "\n"
+
+
+def _options(env: TaskSettings) -> str:
+    return ", ".join(f"{k} {v}" for k, v in env.options) or "as it comes"
+
+
+def example(run: Run, rollout: Rollout) -> str:
+    """The first prompt of the batch and the reply that was sampled to it."""
+    rows = rollout.rows
+    tokens, turn, is_reply = (
+        np.asarray(field.addressable_shards[0].data[0])
+        for field in (rows.tokens, rows.turn, rows.is_reply)
+    )
+    prompt = run.model.tokenizer.decode(tokens[(turn == 0) & ~is_reply])
+    reply = run.model.tokenizer.decode(tokens[(turn == 0) & is_reply])
+    text = f"--- an example prompt\n{prompt}\n--- its reply\n{reply}"
+    return text.replace("\n", "\n  ") + "\n"
+
+
+def before_after(run: Run, record: dict[str, Any], label: str = "") -> str:
+    """The table of test success before and after training, in one environment.
+
+    Args:
+      run: whose settings say how it was evaluated.
+      record: "before" and "after", metrics by name; "gain", "gain_standard_error".
+      label: of the environment, where there are several.
+    """
+    chosen = run.settings.evaluation
+    table = console_lib.before_after(record["before"], record["after"], _COMPARED)
+    episodes = chosen.test_prompts * chosen.test_rollouts
+    return (
+        f"\n{label}{': ' if label else ''}{episodes} episodes on"
+        f" {chosen.test_prompts} test levels, temperature {chosen.temperature:g},"
+        f" before and after training\n{table}\n"
+        f"gain on the same levels: {record['gain']:+.1%} ±"
+        f" {record['gain_standard_error']:.1%} (standard error)\n"
+    )
+
+
+def saved(iteration: int, command: str) -> str:
+    """After a signal: where the run stopped, and the command that resumes it."""
+    return (
+        f"saved after iteration {iteration}; the same command continues from"
+        f" there:\n  {command}"
+    )
+
+
+def changed_schedule(settings: Settings, was: int | None) -> str:
+    """What another number of iterations changes besides the end; "" if nothing.
+
+    Args:
+      settings: of the run as it is resumed.
+      was: `iterations` when the checkpoint was saved; None: not known.
+    """
+    if was is None or was == settings.iterations:
+        return ""
+    optimizer = settings.optimizer
+    moving = [
+        f"{key} = {value!r}"
+        for key, value, stays in (
+            ("optimizer.schedule", optimizer.schedule, "constant"),
+            ("optimizer.critic_schedule", optimizer.critic_schedule, "same"),
+            ("loss.entropy_end", settings.loss.entropy_end, -1),
+            ("loss.kl_end", settings.loss.kl_end, -1),
+            ("filter.fraction_end", settings.filter.fraction_end, -1),
+        )
+        if value not in (stays, "constant")
+    ]
+    if not moving:
+        return ""
+    return (
+        f"warning: iterations was {was} and is {settings.iterations}:"
+        f" {', '.join(moving)} now moves towards another end, so that the whole will"
+        " not equal a run that was begun with the new number"
+    )
+
+
+def beyond(done: int, total: int) -> str:
+    """When a run is resumed with fewer iterations than are done."""
+    return (
+        f"{done} iterations are done already, more than iterations = {total}: nothing"
+        " is left to train, and the test plays the state as it is"
+    )
+
+
+def last_saved(workdir: Path) -> str:
+    """After a fault of the machine: what is safe."""
+    steps = checkpoints.scores(workdir / checkpoints.FOLDER)
+    if not steps:
+        return "no checkpoint was saved yet: start the same command again"
+    return (
+        f"the last whole checkpoint is {max(steps)}, from which the same command"
+        " resumes"
+    )
+
+
+def finished(workdir: Path) -> str:
+    """Where everything lies, and what to do next."""
+    return (
+        f"checkpoints  {workdir / checkpoints.FOLDER}\n"
+        f"metrics      {workdir / metrics.FILE}\n"
+        f"curves       {workdir / metrics.PICTURE}\n\n"
+        f"next: python launch/evaluate.py --checkpoint={workdir} --show=3"
+    )

@@ -1,0 +1,115 @@
+"""The model: what its settings name, on a mesh, before any weight of it is read."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.errors import UserError
+from ragen_jax.models import lora, parameters
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io import sources
+from ragen_jax.models.io.sources import Source
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.parallel import backend_choices
+from ragen_jax.settings import LoraSettings, Settings
+from ragen_jax.text import chat_template
+from ragen_jax.text.chat_template import ChatPieces
+from ragen_jax.text.token_bytes import highest_id
+from ragen_jax.training import placement
+
+_PADDED, _MOST_PADDING = 8, 2**20  # A vocabulary may have so much more than its ids.
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A language model on a mesh. Static: it holds no array.
+
+    Trees of declared parameters (`parameters.Leaf`) and of shardings are made once,
+    when they are first asked for.
+    """
+
+    settings: Settings
+    mesh: Mesh
+    source: Source  # where its weights are
+    config: ModelConfig
+    tokenizer: PreTrainedTokenizerFast
+    pieces: ChatPieces
+    adapters: lora.Adapters | None  # None: all weights are trained
+    dtype: Any  # of the transformer's computation
+
+    @functools.cached_property
+    def declared(self) -> Parameters:
+        """All parameters of the policy."""
+        return parameters.declare(self.config)
+
+    @functools.cached_property
+    def trained(self) -> Parameters:
+        """What training changes of the policy: all of it, or its adapters."""
+        if self.adapters is None:
+            return self.declared
+        return lora.declare_adapters(self.config, self.adapters)
+
+    @functools.cached_property
+    def shardings(self):
+        """NamedShardings of `declared`, as training shares it."""
+        return placement.training_shardings(self.declared, self.mesh)
+
+
+def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> Model:
+    """Reads the model's shape and tokenizer, no weight, and checks that they agree.
+
+    Args:
+      settings: read are `model` and `lora`; the functions that take a Model find the
+        others in it.
+      mesh: of all devices.
+      source: of the model; None: what `model.path` names.
+
+    Raises:
+      UserError: if model and tokenizer are not there or do not fit together.
+    """
+    source = source or sources.locate(settings.model.path)
+    config = source.read_config()
+    tokenizer = source.read_tokenizer()
+    # Not how many tokens there are: ids may have gaps.
+    if (ids := highest_id(tokenizer) + 1) > config.vocabulary:
+        raise UserError(
+            f"{source.name}: the tokenizer's ids need a vocabulary of {ids} but the"
+            f" model has vocab_size = {config.vocabulary}; take both from one model"
+        )
+    # Rows that stand for no token pad a vocabulary; tables are made of all of them.
+    if config.vocabulary > _PADDED * ids + _MOST_PADDING:
+        raise UserError(
+            f"{source.name}: vocab_size = {config.vocabulary}, and the tokenizer has"
+            f" {ids} ids; take both from one model"
+        )
+    return Model(
+        settings=settings,
+        mesh=mesh,
+        source=source,
+        config=config,
+        tokenizer=tokenizer,
+        pieces=chat_template.cut_pieces(tokenizer, source.name),
+        adapters=read_adapters(settings.lora),
+        dtype=compute_dtype(settings.model.compute_dtype),
+    )
+
+
+def read_adapters(chosen: LoraSettings) -> lora.Adapters | None:
+    """The adapters that the section `lora` asks for; None without any.
+
+    Raises:
+      UserError: if lora.targets matches no weight.
+    """
+    targets = lora.read_targets(chosen.targets)
+    return lora.Adapters(chosen.rank, chosen.alpha, targets) if chosen.rank else None
+
+
+def compute_dtype(name: str):
+    """The dtype that model.compute_dtype means here."""
+    if name == "auto":
+        name = backend_choices.choices().compute_dtype
+    return jnp.dtype(name)

@@ -1,0 +1,146 @@
+"""The places of parameters and optimizer states on the mesh; reading weights there."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ragen_jax.errors import UserError
+from ragen_jax.learning import train_state as states
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.models import parameters
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io.sources import Source
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.settings import Settings
+
+
+def training_shardings(declared: Parameters, mesh: Mesh):
+    """NamedShardings of a declared tree, as training shares it."""
+    return meshes.shardings(meshes.training_specs(declared, mesh), mesh)
+
+
+def state_shardings(
+    settings: Settings, mesh: Mesh, actor: Parameters, critic: Parameters
+) -> TrainState:
+    """NamedShardings of the whole TrainState.
+
+    Args:
+      settings: for the optimizers.
+      mesh: of all devices.
+      actor, critic: the declared trees of what is trained of both; {} for no critic.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def of(declared: Parameters, optimizer: optax.GradientTransformation):
+        if not declared:
+            empty = jax.eval_shape(optimizer.init, {})
+            return {}, jax.tree.map(lambda _: whole, empty)
+        placed = training_shardings(declared, mesh)
+        optimizer_state = optax.tree_map_params(
+            optimizer,
+            lambda _, sharding: sharding,
+            jax.eval_shape(optimizer.init, parameters.shapes(declared)),
+            placed,
+            transform_non_params=lambda _: whole,
+        )
+        return placed, optimizer_state
+
+    actor_parameters, actor_optimizer = of(actor, states.actor_optimizer(settings))
+    critic_parameters, critic_optimizer = of(critic, states.critic_optimizer(settings))
+    counts = {
+        field.name: whole
+        for field in dataclasses.fields(TrainState)
+        if field.type is jax.Array
+    }
+    return TrainState(
+        actor=actor_parameters,
+        critic=critic_parameters,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        **counts,
+    )
+
+
+def read_parameters(
+    source: Source, config: ModelConfig, mesh: Mesh, *, value_head: bool = False
+) -> Parameters:
+    """A model's parameters on the mesh, float32, as training shares them.
+
+    Each process reads what its own devices hold, one device's part of one leaf at a
+    time.
+
+    Args:
+      source: where the weights are.
+      config: the model's shape.
+      mesh: of all devices.
+      value_head: reads a critic: with zeros for its head, in place of the vocabulary's.
+
+    Raises:
+      UserError: if the files are damaged, or hold other tensors or numbers that are
+        not finite.
+    """
+    read = source.open_parameters(config, parameters.declare(config))
+    declared = parameters.declare(config, value_head=value_head)
+
+    def load(keys, leaf: parameters.Leaf, sharding: NamedSharding) -> jax.Array:
+        path = tuple(key.key for key in keys)
+        if path == ("value_head",):  # In no file.
+            return _read_parts(
+                lambda index: np.zeros(leaf.shape, np.float32)[index], leaf, sharding
+            )
+
+        def read_finite(index: tuple[slice, ...]) -> np.ndarray:
+            part = read(path, index)
+            # A NaN is the least and the greatest of what it is among.
+            if not (np.isfinite(part.min()) and np.isfinite(part.max())):
+                raise UserError(
+                    f"{source.name}: weights of {'.'.join(path)} are not finite; copy"
+                    " or download the model again, or take another"
+                )
+            return part
+
+        return _read_parts(read_finite, leaf, sharding)
+
+    return jax.tree.map_with_path(
+        load, declared, training_shardings(declared, mesh), is_leaf=parameters.is_leaf
+    )
+
+
+def _read_parts(
+    read: Callable[[tuple[slice, ...]], np.ndarray],
+    leaf: parameters.Leaf,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """An array whose parts are read one after the other; equal ones only once."""
+
+    def begins(device_and_index) -> tuple:
+        return tuple(
+            part.indices(n)
+            for part, n in zip(device_and_index[1], leaf.shape, strict=True)
+        )
+
+    parts = sharding.addressable_devices_indices_map(leaf.shape).items()
+    arrays = []
+    for _, equal in itertools.groupby(sorted(parts, key=begins), begins):
+        devices, indices = zip(*equal, strict=True)
+        part = read(indices[0])
+        # Waited for, so that the host holds no second part meanwhile.
+        arrays += [jax.device_put(part, d).block_until_ready() for d in devices]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
+
+
+def abstract(shapes, shardings):
+    """A tree of ShapeDtypeStructs that know where they lie."""
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=sharding
+        ),
+        shapes,
+        shardings,
+    )

@@ -1,0 +1,52 @@
+"""Silence for what libraries print about errors that are reported already."""
+
+import logging
+import sys
+from typing import Any
+
+
+def ignore_abandoned_parts() -> None:
+    """Keeps the reads, or writes, that a failed one leaves behind from printing.
+
+    Orbax starts all of them at once and closes its event loop at the first error. Each
+    later one finds the loop closed, or fails with nobody to hear of it, and says so on
+    standard error at any time after.
+    """
+    previous = sys.unraisablehook
+    if getattr(previous, "ignores_abandoned_parts", False):
+        return
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
+
+    def has_an_owner(record: logging.LogRecord) -> bool:
+        # The loops of this process are Orbax's.
+        return "exception was never retrieved" not in record.getMessage()
+
+    hook.ignores_abandoned_parts = True
+    sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(has_an_owner)
+
+
+def ignore_what_is_reported() -> None:
+    """Keeps Orbax from printing tracebacks of saves that failed, and old news.
+
+    A failed save is raised where it is waited for, and told in a sentence. And at each
+    save Orbax warns that there are no OCDBT files to merge, whatever the format is.
+    """
+    logger = logging.getLogger("absl")
+    if not any(is_news is _is_news for is_news in logger.filters):
+        logger.addFilter(_is_news)
+
+
+_OLD_NEWS = (
+    "Skipping merge of OCDBT",
+    "_SignalingThread.run() raised an exception",
+    "Handler Commit operations or the Commit callback",
+    "Failed to write metadata=",
+)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(known in str(record.msg) for known in _OLD_NEWS)

@@ -1,0 +1,111 @@
+"""Environments as a model plays them: their texts and tokens, checked for room."""
+
+from collections.abc import Sequence
+
+from ragen_jax import envs
+from ragen_jax.parallel import backend_choices
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.rollout import rollout as rollout_lib
+from ragen_jax.rollout.rollout import RolloutContext
+from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.rollout.types import RolloutPlan
+from ragen_jax.settings import Settings, TaskSettings
+from ragen_jax.text.prompts import (
+    DialogueTokens,
+    TurnLimits,
+    make_dialogue,
+    tokenize_dialogue,
+)
+from ragen_jax.training import context_checks
+from ragen_jax.training.model import Model
+
+
+def make_task(
+    model: Model, chosen: TaskSettings, section: str = ""
+) -> tuple[Task, DialogueTokens]:
+    """An environment with its texts and their tokens, checked against the model.
+
+    Args:
+      model: that plays it.
+      chosen: the environment, with its limits.
+      section: "env.mix" or "env.evaluate", where its settings stand; "" for `env`.
+
+    Raises:
+      UserError: if there is no such environment, its settings are wrong, or what may
+        be said has no room.
+    """
+    settings = model.settings
+    env = envs.make(
+        chosen.name,
+        chosen.options,
+        f"{section}.{chosen.label}." if section else "env.",
+    )
+    limits = TurnLimits(
+        chosen.turns,
+        chosen.actions_per_turn,
+        chosen.actions,
+        settings.rollout.reply_tokens,
+    )
+    dialogue = make_dialogue(env, limits, model.pieces, thinking=settings.env.thinking)
+    where = f"{section}.{chosen.label}" if section else "env"
+    context_checks.check_texts(dialogue, model.tokenizer, f"{where}.name", chosen.name)
+    tokens = tokenize_dialogue(
+        dialogue,
+        env,
+        model.pieces,
+        model.tokenizer,
+        model.config.vocabulary,
+        with_text=settings.reward.grounding > 0,
+    )
+    task = Task(chosen.label, env, dialogue, chosen.prompts)
+    context_checks.check_context(settings, model.config, task, tokens)
+    if env.read_action is None:
+        context_checks.check_reply(settings, tokens)
+    return task, tokens
+
+
+def rollout_context(model: Model, tasks: Sequence[Task]) -> RolloutContext:
+    """What all rollouts of some tasks by a model have in common."""
+    rollout = model.settings.rollout
+    return RolloutContext(
+        config=model.config,
+        dtype=model.dtype,
+        tasks=tuple(tasks),
+        mesh=model.mesh,
+        layout=rollout.layout,
+        with_grounding=model.settings.reward.grounding > 0,
+        decode_attention=rollout.decode_attention,
+        cuda_graph=rollout.cuda_graph,
+    )
+
+
+def training_plan(
+    model: Model, tasks: Sequence[Task], tokens: TaskTokens
+) -> RolloutPlan:
+    """Sizes of one shard's rollout of a training batch, as `settings.rollout` says."""
+    rollout = model.settings.rollout
+    return rollout_lib.make_plan(
+        tasks,
+        tokens,
+        group_size=rollout.group_size,
+        slots=rollout.slots or backend_choices.choices().slots,
+        shards=meshes.row_shards(model.mesh),
+        stop_at_answer=rollout.stop_at_answer,
+        **row_sizes(model.settings, is_training=True),
+    )
+
+
+def row_sizes(settings: Settings, *, is_training: bool) -> dict[str, int]:
+    """What `rollout.make_plan` asks about rows and the cache, as the settings say.
+
+    Episodes in full history take exactly the room that their own environment needs
+    when they are evaluated, whatever `rollout.context` the training batch has.
+    """
+    rollout = settings.rollout
+    has_context = is_training or rollout.window_turns > 0
+    return dict(
+        context=rollout.context if has_context else 0,
+        window=rollout.window_turns,
+        decode_chunk=rollout.decode_chunk,
+        buckets=rollout.buckets,
+    )

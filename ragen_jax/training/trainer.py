@@ -1,0 +1,330 @@
+"""A whole run: start or resume, iterate, validate, save, and report."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ragen_jax import settings as settings_lib
+from ragen_jax import starpo
+from ragen_jax.diagnostics import episode_log, health
+from ragen_jax.diagnostics import monitor as monitor_lib
+from ragen_jax.diagnostics.health import HealthState
+from ragen_jax.diagnostics.monitor import Monitor
+from ragen_jax.envs.base import VALIDATION
+from ragen_jax.errors import UserError
+from ragen_jax.evaluation.evaluator import Evaluator
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.reporting import console as console_lib
+from ragen_jax.reporting.console import Console
+from ragen_jax.reporting.metrics import MetricsWriter
+from ragen_jax.settings import Settings
+from ragen_jax.training import (
+    checkpoints,
+    final_test,
+    memory_plan,
+    messages,
+    room,
+    validation,
+    weights,
+)
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.interrupts import (
+    InterruptHandler,
+    StallWatchdog,
+    stalled_after,
+)
+from ragen_jax.training.run import Run
+from ragen_jax.training.safety import GAP_ITERATIONS, problem
+from ragen_jax.training.workdir import (
+    check_same_everywhere,
+    claim_workdir,
+    only_run,
+)
+from ragen_jax.utils import machine_errors, user_modules
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """Where a run writes, and what it listens to."""
+
+    checkpoints: Checkpoints
+    metrics: MetricsWriter
+    console: Console
+    interrupts: InterruptHandler
+    watchdog: StallWatchdog
+    fingerprint: Mapping[str, str]  # of the model that the run began with
+    workdir: Path
+    code: Mapping[str, str]  # digest of each Python file that the settings name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What iterations are carried out with; rollbacks that allow it take it along."""
+
+    settings: Settings  # that the programs were compiled for
+    programs: starpo.Programs
+    validators: dict[str, Evaluator]
+    monitor: Monitor
+
+
+def train(run: Run, workdir: Path, console: Console, command: str) -> None:
+    """Trains until settings.iterations are done, or a signal asks to stop.
+
+    Args:
+      run: from `run.prepare`.
+      workdir: passed `check_workdir`.
+      console: for progress; a silent one on all processes but the first.
+      command: that resumes the run, for the message after a signal.
+
+    Raises:
+      UserError: if another run trains in the workdir, if its checkpoints began with
+        another model, or if training stopped itself: gradients not finite, nothing
+        kept, or sampler and update disagreeing, for as long as the settings allow.
+    """
+    try:
+        with only_run(workdir, console.line):
+            _train_alone(run, workdir, console, command)
+    except OSError as error:
+        if not (said := machine_errors.sentence(error)):
+            raise
+        where = "" if error.filename else f"{workdir}: "  # An open file has no name.
+        raise UserError(f"{where}{said}; {messages.last_saved(workdir)}") from error
+
+
+def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> None:
+    fingerprint = weights.model_fingerprint(run.model)
+    check_same_everywhere(fingerprint)
+    folder = workdir / checkpoints.FOLDER
+    if steps := checkpoints.scores(folder):
+        # All of it: the KL term and the last table read the model's weights again.
+        weights.check_same_model(run.model, folder, max(steps), fingerprint)
+    console.line(messages.banner(run, workdir))
+    claim_workdir(workdir, run.settings)
+    keep = run.settings.checkpoint
+    saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
+    with saved:
+        room.check(workdir, run, saved.steps(), console.line)
+        rest: tuple = (fingerprint, console, command)
+        prepared = _train(run, workdir, saved, *rest)
+        # Once more after each rollback, which leaves an earlier checkpoint as the last.
+        while prepared is not None:
+            prepared = _train(run, workdir, saved, *rest, prepared)
+
+
+def _train(
+    run: Run,
+    workdir: Path,
+    saved: Checkpoints,
+    fingerprint: Mapping[str, str],
+    console: Console,
+    command: str,
+    prepared: _Prepared | None = None,
+) -> _Prepared | None:
+    """Trains from the last checkpoint on; after a rollback, what to continue with."""
+    rollbacks = len(monitor_lib.read_rollbacks(workdir))
+    run = monitor_lib.remedied_run(run, rollbacks)
+    state = _start(run, saved, console)
+    done = int(state.iteration)
+    is_over = done >= run.settings.iterations
+    fits = prepared is not None and programs_lib.share_programs(
+        prepared.settings, run.settings
+    )
+    if not fits and not is_over:
+        prepared = _prepare(run)
+    episode_log.trim(workdir, done)
+    writer = MetricsWriter(
+        workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
+    )
+    with (
+        writer,
+        InterruptHandler(console.line) as interrupts,
+        StallWatchdog() as watchdog,
+    ):
+        code = user_modules.digests(run.settings.files())
+        outputs = _Outputs(
+            saved, writer, console, interrupts, watchdog, fingerprint, workdir, code
+        )
+        try:
+            if prepared is None:  # All iterations are done: nothing is compiled.
+                is_finished = True
+            else:
+                state, is_finished = _iterate(run, prepared, state, outputs)
+        except _RolledBack as sign:
+            console.line(str(sign))
+            return prepared
+        last_words = messages.saved(int(state.iteration), command)
+        if is_finished:
+            is_finished = final_test.report(
+                run, state, workdir, writer, console, interrupts, last_words
+            )
+        if not is_finished:
+            console.line(last_words)
+    return None
+
+
+class _RolledBack(Exception):  # noqa: N818  (a way out, no error)
+    """The checkpoints after a healthy one are gone; its text says why."""
+
+
+def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
+    found = saved.restore_newest(weights.abstract_state(run), console.line)
+    if found is None:
+        return weights.new_state(run)
+    done, total = found[0], run.settings.iterations
+    console.line(f"resuming after iteration {done}")
+    was = saved.read_info(done).get("settings", {}).get("iterations")
+    if said := messages.changed_schedule(run.settings, was):
+        console.line(said)
+    if done > total:
+        console.line(messages.beyond(done, total))
+    return found[1]
+
+
+def _prepare(run: Run) -> _Prepared:
+    chosen = run.settings.evaluation
+    programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
+    validators = validation.make_evaluators(
+        run, rollouts=chosen.rollouts, prompts=chosen.prompts
+    )
+    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    return _Prepared(run.settings, programs, validators, monitor)
+
+
+def _iterate(
+    run: Run, prepared: _Prepared, state: TrainState, outputs: _Outputs
+) -> tuple[TrainState, bool]:
+    """Iterations until the last; also whether it was reached, and no signal came."""
+    settings, saved = run.settings, outputs.checkpoints
+    total, keeps_best = settings.iterations, settings.checkpoint.keep_best > 0
+    programs, monitor = prepared.programs, prepared.monitor
+    durations: list[float] = []
+    rollbacks = len(monitor_lib.read_rollbacks(outputs.workdir))
+    remembered = _saved_health(saved, int(state.iteration), rollbacks)
+    best, gaps = _best_score(saved), _saved_gaps(saved, int(state.iteration))
+    for done in range(int(state.iteration) + 1, total + 1):
+        started = time.perf_counter()
+        outputs.watchdog.expect_within(stalled_after(durations))
+        outputs.console.status(f"iteration {done}/{total}: sampling and learning ...")
+        state, values, rollout = starpo.iterate(run, programs, state)
+        if done == 1:
+            outputs.console.line(messages.example(run, rollout))
+        values |= monitor_lib.measure(monitor, run, rollout)
+        where = outputs.workdir
+        monitor_lib.record(monitor, run, programs, state, rollout, where, done)
+        score = None
+        if _is_due(done, settings.every.evaluate, total):
+            outputs.console.status(f"iteration {done}/{total}: validation ...")
+            values |= _validate(run, prepared.validators, programs, state)
+            score = values["validation/success"]
+        remembered, decision = health.observe(
+            remembered, done, values, monitor_lib.policy(settings)
+        )
+        values |= decision.metrics()
+        durations.append(time.perf_counter() - started)
+        values["time/iteration_seconds"] = durations[-1]
+        values["memory/peak_gib"] = memory_plan.peak_memory()
+        if _is_due(done, settings.every.log, total):
+            _log(outputs, done, total, values, durations)
+        gaps = [*gaps, values["update/logprob_gap"]][-GAP_ITERATIONS:]
+        reason = problem(settings, state, gaps) or _act(run, outputs, done, decision)
+        stops = outputs.interrupts.should_stop(done)
+        is_best = score is not None and score > best and keeps_best
+        due = _is_due(done, settings.every.checkpoint, total)
+        if due or is_best or reason or stops:
+            info = _info(run, outputs, done, score, gaps, remembered)
+            saved.save(done, state, info, score=score, wait=bool(reason or stops))
+            best = max(best, -1.0 if score is None else score)
+        if reason:
+            raise UserError(reason)
+        if stops:
+            return state, False
+    saved.wait()
+    return state, True
+
+
+def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> str:
+    """Carries out what the run's health asks for; gives why it has to stop, or "".
+
+    Raises:
+      _RolledBack: when an earlier checkpoint is now the last one.
+    """
+    if decision.action == health.WARN:
+        outputs.console.line(f"warning: {decision.sentence}")
+    if decision.action != health.ROLLBACK:
+        return decision.sentence if decision.action == health.STOP else ""
+    outputs.checkpoints.wait()
+    steps = checkpoints.scores(outputs.checkpoints.directory)
+    step = max((s for s in steps if s <= decision.healthy_until), default=0)
+    if not step:
+        return f"{decision.sentence}; no checkpoint is from before it: training stops"
+    sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
+    if jax.process_index() == 0:
+        monitor_lib.note_rollback(outputs.workdir, done, step, sentence)
+    outputs.checkpoints.delete_after(step)
+    raise _RolledBack(sentence)
+
+
+def _validate(run: Run, validators, programs, state: TrainState) -> dict[str, float]:
+    """The metrics `validation/...` of the current actor."""
+    actor = programs.merge(state.actor, programs.frozen)
+    prompts = run.settings.evaluation.prompts
+    scores = validation.evaluate(
+        run, validators, actor, split=VALIDATION, prompts=prompts
+    )
+    return validation.named("validation", scores)
+
+
+def _log(
+    outputs: _Outputs, done: int, total: int, values: dict[str, float], durations
+) -> None:
+    outputs.metrics.write(done, values)
+    # Without the first, which compiled.
+    left = console_lib.seconds_left(durations[1:], total - done)
+    line = console_lib.iteration_line(done, total, values, left)
+    outputs.console.iteration(line, total)
+
+
+def _is_due(done: int, every: int, total: int) -> bool:
+    return every > 0 and (done % every == 0 or done == total)
+
+
+def _best_score(saved: Checkpoints) -> float:
+    """Of the checkpoints that are kept; -1 without any."""
+    step = saved.best_step()
+    return -1.0 if step is None else saved.read_info(step)["validation"] or -1.0
+
+
+def _saved_gaps(saved: Checkpoints, done: int) -> list[float]:
+    """The last iterations' `update/logprob_gap` as saved after iteration `done`."""
+    return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
+
+
+def _saved_health(saved: Checkpoints, done: int, rollbacks: int) -> HealthState:
+    """What was remembered of the run's health after iteration `done`."""
+    found = health.from_json(saved.read_info(done).get("health") if done else None)
+    return health.with_rollbacks(found, rollbacks) if rollbacks else found
+
+
+def _info(
+    run: Run,
+    outputs: _Outputs,
+    done: int,
+    score: float | None,
+    gaps: list[float],
+    remembered: HealthState,
+) -> dict[str, Any]:
+    """What is saved beside the arrays of a checkpoint."""
+    return {
+        "settings": settings_lib.to_dict(run.settings),
+        "iteration": done,
+        "validation": score,
+        "logprob_gaps": gaps,
+        "model": outputs.fingerprint,
+        "health": health.to_json(remembered),
+        "code": outputs.code,
+    }

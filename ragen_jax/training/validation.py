@@ -1,0 +1,105 @@
+"""Evaluations of a run: validation while it trains, test levels at its end."""
+
+import functools
+from collections.abc import Callable
+
+from ragen_jax.evaluation import evaluator as evaluator_lib
+from ragen_jax.evaluation.evaluator import Evaluator, Score
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.parallel import mesh as meshes
+from ragen_jax.rollout.tasks import Task
+from ragen_jax.text.prompts import DialogueTokens
+from ragen_jax.training.model import Model
+from ragen_jax.training.run import Run
+from ragen_jax.training.tasks import rollout_context, row_sizes
+
+
+def make_evaluator(
+    model: Model,
+    task: Task,
+    tokens: DialogueTokens,
+    *,
+    rollouts: int,
+    prompts: int,
+    greedy: bool,
+) -> Evaluator:
+    """An evaluator of one environment, by the model's settings.
+
+    See `evaluator.make_evaluator`.
+    """
+    return evaluator_lib.make_evaluator(
+        rollout_context(model, ()),
+        task,
+        tokens,
+        prompts=prompts,
+        rollouts=rollouts,
+        slots=model.settings.evaluation.slots,
+        shards=meshes.row_shards(model.mesh),
+        greedy=greedy,
+        **row_sizes(model.settings, is_training=False),
+    )
+
+
+def make_evaluators(run: Run, *, rollouts: int, prompts: int) -> dict[str, Evaluator]:
+    """An evaluator for each environment that is evaluated, by its label.
+
+    Args:
+      run: with `evaluation.temperature`, of which 0 means the likeliest token.
+      rollouts: n, episodes of each level.
+      prompts: P, levels of each environment.
+    """
+    make = functools.partial(
+        make_evaluator,
+        run.model,
+        rollouts=rollouts,
+        prompts=prompts,
+        greedy=run.settings.evaluation.temperature == 0,
+    )
+    return {task.label: make(task, tokens) for task, tokens in run.evaluated}
+
+
+def evaluate(
+    run: Run,
+    evaluators: dict[str, Evaluator],
+    actor: Parameters,
+    *,
+    split: int,
+    prompts: int,
+    on_batch: Callable[..., None] | None = None,
+) -> dict[str, Score]:
+    """The score in each evaluated environment, by label.
+
+    Args:
+      run: for the seed and the temperature.
+      evaluators: from `make_evaluators`.
+      actor: plain parameters.
+      split: base.VALIDATION or base.TEST.
+      prompts: P, levels of each environment.
+      on_batch: called with an environment's label and what `evaluator.evaluate` hands
+        to its own.
+    """
+    return {
+        label: evaluator_lib.evaluate(
+            evaluator,
+            actor,
+            prompts=prompts,
+            split=split,
+            seed=run.settings.seed,
+            temperature=run.settings.evaluation.temperature,
+            on_batch=None if on_batch is None else functools.partial(on_batch, label),
+        )
+        for label, evaluator in evaluators.items()
+    }
+
+
+def named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
+    """Metrics by name; of several environments each one's, and their mean success."""
+    if len(scores) == 1:
+        (score,) = scores.values()
+        return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
+    successes = [score.success for score in scores.values()]
+    values = {f"{prefix}/success": sum(successes) / len(successes)}
+    for label, score in scores.items():
+        own = score.metrics()
+        values |= {f"{prefix}/{label}/{name}": value for name, value in own.items()}
+    return values

@@ -1,0 +1,113 @@
+"""The folder of a run: which settings it belongs to."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.errors import UserError
+from ragen_jax.reporting import metrics
+from ragen_jax.settings import Settings
+from ragen_jax.training import checkpoints
+from ragen_jax.utils import atomic_files, folder_lock
+
+SETTINGS_FILE = "settings.json"
+
+
+def check_workdir(workdir: Path, settings: Settings) -> None:
+    """Refuses a workdir that holds a run made with other settings.
+
+    One that holds settings and nothing else was given up before its first iteration
+    ended: there is nothing to protect.
+
+    Raises:
+      UserError: naming the keys that differ.
+    """
+    path = workdir / SETTINGS_FILE
+    now = settings_lib.to_dict(settings)
+    if path.exists():
+        try:
+            saved = json.loads(path.read_text())
+            if not isinstance(saved, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            raise UserError(
+                f"{path} is not readable as JSON; give another --workdir, or delete"
+                f" {workdir} to start again"
+            ) from None
+        if checkpoints.scores(workdir / checkpoints.FOLDER) or metrics.read(workdir):
+            settings_lib.check_same_run(saved, now, str(workdir))
+    elif (workdir / checkpoints.FOLDER).exists():
+        raise UserError(
+            f"{workdir} holds checkpoints but no {SETTINGS_FILE}, so it is not known"
+            " what they were made with; give another --workdir"
+        )
+
+
+@contextlib.contextmanager
+def only_run(workdir: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Within it no other run trains in the workdir. Entered by all processes together.
+
+    Who only reads, such as an evaluation, asks for nothing.
+
+    Raises:
+      UserError: naming who trains there.
+    """
+    refusal: UserError | None = None
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            try:
+                if not stack.enter_context(folder_lock.held(workdir, "trains")):
+                    report(
+                        f"warning: the file system of {workdir} has no locks: start no"
+                        " second run there"
+                    )
+                atomic_files.clear_scraps(workdir)
+            except UserError as error:
+                refusal = error
+        if _anywhere(refusal is not None):
+            raise refusal or UserError("process 0 was refused; its output says why")
+        yield
+
+
+def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:
+    """Refuses processes that have read different models. Called by all together.
+
+    Args:
+      fingerprint: of this process's model, by what it is of.
+
+    Raises:
+      UserError: naming the processes whose model differs from that of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    for what, own in sorted(fingerprint.items()):
+        digest = np.frombuffer(hashlib.sha256(own.encode()).digest(), np.uint32)
+        every = np.asarray(multihost_utils.process_allgather(digest))
+        others = np.flatnonzero((every != every[0]).any(axis=1))
+        if len(others):
+            raise UserError(
+                f"process {', '.join(map(str, others))} has a model of other {what}"
+                " than process 0: copy one model to all hosts, or give all of them one"
+                " OWNER/NAME@COMMIT of the hub"
+            )
+
+
+def _anywhere(value: bool) -> bool:
+    if jax.process_count() == 1:
+        return value
+    return bool(multihost_utils.process_allgather(np.bool_(value)).any())
+
+
+def claim_workdir(workdir: Path, settings: Settings) -> None:
+    """Writes the settings into the workdir, once all checks are passed."""
+    if jax.process_index() == 0:
+        text = json.dumps(settings_lib.to_dict(settings), indent=2)
+        with atomic_files.new_file(workdir / SETTINGS_FILE) as file:
+            file.write(text + "\n")

@@ -1,0 +1,1 @@
+"""Files and modules: what every folder may use."""

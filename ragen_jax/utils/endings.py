@@ -1,0 +1,126 @@
+"""Ends of the process: by a signal at any moment, with one line and a known exit code.
+
+Python runs its handlers of signals between two bytecodes of the main thread, which is
+no moment at all while that thread imports, compiles or waits for a device. A thread
+hears of each signal at once instead, through `signal.set_wakeup_fd`, and does what the
+innermost `listening` block says.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + number, as shells count
+_LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+Policy = Callable[[int], None]  # of a signal's number; runs in the watching thread
+
+_policies: list[Policy] = []
+_installed: list[bool] = []  # whether the process is a script's own
+_watched: list[int] = []  # the pipe's end that signals are written to
+
+
+def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
+    """Ends the process now, whatever its other threads do, where a script said so.
+
+    Python's own end waits for some threads and pulls the interpreter away from under
+    others: one that compiles then aborts the process with a dump.
+    """
+    if line:
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        # Another thread may hold the stream's lock, and a pipe may be closed.
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+            stream.flush()
+    if not (_installed or forced):
+        sys.exit(code)
+    os._exit(code)
+
+
+def install() -> None:
+    """Lets SIGINT and SIGTERM end the process in one line, from now on.
+
+    For the first line of a script: before the imports, which take seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _watch()
+    if not _installed:
+        _policies.insert(0, leave_by)
+        _installed.append(True)
+    for number in CODES:
+        signal.signal(number, _nothing)  # A default one would end it without a word.
+
+
+def release() -> None:
+    """Takes `install` back: both signals do what they do in any Python program."""
+    _policies.clear()
+    _installed.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM, where `raise_instead` was called."""
+
+
+def raise_instead() -> None:
+    """Takes `install` back: signals raise, and who started processes ends them first.
+
+    SIGINT raises KeyboardInterrupt, SIGTERM its subclass Terminated.
+    """
+
+    def terminate(_number: int, _frame: object) -> NoReturn:
+        raise Terminated
+
+    release()
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def leave_by(number: int) -> None:
+    """Ends the process as a signal asks for."""
+    if number in CODES:
+        leave(CODES[signal.Signals(number)], _LINES[signal.Signals(number)])
+
+
+@contextlib.contextmanager
+def listening(policy: Policy) -> Iterator[None]:
+    """Within it `policy` hears of each signal that Python handles, at once.
+
+    In the main thread; elsewhere it hears of none. The handlers themselves stay the
+    caller's own affair.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _watch()
+    _policies.append(policy)
+    try:
+        yield
+    finally:
+        _policies.remove(policy)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """The thread does what is to be done."""
+
+
+def _watch() -> None:
+    """Starts the thread, once, and lets signals be written to its pipe."""
+    if not _watched:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        _watched.append(write)
+        threading.Thread(target=_listen, args=(read,), daemon=True).start()
+    signal.set_wakeup_fd(_watched[0], warn_on_full_buffer=False)
+
+
+def _listen(read: int) -> None:
+    while received := os.read(read, 1):
+        if _policies:
+            _policies[-1](received[0])

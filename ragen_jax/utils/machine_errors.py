@@ -1,0 +1,47 @@
+"""Errors of the machine that its user can fix: full disks, paths that cannot be.
+
+Whatever in the program meets them, they end in one sentence and not in a traceback.
+"""
+
+import errno
+import os
+
+# What to do, by the error's number.
+REMEDIES = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there, for your quota is used up",
+    errno.EFBIG: "files may not grow so large there: raise that limit (ulimit -f)",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EACCES: "fix its permissions, or choose a place of yours",
+    errno.EPERM: "fix its permissions, or choose a place of yours",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "its links lead in a circle: choose another path",
+    errno.EISDIR: "it is a folder: name a file",
+    errno.ENOTDIR: "what stands before it is no folder: choose another path",
+    errno.ENXIO: "it is a device: name a file",
+    errno.ENODEV: "it is a device: name a file",
+    errno.EIO: "the disk, or the connection to it, fails: choose another place",
+    errno.ESTALE: "the network's file system was mounted anew: start again",
+    errno.EMFILE: "too many files are open: raise that limit (ulimit -n)",
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def sentence(error: BaseException) -> str:
+    """What is wrong and what to do; "" for an error that is no affair of the user's."""
+    if isinstance(error, RuntimeError):
+        # Of `Path.expanduser` and `Path.resolve`, which have no class of their own.
+        text = str(error)
+        if "home directory" in text:
+            return "a path begins with ~ and a user who is not known here: write it out"
+        if "Symlink loop" in text:
+            return f"{text}: its links lead in a circle: choose another path"
+        return ""
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return "a path has a null character in it: choose another path"
+    if not isinstance(error, OSError) or error.errno not in REMEDIES:
+        return ""
+    where = error.filename2 or error.filename
+    reason = os.strerror(error.errno)
+    place = f"{os.fsdecode(where)}: " if isinstance(where, str | bytes) else ""
+    return f"{place}{reason}: {REMEDIES[error.errno]}"

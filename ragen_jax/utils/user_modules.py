@@ -1,0 +1,112 @@
+"""Python files of the user's own, named by path in a config."""
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from ragen_jax.errors import SettingsError
+
+_LOADED: dict[tuple[Path, str], ModuleType] = {}  # by path and digest
+_TRUSTED: list[tuple[frozenset[Path], str]] = []  # the only files; empty: every file
+
+
+def is_path(name: str) -> bool:
+    """Whether a name in a config is that of a file."""
+    return name.endswith(".py") or "/" in name
+
+
+def restrict(files: Iterable[Path], why: str) -> None:
+    """From now on no other file is executed.
+
+    Args:
+      files: resolved.
+      why: what `load` says of another one; `{name}` stands for it.
+    """
+    _TRUSTED[:] = [(frozenset(files), why)]
+
+
+def trust_everything() -> None:
+    """Takes `restrict` back: what is named was named by the user."""
+    _TRUSTED.clear()
+
+
+def resolved(name: str) -> Path:
+    """The file that a name in a config means.
+
+    Raises:
+      SettingsError: if no file can have that name.
+    """
+    try:
+        return Path(name).expanduser().resolve()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise SettingsError(f"{name!r} is no path of a file ({error})") from None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, by which it is known again."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """The digest of each file, by its name in the config."""
+    return {name: digest(resolved(name)) for name in names}
+
+
+def load(name: str, setting: str, others: str = "") -> ModuleType:
+    """The module of a file, executed once as long as the file stays as it is.
+
+    The same file thus gives the same functions, and what was compiled for them holds.
+
+    Args:
+      name: path of a Python file.
+      setting: the key of the config that names it; for messages.
+      others: what else may be chosen, beginning with a comma; for messages.
+
+    Raises:
+      SettingsError: if there is no such file, or it cannot be imported.
+    """
+    path = resolved(name)
+    if not path.is_file():
+        raise SettingsError(
+            f"{setting} = {name!r}: there is no such file in {Path.cwd()}: choose the"
+            f" path of a Python file{others}"
+        )
+    if path.suffix != ".py":
+        raise SettingsError(f"{setting} = {name!r}: choose a file that ends in .py")
+    for trusted, why in _TRUSTED:
+        if path not in trusted:
+            raise SettingsError(f"{setting} = {name!r}: {why.format(name=name)}")
+    source = path.read_bytes()
+    version = path, hashlib.sha256(source).hexdigest()
+    if version in _LOADED:
+        return _LOADED[version]
+    unique = f"ragen_jax_user_{len(_LOADED)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(unique, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module  # Dataclasses look their own module up.
+    try:
+        # Not by the loader, which would rather run a compiled file that lies beside it.
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:  # One that exits ends no run.
+        del sys.modules[unique]
+        raise SettingsError(
+            f"{setting} = {name!r} cannot be imported: {in_one_line(error, path)}:"
+            " fix it"
+        ) from error
+    _LOADED[version] = module
+    return module
+
+
+def in_one_line(error: BaseException, path: Path) -> str:
+    """An error that code of the file raised, in one line with the file's own line."""
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"line {error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    where = f"line {lines[-1]}: " if lines else ""
+    message = " ".join(str(error).split())
+    return f"{where}{type(error).__name__}: {message}"

@@ -1,0 +1,11 @@
+"""Supervised starts: how the embedded models are made from nothing."""
+
+# The stages of each embedded model in order; a config of warm_start.py says which.
+STAGES = {
+    "tiny": (
+        *("lake_boards", "lake_dialogues", "lake_aimed", "lake_mixed"),
+        *("sokoban_boards", "sokoban_dialogues", "sokoban_aimed", "sokoban_mixed"),
+        *("bandit_dialogues", "bandit_mixed"),
+    ),
+    "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
+}

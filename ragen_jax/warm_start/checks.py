@@ -1,0 +1,133 @@
+"""Checks of a supervised start's config, before anything is made."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.warm_start import STAGES
+
+_LARGEST = 3e38  # of float32
+# Of a batch, rows * context * vocabulary: 8 GiB of logits.
+_MOST_LOGITS = 2**31
+
+
+class _Rule(NamedTuple):
+    kind: type | tuple[type, ...]
+    allows: Callable[[Any], bool]
+    remedy: str
+
+
+def _whole(low: int, high: int) -> _Rule:
+    return _Rule(int, lambda x: low <= x <= high, f"a whole number, {low} to {high}")
+
+
+def _real(low: float, high: float, remedy: str) -> _Rule:
+    return _Rule((int, float), lambda x: math.isfinite(x) and low <= x <= high, remedy)
+
+
+_FLAG = _Rule(bool, lambda x: True, "True or False")
+_COUNT = _whole(1, 2**31 - 1)
+_TOP = {"seed": _whole(0, 2**32 - 1), "log_every": _COUNT}
+_OPTIMIZER = {
+    "warmup": _whole(0, 2**31 - 1),
+    "beta2": _Rule((int, float), lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+    "weight_decay": _real(0, _LARGEST, "0 or more, within float32"),
+    "clip_norm": _real(1e-37, _LARGEST, "a number above 0, within float32"),
+}
+_SIZE = _whole(1, 1000)  # A demonstrated dialogue is unrolled by its limits.
+_LIMITS = dict.fromkeys(("turns", "actions_per_turn", "actions", "reply_tokens"), _SIZE)
+_ENV = {"context": _whole(1, 2**20), "short_context": _whole(1, 2**20)}
+_STAGE = {
+    "steps": _COUNT,
+    "rows": _COUNT,
+    "context": _COUNT,
+    "lr": _real(0, _LARGEST, "a finite number, 0 or more, within float32"),
+    "random_plan": _real(0, 1, "a number from 0 to 1"),
+    "draws": _whole(0, 2**31 - 1),
+    "short": _FLAG,
+    "new_words": _FLAG,
+}
+
+
+def check_model(config: ConfigDict) -> str:
+    """The model that a config asks for.
+
+    Raises:
+      SettingsError: if it is none of STAGES, or the config is no supervised start's.
+    """
+    model = config.get("model")
+    if not isinstance(model, str):
+        raise SettingsError(
+            "--config is of another command: it has no model = 'tiny'; pass one as"
+            " configs/warm_start.py is"
+        )
+    if model not in STAGES:
+        raise SettingsError(
+            f"model = {model!r} is unknown: choose {' or '.join(STAGES)}"
+        )
+    return model
+
+
+def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
+    """Refuses values that no stage could be trained with.
+
+    Args:
+      config: whose model is known.
+      stages: that are to be trained; others' values do not matter.
+      vocabulary: of the model.
+
+    Raises:
+      SettingsError: naming the first one.
+    """
+    from ragen_jax.warm_start.recipe import KINDS
+
+    _check_section(config, "", _TOP)
+    _check_section(config, "optimizer", _OPTIMIZER)
+    for name in stages:
+        _check_section(config, name, _STAGE)
+        stage = config[name]
+        if stage.get("kinds") not in KINDS:
+            raise SettingsError(
+                f"{name}.kinds = {stage.get('kinds')!r} is unknown: choose one of"
+                f" {', '.join(KINDS)}"
+            )
+        envs = {kind.env for kind in KINDS[stage.kinds]}
+        if missing := sorted(envs - set(config)):
+            raise SettingsError(
+                f"{name}.kinds = {stage.kinds!r} needs the section {missing[0]}: copy"
+                " it from configs/warm_start.py or configs/warm_start_words.py"
+            )
+        for env in sorted(envs):
+            _check_section(config, env, _ENV)
+            _check_section(config, f"{env}.limits", _LIMITS)
+        if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
+            raise SettingsError(
+                f"{name}.rows = {stage.rows} and {name}.context = {stage.context} make"
+                f" {stage.rows * stage.context * vocabulary:,} logits a step, above"
+                f" {_MOST_LOGITS:,}: lower {name}.rows"
+            )
+
+
+def _check_section(config: ConfigDict, section: str, rules: dict[str, _Rule]) -> None:
+    found = config
+    for part in filter(None, section.split(".")):
+        found = found.get(part) if isinstance(found, ConfigDict) else None
+    if not isinstance(found, ConfigDict):
+        raise SettingsError(
+            f"the config has no section {section}: pass one as configs/warm_start.py is"
+        )
+    for key, rule in rules.items():
+        name = f"{section}.{key}" if section else key
+        if key not in found:
+            raise SettingsError(f"the config lacks {name}: set it to {rule.remedy}")
+        value = found[key]
+        is_of_kind = isinstance(value, rule.kind) and (
+            rule.kind is bool or not isinstance(value, bool)
+        )
+        if not is_of_kind or not rule.allows(value):
+            raise SettingsError(
+                f"{name} = {value!r} cannot be used: choose {rule.remedy}"
+            )

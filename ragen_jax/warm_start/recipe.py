@@ -1,0 +1,141 @@
+"""The demonstrations: kinds of dialogue, their proportions, texts for the tokenizer."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from ragen_jax import envs
+from ragen_jax.envs import base
+from ragen_jax.envs.bandit import demonstrations as bandit_demonstrations
+from ragen_jax.envs.bandit.env import NAMES
+from ragen_jax.envs.frozen_lake import demonstrations as lake_demonstrations
+from ragen_jax.envs.search_qa import demonstrations as search_demonstrations
+from ragen_jax.envs.sokoban import demonstrations as sokoban_demonstrations
+from ragen_jax.envs.webshop import demonstrations as shop_demonstrations
+from ragen_jax.text import prompts as prompts_lib
+
+_DEMONSTRATIONS = {
+    "frozen_lake": lake_demonstrations,
+    "sokoban": sokoban_demonstrations,
+    "bandit": bandit_demonstrations,
+    "search_qa": search_demonstrations,
+    "webshop": shop_demonstrations,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of dialogue, and how often a step draws it beside others."""
+
+    weight: int
+    env: str
+    changes: dict[str, Any]  # of the environment's settings in the config
+    thinking: bool = True
+
+
+LAKES = (
+    Kind(4, "frozen_lake", {}),
+    Kind(1, "frozen_lake", {}, thinking=False),
+    Kind(1, "frozen_lake", {"success_probability": 1.0}),
+    Kind(1, "frozen_lake", {"observation": "coordinates"}),
+    Kind(1, "frozen_lake", {"observation": "both"}),
+)
+_BARE_SOKOBAN = Kind(1, "sokoban", {}, thinking=False)
+_BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
+# What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
+KINDS = {
+    "lake": LAKES[:1],
+    "lakes": LAKES,
+    "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
+    "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
+    "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
+    "bandit_and_others": (
+        *_BANDITS,
+        Kind(1, "sokoban", {}),
+        Kind(1, "frozen_lake", {}),
+    ),
+    "all": (*LAKES, Kind(8, "sokoban", {}), _BARE_SOKOBAN, *_BANDITS),
+    "search": (Kind(1, "search_qa", {}),),
+    "shop_and_search": (Kind(3, "webshop", {}), Kind(1, "search_qa", {})),
+    "search_and_shop": (Kind(1, "search_qa", {}), Kind(1, "webshop", {})),
+}
+# Texts that are one token each wherever they stand, by model: names that are copied,
+# and what comes on every line of a page.
+WORDS = {"tiny": NAMES, "tiny_words": ()}
+MARKS = {"tiny": (), "tiny_words": (" [SEP]\n", "Price: $", " (chosen)\n", "b000")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One kind of demonstrated dialogue."""
+
+    weight: int
+    env: base.Environment
+    limits: prompts_lib.TurnLimits
+    thinking: bool
+    context: int  # tokens that hold it
+    short_context: int  # the same without the system prompt
+    rows: int  # in place of one row of a stage
+
+
+def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
+    module, section = _DEMONSTRATIONS[kind.env], config[kind.env]
+    settings_type, make = envs.lookup(kind.env)
+    settings = settings_type(**{**section.env.to_dict(), **kind.changes})
+    chosen = section.demonstrator.to_dict()
+    chosen |= {k: v for k, v in player_changes.items() if k in chosen}
+    env = module.with_demonstrations(
+        make(settings), settings, module.Demonstrator(**chosen), thinking=kind.thinking
+    )
+    limits = prompts_lib.TurnLimits(**section.limits)
+    context = section.context, section.short_context
+    rows = section.get("rows_for_one", 1)
+    return Variant(kind.weight, env, limits, kind.thinking, *context, rows)
+
+
+def words_corpus(variants: list[Variant]) -> list[str]:
+    """Texts for the tokenizer: every phrase of pages and replies, and the prompts."""
+    texts = []
+    for variant in variants:
+        env = variant.env
+        texts += [*env.phrases, *env.reply_phrases, *env.reply_phrases]
+        texts += [prompts_lib.system_prompt(env, variant.limits, variant.thinking)] * 40
+        texts += _frame(variant.limits, most_tenths=11)
+    return texts
+
+
+def corpus(variants: list[Variant], limits: prompts_lib.TurnLimits) -> list[str]:
+    """Texts for the tokenizer, in the proportions in which they will be read."""
+    texts = []
+    for variant in variants:
+        env, thinking = variant.env, variant.thinking
+        keys = jax.random.split(jax.random.key(1), 200)
+        states = jax.vmap(lambda k, env=env: env.reset(k, base.TRAIN))(keys)
+        seen = np.asarray(jax.vmap(env.observe)(states))
+        said = np.asarray(jax.vmap(env.demonstrate)(keys, states))
+        for see, say in zip(seen, said, strict=True):
+            texts.append(base.text_of(env.phrases, see))
+            texts.append(base.text_of(env.reply_phrases, say))
+        texts += [prompts_lib.system_prompt(env, limits, thinking)] * 40
+    return texts + _frame(limits, most_tenths=130)
+
+
+def _frame(limits: prompts_lib.TurnLimits, most_tenths: int) -> list[str]:
+    """What stands around observations, with rewards below so many tenths."""
+    texts = []
+    for turn in range(1, limits.turns + 1):
+        for left in range(limits.actions + 1):
+            texts.append(f"Turn {turn} of {limits.turns}. Actions left: {left}.")
+    lowest = -30 if most_tenths > 30 else 0
+    texts += [f"Reward: {t / 10:.1f}\n" for t in range(lowest, most_tenths)]
+    texts += [
+        "Reward: 0.0\n",
+        "Reward: 1.0\n",
+        "system\n",
+        "user\n",
+        "assistant\n",
+    ] * 50
+    texts += ["Your last reply had no valid answer or an unknown action.\n"] * 20
+    return texts

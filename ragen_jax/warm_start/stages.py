@@ -1,0 +1,210 @@
+"""Training on demonstrations, stage after stage."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ragen_jax.errors import UserError
+from ragen_jax.learning import supervised
+from ragen_jax.models import parameters
+from ragen_jax.models.io import partial_reads, sources
+from ragen_jax.models.presets import SHAPES
+from ragen_jax.rollout import demonstrate
+from ragen_jax.text import prompts as prompts_lib
+from ragen_jax.text import tiny_tokenizer
+from ragen_jax.text.phrases import tokenize_phrases
+from ragen_jax.warm_start.recipe import (
+    KINDS,
+    LAKES,
+    MARKS,
+    WORDS,
+    Variant,
+    corpus,
+    make_variant,
+    words_corpus,
+)
+
+_STOP = tiny_tokenizer.END
+
+
+def check_environments(config, names: Sequence[str]) -> None:
+    """Makes the environments of stages, for their own checks of their settings."""
+    for stage_kinds in sorted({config[name].kinds for name in names}):
+        for kind in KINDS[stage_kinds]:
+            make_variant(config, kind)
+
+
+def begin(config, start: str | None):
+    """A tokenizer and weights: new ones, or those of --start.
+
+    Raises:
+      UserError: if the model is of another shape.
+    """
+    shape = SHAPES[config.model]
+    if start:
+        source = sources.locate(start)
+        if source.read_config() != shape:
+            raise UserError(
+                f"--start={start} is a model of another shape: choose one that"
+                " this script wrote"
+            )
+        declared = parameters.declare(shape)
+        weights = partial_reads.read_tree(
+            source.open_parameters(shape, declared), declared
+        )
+        tokenizer = source.read_tokenizer()
+        tiny_tokenizer.add_words(tokenizer, WORDS[config.model])
+        return tokenizer, jax.device_put(weights)
+    tokenizer = tiny_tokenizer.train_tokenizer(
+        _texts(config), WORDS[config.model], MARKS[config.model], shape.vocabulary
+    )
+    weights = parameters.initialize(
+        jax.random.key(config.seed), parameters.declare(shape)
+    )
+    if config.model == "tiny_words":
+        weights = _take_over("tiny", weights, tokenizer)
+    return tokenizer, weights
+
+
+def _take_over(model: str, weights, tokenizer):
+    """`weights` with another embedded model's layers and the words that both know.
+
+    It can copy from what stands earlier, which takes a new model long to learn. Words
+    that are new are as long as the others.
+    """
+    source = sources.locate(model)
+    shape = source.read_config()
+    declared = parameters.declare(shape)
+    known = partial_reads.read_tree(source.open_parameters(shape, declared), declared)
+    ours, theirs = tokenizer.get_vocab(), source.read_tokenizer().get_vocab()
+    shared = [word for word in theirs if word in ours]
+    table, read = weights["embedding"], jnp.asarray(known["embedding"])
+    scale = jnp.linalg.norm(read, axis=1).mean() / jnp.linalg.norm(table, axis=1).mean()
+    table = (table * scale).at[jnp.array([ours[word] for word in shared])]
+    table = table.set(read[jnp.array([theirs[word] for word in shared])])
+    return jax.device_put({**known, "embedding": table})
+
+
+def _texts(config) -> list[str]:
+    """What the tokenizer is trained on."""
+    if config.model == "tiny_words":
+        kinds = KINDS["search_and_shop"]
+        return words_corpus([make_variant(config, kind) for kind in kinds])
+    # Of the lakes alone: the words of the other environments are in tiny_tokenizer.py.
+    random_plan = config["lake_mixed"].random_plan
+    variants = [make_variant(config, kind, random_plan=random_plan) for kind in LAKES]
+    return corpus(variants, variants[0].limits)
+
+
+def train_stage(weights, name: str, config, pieces, tokenizer):
+    """One of STAGES: an optimizer of its own, on demonstrations as the stage says."""
+    stage = config[name]
+    if stage.new_words:
+        weights = _redraw_words(weights, tokenizer, config.seed)
+    kinds = KINDS[stage.kinds]
+    variants = [
+        make_variant(config, kind, random_plan=stage.random_plan) for kind in kinds
+    ]
+    batches = [
+        _batches(pieces, tokenizer, variant, stage, config.model)
+        for variant in variants
+    ]
+    return _train(weights, batches, [k.weight for k in kinds], stage, config, name)
+
+
+def _redraw_words(weights, tokenizer, seed: int):
+    """New embeddings, as long as the others, for the words that are one token each.
+
+    A token that no stage has met is pushed away from every reply, like all the others
+    of its kind, until they point the same way: at the cosine of 0.99 that was measured,
+    two names are one to the model, and it cannot learn to copy them.
+    """
+    words = [k for k, t in tokenizer.added_tokens_decoder.items() if not t.special]
+    table = weights["embedding"]
+    length = jnp.linalg.norm(table, axis=1).mean()
+    drawn = jax.random.normal(jax.random.key(seed), (len(words), table.shape[1]))
+    drawn *= length / jnp.linalg.norm(drawn, axis=1, keepdims=True)
+    return {**weights, "embedding": table.at[jnp.array(words)].set(drawn)}
+
+
+def _batches(
+    pieces, tokenizer, variant: Variant, stage, model: str
+) -> tuple[Callable, jax.Array]:
+    """A function from a key to demonstrated rows; int32[S], how all rows begin."""
+    texts = prompts_lib.make_dialogue(
+        variant.env, variant.limits, pieces, thinking=variant.thinking
+    )
+    if stage.short:  # No system prompt: only the pieces around the first observation.
+        opening = (pieces.after_reply, *texts.phrases[1:])
+        texts = dataclasses.replace(texts, phrases=opening)
+    tokens = prompts_lib.tokenize_dialogue(
+        texts, variant.env, pieces, tokenizer, SHAPES[model].vocabulary
+    )
+    reply_table = tokenize_phrases(tokenizer, variant.env.reply_phrases)
+    stop = tokenizer.convert_tokens_to_ids(_STOP)
+    held = variant.short_context if stage.short else variant.context
+    context = min(stage.context, held)
+
+    def batch(key):
+        return jax.vmap(
+            lambda key: demonstrate.demonstrate_episode(
+                key, variant.env, texts, tokens, reply_table, stop, context
+            )
+        )(jax.random.split(key, stage.rows * variant.rows))
+
+    return batch, jnp.array(prompts_lib.opening_tokens(tokens))
+
+
+def _train(weights, batches: list, shares: list, stage, config, name: str):
+    """Adam on the imitation loss; each step draws one of `batches` by its share."""
+    settings = config.optimizer
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0,
+        stage.lr,
+        min(settings.warmup, stage.steps // 2),
+        stage.steps,
+        stage.lr / 20,
+    )
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(settings.clip_norm),
+        optax.adamw(schedule, b2=settings.beta2, weight_decay=settings.weight_decay),
+    )
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def update(weights, state, tokens, is_reply, prefix):
+        loss, gradient = jax.value_and_grad(supervised.imitation_loss)(
+            weights, tokens, is_reply, SHAPES[config.model], prefix
+        )
+        change, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, change), state, loss
+
+    draw = [jax.jit(batch) for batch, _ in batches]
+    state, started = optimizer.init(weights), time.time()
+    choice = np.random.default_rng(config.seed)
+    share = np.array(shares) / sum(shares)
+    losses, successes = [], []
+    for step in range(1, stage.steps + 1):
+        which = choice.choice(len(draw), p=share)
+        key = jax.random.fold_in(jax.random.key(config.seed + stage.draws), step)
+        tokens, is_reply, success = draw[which](key)
+        weights, state, loss = update(
+            weights, state, tokens, is_reply, batches[which][1]
+        )
+        losses.append(loss)
+        successes.append(success)
+        if step % config.log_every == 0 or step == stage.steps:
+            left = (time.time() - started) / step * (stage.steps - step)
+            print(
+                f"{name} {step:5d}/{stage.steps}  loss {jnp.stack(losses).mean():.4f}"
+                f"  demonstrator's success {jnp.concatenate(successes).mean():.3f}"
+                f"  {left:5.0f} s left",
+                flush=True,
+            )
+            losses, successes = [], []
+    return weights

@@ -1,0 +1,152 @@
+"""The suite of measurements: every stage in small, time-outs, and going on."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax.benchmarks import stages, suite
+from ragen_jax.benchmarks.suite import DONE, Result, Stage
+from ragen_jax.errors import UserError
+from ragen_jax.planning import target
+
+STAGES = (Stage("quick", "?", "none"), Stage("stuck", "?", "none"))
+# A stage in place of launch/benchmark.py: writes what it measures, and may get stuck.
+SCRIPT = """\
+import sys, time
+from pathlib import Path
+from ragen_jax.benchmarks import suite
+out, name = Path(sys.argv[1]), sys.argv[2].removeprefix("--stage=")
+def tables():
+    yield "first", {"figure": 1.0}
+    if name == "stuck":
+        print("about to wait", flush=True)
+        time.sleep(600)
+    if name == "broken":
+        raise RuntimeError("no such device")
+    yield "second", {"figure": 2.0}
+suite.measure(out, suite.Stage(name, "?", "none"), tables(), lambda *_: None)
+"""
+
+
+def run(out: Path, chosen, limit: float = 20.0) -> tuple[list[Result], list[str]]:
+    lines: list[str] = []
+    command = [sys.executable, "-c", SCRIPT, str(out)]
+    return suite.run(out, chosen, command, limit, lines.append), lines
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_stuck_is_ended_and_what_it_has_measured_is_kept(tmp_path):
+    started = time.perf_counter()
+    (stuck,), _ = run(tmp_path, STAGES[1:], limit=8.0)
+    assert time.perf_counter() - started < 60
+    assert stuck.state == "ended after 8 s, its limit"
+    assert stuck.tables == {"first": {"figure": 1.0}}
+    assert "about to wait" in (tmp_path / "stuck.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_is_said_and_the_others_are_measured(tmp_path):
+    (broken, quick), _ = run(tmp_path, (Stage("broken", "?", "none"), STAGES[0]))
+    assert broken.state == "failed: RuntimeError: no such device"
+    assert quick.state == DONE and list(quick.tables) == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again_and_what_was_tried_least_comes_first(tmp_path):
+    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {"first": {"figure": 7.0}}))
+    # Cut off while it ran: it counts as tried, and waits behind one that was not.
+    suite.write(tmp_path, Result("broken", suite.RUNNING, 1))
+    chosen = (*STAGES[:1], Stage("broken", "?", "none"), Stage("other", "?", "none"))
+    found, lines = run(tmp_path, chosen)
+    order = [line.split(":")[0] for line in lines if line.endswith("...")]
+    assert order == ["other", "broken"]
+    assert found[0].tables == {"first": {"figure": 7.0}}
+    assert [each.attempts for each in found] == [1, 2, 1]
+
+
+def test_the_report_puts_what_was_measured_beside_the_forecast():
+    chosen = (
+        Stage("replies_50", "?", "iterations"),
+        Stage("forecast_replies_50", "?", ""),
+    )
+    measured = {
+        "iteration": {"rollout, s": 3.0, "update, s": 0.0, "decode passes": 640}
+    }
+    forecast = {"forecast": {"rollout, s": 2.0, "decode passes": 640, "device": "x"}}
+    results = [
+        Result("replies_50", DONE, 1, 5.0, measured),
+        Result("forecast_replies_50", "ended after 8 s, its limit", 2, 8.0, forecast),
+    ]
+    written = suite.report(chosen, results)
+    assert "| replies_50 | rollout, s | 3.000 | 2.000 | 1.50 |" in written
+    assert "| replies_50 | decode passes | 640.000 | 640.000 | 1.00 |" in written
+    assert "update, s | 0" not in written.split("##")[0]
+    assert "ended after 8 s, its limit (attempt 2, 8 s)" in written
+
+
+def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own():
+    for sizes in (stages.FULL, stages.SMOKE):
+        chosen = stages.stages(sizes)
+        assert {stage.kind for stage in chosen} == set(stages.MEASURE)
+        assert len({stage.name for stage in chosen}) == len(chosen)
+        for stage in chosen:
+            if stage.kind in ("iterations", "forecast"):
+                settings = stages._settings(sizes, stage)
+                assert settings.rollout.reply_tokens == stage.options["reply"]
+    with pytest.raises(UserError, match="choose one of device, smoke_run"):
+        suite.find(chosen, "devise")
+
+
+def launched(out: Path, *flags: str) -> str:
+    command = [sys.executable, "launch/benchmark.py", "--suite=gpu", f"--out={out}"]
+    ended = subprocess.run(
+        [*command, "--smoke", *flags], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "figures"),
+    [
+        ("device", {"at best": "read, GB/s"}),
+        (
+            "attention",
+            {
+                "plain operations": "valid entries, GB/s",
+                "the same, by JAX's own operations": "a layer, us",
+            },
+        ),
+        ("replies_6", {"iteration": "rollout, s"}),
+    ],
+)
+def test_a_stage_measures_this_machine(tmp_path, stage, figures):
+    launched(tmp_path, f"--stage={stage}")
+    tables = json.loads((tmp_path / f"{stage}.json").read_text())["tables"]
+    assert all(tables[title][name] > 0 for title, name in figures.items())
+    if stage == "attention":
+        for figures in tables.values():
+            assert figures["largest difference to the first"] < 1e-4
+    if stage == "replies_6":
+        # Random weights end no reply: each of its turns takes six passes and a chunk.
+        assert tables["iteration"]["mean reply, tokens"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not target.is_available(), reason="needs the plan-gpu extra")
+def test_a_stage_has_a_forecast_from_programs_compiled_for_a_gpu(tmp_path):
+    launched(tmp_path, "--stage=forecast_replies_6")
+    found = json.loads((tmp_path / "forecast_replies_6.json").read_text())
+    forecast = found["tables"]["forecast"]
+    assert forecast["device"].startswith("1 x NVIDIA H100")
+    # Two turns of six tokens at the least, in chunks of 4.
+    assert forecast["decode passes"] >= 2 * 8 and forecast["decode passes"] % 4 == 0
+    assert forecast["iteration, s"] == pytest.approx(
+        forecast["rollout, s"] + forecast["update, s"]
+    )

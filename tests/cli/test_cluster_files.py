@@ -1,0 +1,58 @@
+"""The files for clusters: as far as they can be tried without a cluster."""
+
+import re
+import subprocess
+
+import pytest
+import yaml
+from helpers.paths import ROOT
+
+from ragen_jax.parallel import heartbeat
+
+SLURM = ROOT / "launch" / "slurm" / "train.sbatch"
+KUBERNETES = ROOT / "launch" / "kubernetes" / "train.yaml"
+
+
+# A lost process is found by the others, 75, or was killed itself: srun tells the
+# highest code.
+@pytest.mark.parametrize(("code", "requeues"), [(75, True), (137, True), (2, False)])
+def test_the_slurm_script_hands_its_arguments_on_and_requeues(tmp_path, code, requeues):
+    assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
+    # Stand-ins for SLURM's own commands, which note how they were called.
+    for name in ("srun", "scontrol"):
+        path = tmp_path / name
+        path.write_text(
+            f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\nexit {code}\n'
+        )
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(SLURM), "--config=a.py", "--workdir=/b c"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == code and heartbeat.EXIT_CODE == 75
+    srun, *after = (tmp_path / "calls").read_text().splitlines()
+    assert srun.endswith("python launch/train.py --config=a.py --workdir=/b c")
+    assert after == ["scontrol requeue 7"] * requeues
+
+
+def test_the_manifest_is_a_jobset_whose_processes_fit_together():
+    manifest = yaml.safe_load(KUBERNETES.read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == (
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
+    )
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert job["completionMode"] == "Indexed"
+    assert job["parallelism"] == job["completions"]
+    (container,) = job["template"]["spec"]["containers"]
+    command = container["command"][-1]
+    assert f"--processes={job['completions']}" in command
+    host = re.search(r"--coordinator=([\w.-]+):(\d+)", command)
+    name = manifest["metadata"]["name"]
+    # JobSet's name of a pod: JOBSET-REPLICATEDJOB-JOB-POD.SUBDOMAIN.
+    assert host[1] == f"{name}-{replicated['name']}-0-0.{name}"
+    volumes = {volume["name"] for volume in job["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes

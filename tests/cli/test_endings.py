@@ -1,0 +1,128 @@
+"""Signals, pipes and terminals: one line and a known exit code, whenever they come."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.paths import ROOT
+
+# A script whose main thread cannot run a handler of Python's: it waits in C.
+WAITING = """
+import ctypes, sys
+from ragen_jax.utils import endings
+endings.install()
+print("installed", flush=True)
+for _ in range(60):  # A signal ends the one call, not the loop.
+    ctypes.CDLL(None).sleep(60)
+"""
+# A run's handler, and a main thread held by C code that no signal ends, as a compiler
+# holds it. Another thread says so: a signal before that would be handled in Python.
+COMPILING = """
+import hashlib, sys, threading
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.training import interrupts
+def compile():
+    threading.Timer(0.5, print, ["installed"], {"flush": True}).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**30)
+with interrupts.InterruptHandler(lambda line: print(line, flush=True)) as handler:
+    if sys.argv[1] == "test":
+        with handler.nothing_to_save("last words"):
+            compile()
+    compile()
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert process.stdout.readline() == "installed\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+)
+def test_a_signal_ends_a_script_at_any_moment_in_one_line(number, code, line):
+    process = start(WAITING)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (code, "", line)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_run_whose_main_thread_is_compiling():
+    process = start(COMPILING, "train")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("stopping after this iteration")
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_final_test_though_its_main_thread_is_busy():
+    process = start(COMPILING, "test")
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "last words\n", "")
+
+
+SPEAKING = """
+import sys
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.cli import startup
+from ragen_jax.errors import UserError
+startup._write_what_can_be_written()
+with startup._ending_in_one_sentence():
+    for _ in range(int(sys.argv[1])):
+        print("√" * 1000)
+    if len(sys.argv) > 2:
+        raise UserError("no √ in a\\npath")
+"""
+
+
+def speak(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", SPEAKING, *arguments],
+        cwd=ROOT,
+        check=False,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"},
+        **options,
+    )
+
+
+def test_a_terminal_without_the_characters_shows_what_it_can():
+    done = speak("1", "fail", stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (2, b"?" * 1000 + b"\n")
+    assert done.stderr == b"error: no ? in a\\npath\n"
+
+
+def test_a_closed_pipe_ends_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    done = speak("1000", stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_an_output_without_room_is_told():
+    with open("/dev/full", "wb") as full:
+        done = speak("1000", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: the output cannot be written (No space")

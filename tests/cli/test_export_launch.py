@@ -1,0 +1,91 @@
+"""launch/export.py from the command line: the folder holds the trained actor."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers import runs, warm_process, wrong_input
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.models import parameters
+from ragen_jax.models.io import hugging_face
+
+SCRIPT = runs.ROOT / "launch" / "export.py"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A run on eight devices that has one step."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    settings = settings_lib.to_dict(runs.settings(mesh__data=8))
+    wrong_input.save_checkpoint(folder, runs.model(), settings)
+    return folder
+
+
+def export(*arguments) -> subprocess.CompletedProcess:
+    """The script in a process of its own, on one device."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env={**kept, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def read(folder):
+    config = hugging_face.read_config(folder)
+    declared = parameters.declare(config)
+    return config, hugging_face.read_parameters(folder, config, declared)
+
+
+def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
+    out = tmp_path / "made" / "agent"
+    done = export(f"--checkpoint={workdir}", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert f"folder       {out}\n" in done.stdout
+    assert f"next: python launch/evaluate.py --model={out}" in done.stdout
+    (config, weights), (wanted_config, wanted) = read(out), read(runs.model())
+    assert config == wanted_config
+    jax.tree.map(np.testing.assert_array_equal, weights, wanted)
+    texts = "Up || Left √ (1, 2)"
+    tokenizers = [hugging_face.read_tokenizer(f) for f in (out, runs.model())]
+    assert tokenizers[0].encode(texts) == tokenizers[1].encode(texts)
+    assert tokenizers[0].chat_template == tokenizers[1].chat_template
+    assert [path.name for path in out.parent.iterdir()] == ["agent"]
+
+
+def test_a_model_that_has_moved_is_found_by_its_new_path(workdir, tmp_path):
+    settings = settings_lib.to_dict(runs.settings(model__path=str(tmp_path / "gone")))
+    wrong_input.save_checkpoint(tmp_path / "run", runs.model(), settings)
+    arguments = [f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'agent'}"]
+    refused = warm_process.attempt(SCRIPT, arguments, tmp_path)
+    assert refused.code == 2
+    assert f"no folder {tmp_path / 'gone'}; give" in refused.errors
+    done = export(*arguments, f"--model={runs.model()}")
+    assert done.returncode == 0, done.stderr
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        read(tmp_path / "agent")[1],
+        read(runs.model())[1],
+    )
+
+
+def test_what_cannot_be_exported_is_refused_in_one_sentence(workdir, tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("x")
+    for arguments, part in (
+        ([f"--checkpoint={workdir}", f"--out={full}"], "exists and is not empty"),
+        ([f"--checkpoint={tmp_path}", f"--out={tmp_path / 'a'}"], "give the workdir"),
+        ([f"--checkpoint={workdir}"], "--out is missing"),
+    ):
+        ended = warm_process.attempt(SCRIPT, arguments, tmp_path)
+        assert (ended.code, ended.output, ended.made) == (2, "", [])
+        assert ended.errors.startswith("error: ") and ended.errors.count("\n") == 1
+        assert part in ended.errors
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

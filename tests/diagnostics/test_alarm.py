@@ -1,0 +1,282 @@
+"""The alarm and what a run does about it: stored healthy runs, and collapses."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import runs
+
+from ragen_jax.diagnostics import alarm, health
+from ragen_jax.diagnostics.alarm import COLLAPSE, HEALTHY, AlarmState, Signal
+
+# Series of two healthy runs of the embedded model, recorded iteration by iteration.
+HEALTHY_RUNS = sorted(Path(__file__).parent.glob("healthy_*.jsonl"))
+
+
+def records_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def surrogate(records: list[dict], length: int, rng) -> tuple[list[str], np.ndarray]:
+    """A run like a stored one: its trend, stretched, and its noise, drawn in blocks of
+    5 iterations for all metrics at once."""
+    names = [s.metric for s in alarm.SIGNALS if s.metric in records[0]]
+    values = np.array([[record[name] for name in names] for record in records], float)
+    count = len(values)
+    windows = [values[max(0, i - 5) : i + 6] for i in range(count)]
+    trend = np.array([np.median(window, axis=0) for window in windows])
+    at = np.linspace(0, count - 1, length)
+    stretched = [np.interp(at, np.arange(count), column) for column in trend.T]
+    starts = rng.integers(0, count - 4, -(-length // 5))
+    drawn = np.concatenate([np.arange(start, start + 5) for start in starts])[:length]
+    return names, np.stack(stretched, axis=1) + (values - trend)[drawn]
+
+
+def collapsing(names: list[str], values: np.ndarray, start: int) -> np.ndarray:
+    """The same run caught in the Echo Trap from `start` on, in the paper's order: the
+    in-group std falls in 10 iterations, then return and success in 20, as entropy
+    rises and every third gradient is four times as long."""
+    step, values = np.arange(len(values)), values.copy()
+    early = np.clip((step - start) / 10, 0, 1)
+    late = np.clip((step - start - 10) / 20, 0, 1)
+    factors = {
+        "filter/reward_std": 1 - 0.9 * early,
+        "train/success": 1 - late,
+        "train/return_with_penalty": 1 - late,
+        "rollout/entropy": 1 + 1.5 * late,
+        "update/actor_grad_norm": 1 + 3 * late * (step % 3 == 0),
+    }
+    for name, factor in factors.items():
+        values[:, names.index(name)] *= factor
+    return values
+
+
+def verdicts(names: list[str], values: np.ndarray) -> list[alarm.Verdict]:
+    lines = [dict(zip(names, row, strict=True)) for row in values.tolist()]
+    return alarm.replay([{"iteration": i + 1} | line for i, line in enumerate(lines)])
+
+
+@pytest.mark.parametrize("path", HEALTHY_RUNS, ids=lambda path: path.stem)
+def test_a_stored_healthy_run_is_no_collapse(path):
+    records = records_of(path)
+    assert len(records) > 30
+    levels = [verdict.level for verdict in alarm.replay(records)]
+    assert COLLAPSE not in levels
+    assert levels.count(HEALTHY) > 0.9 * len(levels)
+
+
+@pytest.mark.parametrize("path", HEALTHY_RUNS, ids=lambda path: path.stem)
+def test_a_collapse_is_seen_and_runs_like_healthy_ones_are_not(path):
+    records, delays = records_of(path), []
+    for seed in range(4):
+        names, values = surrogate(records, 100, np.random.default_rng(seed))
+        assert COLLAPSE not in [v.level for v in verdicts(names, values)]
+        found = [v.level for v in verdicts(names, collapsing(names, values, 60))]
+        assert COLLAPSE not in found[:60]
+        delays.append(found.index(COLLAPSE) - 60)
+    assert max(delays) <= 38  # The return begins to fall at 10 and has fallen at 30.
+
+
+SIGNAL = Signal("x", 1, 0.1, slack=1.0, threshold=5.0)
+
+
+def follow(values: list[float], signal: Signal = SIGNAL) -> list[bool]:
+    """Whether the signal rings, value by value."""
+    state, rings = AlarmState(), []
+    for index, value in enumerate(values):
+        state, verdict = alarm.update(
+            state, index + 1, {signal.metric: value}, (signal,)
+        )
+        rings.append(verdict.level != HEALTHY)
+    return rings
+
+
+def test_the_sum_is_computed_by_hand():
+    # Reference 0 with the floor 0.1: 0.4 is 4 deviations, 3 above the slack. The first
+    # sum is 3, the second 6, above the threshold of 5.
+    rings = follow([0.0] * 20 + [0.4, 0.4])
+    assert rings == [False] * 21 + [True]
+    # 0.3 adds 2 each time: 2, 4, 6.
+    assert follow([0.0] * 20 + [0.3] * 3) == [False] * 22 + [True]
+    # One outlier, however large, is clipped to 4 and adds 3.
+    assert not any(follow([0.0] * 20 + [1e9] + [0.0] * 10))
+    # Within the slack nothing is added.
+    assert not any(follow([0.0] * 20 + [0.1] * 50))
+
+
+def test_only_the_unhealthy_direction_rings():
+    assert not any(follow([0.0] * 20 + [-1.0] * 20))
+    falling = dataclasses.replace(SIGNAL, sign=-1)
+    assert any(follow([0.0] * 20 + [-1.0] * 20, falling))
+    either = dataclasses.replace(SIGNAL, sign=0)
+    assert any(follow([0.0] * 20 + [-1.0] * 20, either))
+    assert any(follow([0.0] * 20 + [1.0] * 20, either))
+
+
+def test_a_steady_drift_is_expected_to_go_on_but_not_of_an_outcome():
+    drift = [0.05 * i for i in range(60)]
+    assert not any(follow(drift))
+    outcome = dataclasses.replace(SIGNAL, is_outcome=True)
+    assert any(follow(drift, outcome))
+
+
+def test_a_new_level_becomes_the_usual_one_after_a_while():
+    rings = follow([0.0] * 20 + [1.0] * 120)
+    assert any(rings[20:30]) and not any(rings[-30:])
+
+
+def test_numbers_that_are_missing_change_nothing():
+    values = [0.0] * 20 + [0.4, math.nan, 0.4]
+    assert follow(values)[-1]
+    state, _ = alarm.update(AlarmState(), 1, {"x": 1.0}, (SIGNAL,))
+    same, _ = alarm.update(state, 2, {"x": None}, (SIGNAL,))
+    assert same == state
+
+
+def test_theil_sen_ignores_an_outlier():
+    line = [2.0 * i for i in range(11)]
+    line[5] = 1e6
+    assert alarm._theil_sen(tuple(line)) == 2.0
+
+
+def test_the_state_survives_json():
+    state, health_state = AlarmState(), health.HealthState()
+    names, values = surrogate(records_of(HEALTHY_RUNS[0]), 90, np.random.default_rng(0))
+    values = collapsing(names, values, 40)
+    policy = health.Policy("warn", early_stops="ragen")
+    for index, row in enumerate(values.tolist()):
+        metrics = dict(zip(names, row, strict=True))
+        saved = health.from_json(json.loads(json.dumps(health.to_json(health_state))))
+        assert saved == health_state
+        state = alarm.from_json(json.loads(json.dumps(alarm.to_json(state))))
+        state, _ = alarm.update(state, index + 1, metrics)
+        health_state, _ = health.observe(health_state, index + 1, metrics, policy)
+        assert state == health_state.alarm
+    assert any(track.held for _, track in state.tracks)
+
+
+# Decisions ----------------------------------------------------------------------------
+
+
+def decisions(policy: health.Policy, rollbacks: int = 0) -> list[health.Decision]:
+    """Of a run that collapses from iteration 60 on."""
+    names, values = surrogate(
+        records_of(HEALTHY_RUNS[0]), 100, np.random.default_rng(1)
+    )
+    values = collapsing(names, values, 60)
+    state, found = health.HealthState(rollbacks=rollbacks), []
+    for index, row in enumerate(values.tolist()):
+        metrics = dict(zip(names, row, strict=True))
+        state, decision = health.observe(state, index + 1, metrics, policy)
+        found.append(decision)
+    return found
+
+
+def test_each_way_to_react_is_its_own_decision():
+    assert {d.action for d in decisions(health.Policy("watch"))} == {health.CONTINUE}
+    warned = [d for d in decisions(health.Policy("warn")) if d.action == health.WARN]
+    assert len(warned) == 1 and "collapse at iteration" in warned[0].sentence
+    stopped = [d for d in decisions(health.Policy("stop")) if d.action == health.STOP]
+    assert "training stops" in stopped[0].sentence
+    back = [
+        d for d in decisions(health.Policy("rollback")) if d.action == health.ROLLBACK
+    ]
+    assert 40 <= back[0].healthy_until < 75
+    assert back[0].metrics() == {
+        "health/level": 2.0,
+        "health/signs": float(len(back[0].verdict.ringing)),
+    }
+    often = decisions(health.Policy("rollback"), rollbacks=3)
+    assert health.STOP in {d.action for d in often}
+    assert health.ROLLBACK not in {d.action for d in often}
+
+
+def test_a_rollback_halves_the_learning_rate_or_the_share_kept():
+    settings = runs.settings(algorithm="starpo_s", optimizer__actor_lr=1e-3)
+    policy = health.Policy("rollback")
+    assert health.remedied(settings, policy, 0) == settings
+    twice = health.remedied(settings, policy, 2)
+    assert twice.optimizer.actor_lr == pytest.approx(2.5e-4)
+    sentence = health.remedy_sentence(settings, policy, 1, 40)
+    assert "after iteration 40" in sentence and "0.0005" in sentence
+    tighter = health.remedied(settings, health.Policy("rollback", "filter"), 1)
+    assert tighter.filter.fraction == settings.filter.fraction / 2
+    assert tighter.optimizer == settings.optimizer
+    assert health.with_rollbacks(health.HealthState(), 2).rollbacks == 2
+
+
+def stops_at(lines: list[dict], preset: str) -> int:
+    """The first iteration at which a preset stops; -1: never."""
+    state, policy = health.HealthState(), health.Policy("watch", early_stops=preset)
+    for index, line in enumerate(lines):
+        state, decision = health.observe(state, index + 1, line, policy)
+        if decision.action == health.STOP:
+            return index + 1
+    return -1
+
+
+def test_the_early_stop_by_spread_waits_for_ten_low_iterations():
+    lines = [{"filter/reward_std": 1.0}] * 10 + [{"filter/reward_std": 0.09}] * 15
+    assert stops_at(lines, "ragen") == 20
+    assert stops_at(lines, "ragen_paper") == 15
+    assert stops_at(lines, "none") == -1
+    lines[15] = {"filter/reward_std": 0.11}  # It has to be low ten times running.
+    assert stops_at(lines, "ragen") == -1
+
+
+def test_the_early_stops_by_validation_and_by_empty_filters_count_in_a_row():
+    assert stops_at([{"validation/success": 0.0}] * 9, "ragen") == 5
+    assert stops_at([{"validation/success": 0.0}, {}] * 9, "ragen") == 9
+    mixed = [{"validation/success": 0.0}] * 4 + [{"validation/success": 0.02}]
+    assert stops_at(mixed * 3, "ragen") == -1
+    empty = [{"update/skipped_empty": float(i)} for i in range(1, 9)]
+    assert stops_at(empty, "ragen") == 5
+    assert stops_at([{"update/skipped_empty": 4.0}] * 9, "ragen") == -1
+
+
+def test_a_run_that_really_declined_is_found_soon():
+    # Bandit at a constant learning rate: success rises to 88 % in 110 iterations, then
+    # falls to 62 % in 20, while entropy and gradient norms double.
+    records = records_of(Path(__file__).parent / "decline_bandit.jsonl")
+    levels = [verdict.level for verdict in alarm.replay(records)]
+    assert 111 <= levels.index(COLLAPSE) + 1 <= 130
+
+
+def test_a_run_that_falls_from_its_first_iteration_on_is_found_within_ten():
+    # Bandit by GRPO: the arm that pays less but always is all that is pulled after 11
+    # iterations; neither a window before the fall nor a gradient announces it.
+    records = records_of(Path(__file__).parent / "safe_arm_bandit.jsonl")
+    found = [verdict for verdict in alarm.replay(records) if verdict.level == COLLAPSE]
+    assert len(found) >= 50
+    assert found[0].ringing == ("train/success", "filter/reward_std")
+    assert found[0].sentence.startswith("collapse at iteration 10: train/success and")
+
+
+@pytest.mark.parametrize(
+    ("success", "spread", "rings_at"),
+    [
+        # Means of five against halves of 0.4 and 0.2: 0.19 and 0.09 at the eighth.
+        ([0.4, 0.5, 0.3] + [0.19] * 5, [0.2] * 3 + [0.09] * 5, 8),
+        ([0.4, 0.5, 0.3] + [0.21] * 5, [0.2] * 3 + [0.09] * 5, None),
+        ([0.4, 0.5, 0.3] + [0.19] * 5, [0.2] * 3 + [0.11] * 5, None),
+        ([0.05] * 3 + [0.0] * 5, [0.2] * 3 + [0.09] * 5, None),  # It began too low.
+    ],
+)
+def test_less_than_half_of_the_beginning_is_a_collapse(success, spread, rings_at):
+    names = ["train/success", "filter/reward_std"]
+    levels = [v.level for v in verdicts(names, np.stack([success, spread], axis=1))]
+    found = levels.index(COLLAPSE) + 1 if COLLAPSE in levels else None
+    assert found == rings_at
+
+
+def test_a_collapse_from_the_beginning_on_goes_back_to_the_beginning():
+    records = records_of(Path(__file__).parent / "safe_arm_bandit.jsonl")
+    state, policy = health.HealthState(), health.Policy(on_collapse="rollback")
+    for record in records:
+        state, decision = health.observe(state, record["iteration"], record, policy)
+        if decision.action == health.ROLLBACK:
+            break
+    assert record["iteration"] == 10 and decision.healthy_until == alarm.START

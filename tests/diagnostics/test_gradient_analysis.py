@@ -1,0 +1,184 @@
+"""Gradient norms by bucket against gradients written out plainly."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import models, updates
+
+from ragen_jax import starpo
+from ragen_jax.diagnostics import gradient_analysis as analysis
+from ragen_jax.diagnostics import scored_batch
+from ragen_jax.learning.forward import UpdatePlan
+
+CHANGES = dict(
+    estimator="grpo",
+    algorithm="starpo",
+    loss__entropy=0.02,
+    loss__kl=0.1,
+    loss__kl_kind="k3",
+    loss__kl_in="loss",
+    advantage__whiten=False,
+    optimizer__minibatch=8,
+    optimizer__microbatch=4,
+)
+
+# GRPO without sampler correction reads no model to score a batch.
+NOBODY = scored_batch.Trained({}, {}, np.int32(0))
+
+
+@functools.cache
+def plan(**changes) -> UpdatePlan:
+    settings, mesh = updates.settings(**CHANGES | changes), models.one_device()
+    return UpdatePlan(
+        settings,
+        updates.CONFIG,
+        mesh,
+        jnp.float32,
+        updates.shardings(settings, mesh),
+        (updates.LENGTH,),
+        prefix=updates.OPENING,
+    )
+
+
+@functools.cache
+def scored(keep_all: bool = True) -> scored_batch.ScoredBatch:
+    rows, episodes = updates.record()
+    score = scored_batch.make_scoring(plan(), keep_all=keep_all)
+    reference = updates.reference(plan().settings)
+    return score(NOBODY, {}, reference, rows, episodes)
+
+
+def test_quantile_buckets_are_of_equal_count_and_the_last_takes_the_rest():
+    spread = np.array([5.0, 0, 3, 1, 4, 2, 6, 7])
+    buckets = analysis.quantile_buckets(spread, 3)
+    assert [b.groups.tolist() for b in buckets] == [[1, 3], [5, 2], [4, 0, 6, 7]]
+    assert len(analysis.quantile_buckets(spread[:2], 6)) == 2
+
+
+def test_fixed_buckets_hold_their_lower_edge():
+    buckets = analysis.fixed_buckets(np.array([0.0, 0.99, 1.0, 4.5, 5.0, 80.0]))
+    assert [b.groups.tolist() for b in buckets] == [[0, 1], [2], [], [], [3], [4, 5]]
+    assert buckets[-1].name == "spread_5_inf"
+
+
+def test_the_scored_batch_holds_what_the_update_learned_from():
+    rows, episodes = updates.record()
+    found = jax.device_get(scored())
+    returns = np.where(
+        np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None],
+        np.asarray(episodes.reward) + np.where(episodes.is_valid, 0, -0.1),
+        0,
+    ).sum(axis=1)
+    groups = returns.reshape(updates.PROMPTS, updates.GROUP_SIZE)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    std = groups.std(axis=1, ddof=1, keepdims=True)
+    wanted = (centred / (std + 1e-6)).reshape(-1)
+    episode = found.kept.rows.episode.max(axis=1)
+    for row in range(len(episode)):
+        mine = found.batch.advantages[row][found.batch.is_reply[row]]
+        np.testing.assert_allclose(mine, wanted[episode[row]], rtol=1e-3, atol=1e-4)
+    assert sorted(episode.tolist()) == list(range(16))
+
+
+@jax.jit
+def plain_gradient(actor, batch, which):
+    """The gradient of one component's mean; which: a one-hot choice of the three."""
+    loss = plan().settings.loss
+
+    def component(actor):
+        policy = updates.log_policy(actor, batch.tokens, 0.8)
+        chosen = jnp.take_along_axis(policy, batch.tokens[..., None], -1)[..., 0]
+        ratio = jnp.exp(chosen - batch.old_logprobs)
+        clipped = jnp.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+        task = -jnp.minimum(ratio * batch.advantages, clipped * batch.advantages)
+        entropy = 0.02 * (jnp.exp(policy) * policy).sum(axis=-1)
+        gap = batch.ref_logprobs - chosen
+        divergence = 0.1 * (jnp.exp(gap) - 1 - gap)
+        values = which[0] * task + which[1] * entropy + which[2] * divergence
+        return jnp.where(batch.is_reply, values, 0).sum() / batch.is_reply.sum()
+
+    return optax.global_norm(jax.grad(component)(actor))
+
+
+def plain_norms(rows: np.ndarray) -> tuple[list[float], int]:
+    """(norms of task, entropy and KL over these rows at once, reply tokens)."""
+    batch = jax.tree.map(lambda x: x[rows], scored().batch)
+    actor = updates.parameters()[0]
+    norms = [float(plain_gradient(actor, batch, which)) for which in jnp.eye(3)]
+    return norms, int(batch.is_reply.sum())
+
+
+@pytest.mark.slow
+def test_norms_equal_plain_gradients_and_a_small_bucket_is_not_made_quiet():
+    _, episodes = updates.record()
+    group = np.asarray(episodes.group)
+    buckets = [
+        analysis.Bucket("one", np.array([1])),
+        analysis.Bucket("none", np.array([], int)),
+    ]
+    gradients = analysis.make_gradients(plan())
+    actor = updates.parameters()[0]
+    values = analysis.analyze(plan(), gradients, actor, {}, scored(), group, buckets)
+    episode = np.asarray(scored().kept.rows.episode).max(axis=1)
+    rows = np.flatnonzero(group[episode] == 1)
+    assert len(rows) == 4 < plan().settings.optimizer.minibatch
+    norms, tokens = plain_norms(rows)
+    for name, norm in zip(analysis.COMPONENTS, norms, strict=True):
+        assert norm > 0
+        assert values[f"one/{name}"] == pytest.approx(norm, rel=1e-3)
+        assert values[f"one/{name}/per_sample"] == pytest.approx(norm / 4, rel=1e-3)
+        assert values[f"one/{name}/per_token"] == pytest.approx(norm / tokens, rel=1e-3)
+    halves = [plain_norms(np.arange(0, 8))[0], plain_norms(np.arange(8, 16))[0]]
+    for index, name in enumerate(analysis.COMPONENTS):
+        mean = (halves[0][index] + halves[1][index]) / 2
+        assert values[f"all/{name}"] == pytest.approx(mean, rel=1e-3)
+    assert values["none/rows"] == 0 and "none/task" not in values
+    assert values["one/row_share"] == 0.25
+
+
+@pytest.mark.slow
+def test_a_group_without_spread_has_no_task_gradient():
+    _, episodes = updates.record()
+    settings = dataclasses.replace(plan().settings.reward, format_penalty=0.0)
+    settings = dataclasses.replace(plan().settings, reward=settings)
+    quiet = dataclasses.replace(plan(), settings=settings)
+    rows, episodes = updates.record()
+    score = scored_batch.make_scoring(quiet, keep_all=True)
+    found = score(NOBODY, {}, updates.reference(settings), rows, episodes)
+    buckets = [analysis.Bucket("flat", np.array([2]))]
+    values = analysis.analyze(
+        quiet,
+        analysis.make_gradients(quiet),
+        updates.parameters()[0],
+        {},
+        found,
+        np.asarray(episodes.group),
+        buckets,
+    )
+    assert values["flat/reward_std_max"] == 0
+    assert values["flat/task"] == 0 < values["flat/entropy"]
+
+
+def test_the_batch_of_kept_rows_is_the_updates_own():
+    assert callable(starpo.update)  # Whose steps `_score` repeats:
+    few = dataclasses.replace(
+        plan(),
+        settings=updates.settings(
+            **CHANGES | dict(filter__strategy="top_fraction", filter__fraction=0.5)
+        ),
+    )
+    rows, episodes = updates.record()
+    reference = updates.reference(few.settings)
+    found = scored_batch.make_scoring(few, keep_all=False)(
+        NOBODY, {}, reference, rows, episodes
+    )
+    kept = np.asarray(found.kept.rows.episode).max(axis=1)[
+        np.asarray(found.batch.weight) > 0
+    ]
+    assert np.asarray(found.keep).sum() == 8
+    assert set(kept) == set(np.flatnonzero(found.keep))

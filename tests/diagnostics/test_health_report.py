@@ -1,0 +1,278 @@
+"""The health report: what goes into the page, and the page in a real browser."""
+
+import html.parser
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from helpers import browser
+
+from ragen_jax.diagnostics import episode_log, report
+from ragen_jax.diagnostics.report import data as data_lib
+from ragen_jax.diagnostics.report import page
+from ragen_jax.errors import UserError
+
+# What a model might write, and no page may run or lose.
+EVIL = (
+    "</script><script>document.title='broken'</script>"
+    "<img src=x onerror=\"document.title='broken'\"> & \u2028 @@DATA@@ <!-- ]]>"
+)
+
+
+def episode(iteration: int, phase: str = "train", **changes) -> dict:
+    """An episode of one turn as the log holds it."""
+    turn = {
+        "message": "P _ G\n_ O _\nTurn 1 of 5. Actions left: 10.",
+        "thought": f"The goal is to the right. {EVIL}",
+        "answer": "<answer>Right || Right</answer>",
+        "actions": ["Right", "Right"],
+        "reward": 1.0,
+        "valid": True,
+        "tokens": ["The", " goal", EVIL, "<answer>", "Right", "</answer>"],
+        "logprob": [-0.1, -0.5, -2.0, -0.01, -0.2, 0.0],
+        "entropy": [0.3, 0.9, 1.5, 0.1, 0.4, 0.0],
+        "advantage": [1.0, -0.5, 0.25, 1.0, 1.0, 1.0],
+        "value": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+    }
+    usual = {
+        "iteration": iteration,
+        "phase": phase,
+        "environment": "frozen_lake",
+        "level": iteration % 7,
+        "rollout": 0,
+        "success": iteration % 3 > 0,
+        "return": float(iteration % 3),
+        "end": "environment_done",
+        "system": f"You play a game. {EVIL}",
+        "turns": [turn],
+    }
+    return usual | changes
+
+
+def write_run(folder: Path, seed: int, episodes: list[dict], iterations=60) -> Path:
+    """The files that a run leaves behind, of a success that rises and then falls."""
+    folder.mkdir()
+    lines = []
+    for i in range(1, iterations + 1):
+        success = min(i, 40) / 50 - max(0, i - 40) / 40 + (i * seed) % 5 / 100
+        values = {
+            "train/success": round(success, 3),
+            "train/return_with_penalty": round(success - 0.05, 3),
+            "filter/reward_std": round(0.4 - max(0, i - 32) / 30, 3),
+            "rollout/entropy": round(0.3 + max(0, i - 40) / 20, 3),
+            "health/distinct_thoughts": None if i == 1 else 0.8,
+        }
+        lines.append(json.dumps({"iteration": i} | values))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    settings = {"seed": seed, "optimizer": {"actor_lr": 1e-4}}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    sides = {"success": 0.4, "success_standard_error": 0.03, "turns": 3.0}
+    test = {"before": sides, "after": sides | {"success": 0.8}, "gain": 0.4}
+    (folder / "test.json").write_text(json.dumps(test | {"gain_standard_error": 0.02}))
+    episode_log.append(folder, episodes)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    both = [episode(0, "before", level=3), episode(60, "after", level=3)]
+    return write_run(tmp_path / "one", 1, [episode(i) for i in range(1, 9)] + both)
+
+
+class Scripts(html.parser.HTMLParser):
+    """The script elements of a page, as a parser of HTML finds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.is_in, self.tags = [], False, []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "script":
+            self.found.append((dict(attrs), ""))
+            self.is_in = True
+
+    def handle_endtag(self, tag):
+        self.is_in = self.is_in and tag != "script"
+
+    def handle_data(self, data):
+        if self.is_in:
+            attributes, text = self.found[-1]
+            self.found[-1] = attributes, text + data
+
+
+def test_texts_of_a_model_stay_data(run):
+    text = report.write_report(run).read_text()
+    scripts = Scripts()
+    scripts.feed(text)
+    assert [attributes for attributes, _ in scripts.found] == [
+        {"type": "application/json", "id": "data"},
+        {},
+    ]
+    stored = json.loads(scripts.found[0][1])
+    assert "<" not in scripts.found[0][1]
+    assert stored["episodes"][0]["turns"][0]["tokens"][2] == EVIL
+    assert "img" not in scripts.tags
+    source = scripts.found[1][1]
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write"):
+        assert way not in source
+    assert "eval(" not in source
+
+
+def test_the_page_asks_nothing_of_a_network(run):
+    text = report.write_report(run).read_text()
+    without = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"(src|href)=[\"']?(?!#)[a-z]+:", without)
+    assert "https://" not in without and "http://" not in without
+    assert "default-src 'none'" in text and "@import" not in text
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_series(tmp_path):
+    runs = [write_run(tmp_path / f"seed{s}", s, []) for s in (1, 2)]
+    other = write_run(tmp_path / "other", 1, [])
+    changed = {"seed": 1, "optimizer": {"actor_lr": 1e-3}}
+    (other / "settings.json").write_text(json.dumps(changed))
+    found = data_lib.gather([*runs, other])
+    assert [one["runs"] for one in found["series"]] == [[0, 1], [2]]
+    assert found["differences"] == [
+        {"key": "optimizer.actor_lr", "values": ["0.0001", "0.0001", "0.001"]},
+        {"key": "seed", "values": ["1", "2", "1"]},
+    ]
+    assert [chart["metric"] for chart in found["charts"]][:2] == [
+        "train/success",
+        "train/return_with_penalty",
+    ]
+    assert found["tests"][0]["gain"] == 0.4
+
+
+def test_the_alarm_marks_the_collapse(run):
+    (found,) = data_lib.gather([run])["runs"]
+    levels = [mark["level"] for mark in found["marks"]]
+    assert "collapse" in levels
+    assert min(mark["first"] for mark in found["marks"]) > 30
+
+
+def test_neighbouring_iterations_of_one_level_are_one_mark():
+    levels = ["healthy", "watch", "watch", "collapse", "healthy", "watch"]
+    marks = data_lib.spans(range(1, 7), levels, list("abcdef"))
+    assert [(m["first"], m["last"], m["why"]) for m in marks] == [
+        (2, 3, "b"),
+        (4, 4, "d"),
+        (6, 6, "f"),
+    ]
+
+
+def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no metrics.jsonl .* give the workdir"):
+        report.write_report(tmp_path)
+
+
+def test_data_that_holds_the_templates_marks_is_put_in_as_it_is():
+    text = page.embedded({"a": "@@STYLE@@</script>\u2028"})
+    assert json.loads(text) == {"a": "@@STYLE@@</script>\u2028"}
+    assert "<" not in text and "\u2028" not in text
+
+
+# In Chromium --------------------------------------------------------------------------
+
+LEGEND = "Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you on the goal."
+ROW = "document.querySelector('.row[aria-selected=true]')"
+PICKED = f"{ROW}.getAttribute('aria-posinset')"
+
+
+def timed(code: str) -> str:
+    """JavaScript for the milliseconds that some takes."""
+    start, end = "const start = performance.now();", "return performance.now() - start"
+    return f"(() => {{ {start} {code}; {end} }})()"
+
+
+@pytest.fixture(scope="module")
+def browser_page(tmp_path_factory):
+    """The page of a run with 10,002 episodes, open in a browser, the list in focus."""
+    place = tmp_path_factory.mktemp("browser")
+    system = f"You play a game. {LEGEND} {EVIL}"
+    both = [
+        episode(0, "before", level=3, system=system),
+        episode(60, "after", level=3, system=system),
+    ]
+    folder = write_run(place / "run", 1, both)
+    data = data_lib.gather([folder])
+    data["episodes"] += [{"run": 0, **episode(i % 200)} for i in range(10_000)]
+    path = folder / report.FILE
+    path.write_text(page.render(data))
+    with browser.browse(place) as opened:
+        opened.open(path)
+        opened.evaluate("document.getElementById('list').focus()")
+        yield opened
+
+
+in_chromium = pytest.mark.skipif(
+    browser.CHROMIUM is None, reason="Chromium is not installed here"
+)
+
+
+@pytest.mark.slow
+@in_chromium
+def test_ten_thousand_episodes_open_in_a_browser_and_no_text_is_run(browser_page):
+    ask = browser_page.evaluate
+    # A text of an episode that was run would have changed it.
+    assert ask("document.title") == "Health of run"
+    assert ask("document.getElementById('count').textContent").startswith("10002 of")
+    options = ask("document.querySelectorAll('[role=option]').length")
+    assert 5 < options < 100  # Only what is in view exists.
+    assert ask("document.querySelectorAll('figure svg').length") == 5
+    assert ask("document.querySelectorAll('img').length") == 0
+    shown = ask("document.getElementById('episode').textContent")
+    assert "<img src=x onerror=" in shown
+    assert ask("performance.getEntriesByType('resource').length") == 0  # No network.
+
+
+@pytest.mark.slow
+@in_chromium
+def test_keys_walk_through_ten_thousand_episodes_without_a_stall(browser_page):
+    ask, press = browser_page.evaluate, browser_page.press
+    press("Home")
+    assert ask(PICKED) == "1"
+    press("ArrowDown", "PageDown", "ArrowUp")
+    assert ask(PICKED) == "11"
+    press("End")
+    assert ask(PICKED) == "10002"
+    assert ask(f"{ROW}.getBoundingClientRect().height") == 28  # In view, and drawn.
+    # A step draws one row at most: those that stay in view stay as they are.
+    ask("pick(5000); window.before = new Set(rows.children); pick(5001)")
+    drawn = ask("[...rows.children].filter((row) => !before.has(row)).length")
+    assert drawn <= 1
+    # No stall, on a machine that may be busy: a second a step, near or far.
+    assert ask(timed("for (let i = 5000; i < 5010; i++) pick(i)")) < 10_000
+    assert ask(timed("for (let i = 0; i < 10; i++) pick(i * 997)")) < 10_000
+    assert ask(timed("refilter()")) < 5000
+
+
+@pytest.mark.slow
+@in_chromium
+def test_the_same_level_before_and_after_stands_side_by_side_with_its_boards(
+    browser_page, tmp_path
+):
+    ask, press = browser_page.evaluate, browser_page.press
+    ask("filters.phase.value = 'before'; refilter()")
+    ask("document.getElementById('list').focus()")
+    press("c")
+    assert ask("document.querySelectorAll('.card').length") == 2
+    texts = ask("[...document.querySelectorAll('.card h3')].map((h) => h.textContent)")
+    assert ["before" in texts[0], "after" in texts[1]] == [True, True]
+    # The board of the message, two rows of three cells, coloured by the legend.
+    board = "document.querySelector('svg.board')"
+    assert ask(f"{board}.querySelectorAll('rect').length") == 6
+    said = ask(f"[...{board}.querySelectorAll('text')].map((t) => t.textContent)")
+    assert said == ["P", "G", "O"]
+    cells = f"[...{board}.querySelectorAll('rect')]"
+    colours = ask(f"{cells}.map((cell) => cell.getAttribute('fill'))")
+    assert colours[4] != colours[2] != colours[1] == colours[3]  # hole, goal, ice
+    # To be looked at.
+    pictures = Path(os.environ.get("RAGEN_JAX_SCREENSHOTS", tmp_path))
+    for name, place in (("episodes", "getElementById('browser')"), ("top", "body")):
+        ask(f"document.{place}.scrollIntoView()")
+        browser_page.screenshot(pictures / f"report_{name}.png")
+        assert (pictures / f"report_{name}.png").stat().st_size > 20_000

@@ -1,0 +1,195 @@
+"""Indicators of collapse against hand-worked numbers and plain Python."""
+
+import collections
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import models, records
+
+from ragen_jax.diagnostics import indicators
+from ragen_jax.text import reply_parser
+from ragen_jax.trajectory import Episodes, Rows
+
+
+def record(thoughts: list[list[list[int]]], group: list[int]) -> tuple[Rows, Episodes]:
+    """Episodes whose turns' replies are a thought and one token 99 of answer."""
+    turns = max(map(len, thoughts))
+    lines, tokens = [], []
+    for episode in thoughts:
+        line, numbers = "", []
+        for thought in episode:
+            line += "o" + "r" * len(thought) + "R"
+            numbers += [7, *thought, 99]
+        lines.append(line)
+        tokens.append(numbers)
+    width = max(map(len, lines))
+    rows = records.rows_of(
+        *(line.ljust(width, ".") for line in lines), episode=[*range(len(lines))]
+    )
+    padded = [numbers + [0] * (width - len(numbers)) for numbers in tokens]
+    episodes = records.episodes_of(
+        [[0.0] * turns] * len(thoughts), turns=[*map(len, thoughts)], group=group
+    )
+    lengths = [[*map(len, e)] + [0] * (turns - len(e)) for e in thoughts]
+    return (
+        rows.replace(tokens=jnp.array(padded, jnp.int32)),
+        episodes.replace(thought_tokens=jnp.array(lengths, jnp.int32)),
+    )
+
+
+THOUGHTS = [
+    [[1, 2, 3], [4, 5]],
+    [[1, 2, 3], [5, 4]],  # the other order is another thought
+    [[1, 2, 3, 1], []],  # a longer one, and one that is not there
+    [[4, 5]],
+]
+
+
+def test_a_thought_is_a_reply_up_to_the_answer():
+    rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
+    mask = np.asarray(indicators.thought_mask(rows, episodes))
+    found = [np.asarray(rows.tokens)[row][mask[row]].tolist() for row in range(4)]
+    assert found == [[1, 2, 3, 4, 5], [1, 2, 3, 5, 4], [1, 2, 3, 1], [4, 5]]
+
+
+def test_repeated_thoughts_are_counted_by_hand():
+    rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
+    mask = indicators.thought_mask(rows, episodes)
+    hashes, is_there = indicators.thought_hashes(rows, episodes, mask)
+    assert is_there.tolist() == [True, True, True, True, True, False, True, False]
+    found = indicators.repetition_of(hashes, is_there)
+    # 123 twice, 45 twice, 54, 1231: four of six, the most frequent twice of six.
+    assert float(found.distinct) == pytest.approx(4 / 6)
+    assert float(found.top_share) == pytest.approx(2 / 6)
+
+
+def test_overlap_is_counted_by_hand():
+    rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
+    mask = indicators.thought_mask(rows, episodes)
+    found = indicators.gram_overlap(rows, episodes, mask, 2)
+    # 12 23 45 | 12 23 54 | 12 23 31 | 45. In the same group again: 12 and 23 of the
+    # first two episodes, nothing in the second group. In the other group: 12, 23 of
+    # three episodes, 45 of two.
+    assert float(found.distinct) == pytest.approx(5 / 10)
+    assert float(found.within) == pytest.approx(4 / 10)
+    assert float(found.across) == pytest.approx(8 / 10)
+
+
+def test_nothing_said_is_no_division_by_zero():
+    rows, episodes = record([[[]], [[]]], [0, 1])
+    mask = indicators.thought_mask(rows, episodes)
+    hashes = indicators.thought_hashes(rows, episodes, mask)
+    assert float(indicators.repetition_of(*hashes).distinct) == 0
+    assert float(indicators.repetition_of(*hashes).top_share) == 0
+    overlap = indicators.gram_overlap(rows, episodes, mask, 2)
+    assert jax.tree.map(float, overlap) == indicators.GramOverlap(0, 0, 0)
+
+
+def test_places_count_from_zero_in_each_reply():
+    rows = records.rows_of("oorrRorR", "orRooooo", episode=[0, 1])
+    places = indicators.reply_places(rows).tolist()
+    assert places[0] == [-1, -1, 0, 1, 2, -1, 0, 1]
+    assert places[1] == [-1, 0, 1, -1, -1, -1, -1, -1]
+
+
+def plain_overlap(rows, episodes, mask, length):
+    """The definitions, one n-gram after the other."""
+    grams = []
+    for row, column in np.ndindex(*mask.shape):
+        first = column - length + 1
+        if first >= 0 and mask[row, first : column + 1].all():
+            episode = int(rows.episode[row, column])
+            gram = tuple(rows.tokens[row, first : column + 1].tolist())
+            grams.append((gram, int(episodes.group[episode]), episode))
+    at = collections.defaultdict(set)
+    for gram, group, episode in grams:
+        at[gram].add((group, episode))
+    within = across = 0
+    for gram, group, episode in grams:
+        within += any(g == group and e != episode for g, e in at[gram])
+        across += any(g != group for g, e in at[gram])
+    count = max(1, len(grams))
+    return len(at) / count, within / count, across / count
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_overlap_equals_the_definition_on_random_records(seed, length):
+    rng = np.random.default_rng(seed)
+    thoughts = [
+        [rng.integers(0, 3, rng.integers(0, 9)).tolist() for _ in range(3)]
+        for _ in range(8)
+    ]
+    rows, episodes = record(thoughts, rng.integers(0, 3, 8).tolist())
+    mask = indicators.thought_mask(rows, episodes)
+    found = indicators.gram_overlap(rows, episodes, mask, length)
+    wanted = plain_overlap(*jax.device_get((rows, episodes, mask)), length)
+    np.testing.assert_allclose(
+        [found.distinct, found.within, found.across], wanted, rtol=1e-6
+    )
+    turns = [tuple(t) for e in thoughts for t in e if t]
+    counts = collections.Counter(turns)
+    repeats = indicators.repetition_of(*indicators.thought_hashes(rows, episodes, mask))
+    assert float(repeats.distinct) == pytest.approx(len(counts) / len(turns))
+    top = max(counts.values()) / len(turns)
+    assert float(repeats.top_share) == pytest.approx(top)
+
+
+def test_spread_counts_groups_whose_returns_are_equal():
+    episodes = records.episodes_of(
+        [[1], [1], [0], [1], [0], [0]], group=[0, 0, 1, 1, 2, 2]
+    )
+    assert float(indicators.zero_spread(episodes, 3)) == pytest.approx(2 / 3)
+
+
+def test_first_action_entropy_is_computed_by_hand():
+    episodes = records.episodes_of([[0]] * 6, group=[0, 0, 1, 1, 2, 2])
+    action = jnp.array([0, 0, 0, 1, -1, 1])
+    everywhere = jnp.ones(6, bool)
+    batch, group = indicators.first_action_entropy(episodes, action, everywhere, 2, 3)
+    shares = (3 / 6, 2 / 6, 1 / 6)
+    assert float(batch) == pytest.approx(-sum(p * math.log(p) for p in shares))
+    assert float(group) == pytest.approx((0 + math.log(2) + math.log(2)) / 3)
+    first = jnp.arange(6) < 4
+    batch, group = indicators.first_action_entropy(episodes, action, first, 2, 3)
+    assert float(batch) == pytest.approx(
+        -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    )
+    assert float(group) == pytest.approx(math.log(2) / 2)
+
+
+def test_the_first_actions_are_those_that_the_replies_name():
+    task, rollout = models.usual_task(), models.sample_usual()
+    rows, episodes = rollout.rows, rollout.episodes
+    names = task.env.action_names
+    found = indicators.first_actions(
+        rows, episodes, (task.tokens.replies,), (len(names),), 5
+    )
+    rows, wanted = jax.device_get(rows), []
+    read_token = jax.jit(reply_parser.read_token)
+    for episode in range(episodes.group.shape[0]):
+        is_mine = (rows.episode == episode) & (rows.turn == 0) & rows.is_reply
+        reply = reply_parser.start_reply(task.tokens.replies, 1)
+        for token in rows.tokens[is_mine]:
+            reply = read_token(task.tokens.replies, reply, jnp.int32(token))
+        wanted.append(int(reply_parser.final_actions(task.tokens.replies, reply)[0]))
+    assert found.tolist() == wanted
+    assert len(set(wanted)) > 2
+
+
+def test_all_indicators_of_a_rollout_are_within_their_bounds():
+    task, rollout = models.usual_task(), models.sample_usual()
+    compute = jax.jit(
+        lambda rows, episodes, tables: indicators.indicators(
+            rows, episodes, tables, actions=(4,), groups=4, reply_tokens=5
+        )
+    )
+    found = compute(rollout.rows, rollout.episodes, (task.tokens.replies,))
+    values = {name: float(value) for name, value in found.items()}
+    entropies = [values.pop(n) for n in list(values) if n.startswith("first_action")]
+    assert 0 < entropies[1] <= entropies[0] <= math.log(5)
+    assert all(0 <= value <= 1 for value in values.values()), values
+    assert 0 < values["distinct_thoughts"] < 1

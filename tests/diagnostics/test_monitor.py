@@ -1,0 +1,177 @@
+"""Health in whole runs: what is measured and recorded, rollbacks, and diagnosis."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from helpers import runs
+
+from ragen_jax.cli import diagnosis
+from ragen_jax.diagnostics import episode_log, health, monitor, report
+from ragen_jax.diagnostics.mutual_information import SmoothedStd
+from ragen_jax.errors import UserError
+from ragen_jax.reporting import metrics
+from ragen_jax.training import checkpoints
+from ragen_jax.training import programs as programs_lib
+
+CHANGES = dict(
+    env__thinking=True,
+    health__record_every=2,
+    health__record_episodes=4,
+    health__on_collapse="rollback",
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    runs.share_compilations()
+    return runs.prepare(**CHANGES)
+
+
+@pytest.fixture(scope="module")
+def rolled_back(run, tmp_path_factory):
+    """A run of four iterations whose third is judged a collapse, the first time."""
+    workdir = tmp_path_factory.mktemp("rolled")
+    observe, seen, made = health.observe, [], []
+    make_programs = programs_lib.make_programs
+
+    def judge(state, iteration, values, policy):
+        state, decision = observe(state, iteration, values, policy)
+        seen.append((iteration, state.rollbacks))
+        if seen[-1] == (3, 0):
+            decision = dataclasses.replace(
+                decision, action=health.ROLLBACK, sentence="a collapse", healthy_until=2
+            )
+        return state, decision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "observe", judge)
+        patch.setattr(
+            programs_lib,
+            "make_programs",
+            lambda run: made.append(run) or make_programs(run),
+        )
+        printed = runs.train(run, workdir)
+    return workdir, printed, seen, made
+
+
+@pytest.mark.slow
+def test_a_rollback_continues_from_the_last_healthy_checkpoint(run, rolled_back):
+    workdir, printed, seen, made = rolled_back
+    assert [iteration for iteration, _ in seen] == [1, 2, 3, 3, 4]
+    assert [rollbacks for _, rollbacks in seen] == [0, 0, 0, 1, 1]
+    rate = run.settings.optimizer.actor_lr / 2
+    assert (
+        "a collapse: back to the checkpoint after iteration 2, from now on with"
+        f" optimizer.actor_lr = {rate:.3g}" in printed
+    )
+    records = metrics.read(workdir)
+    assert [r["iteration"] for r in records if "train/success" in r] == [1, 2, 3, 4]
+    rates = [r["update/actor_lr"] for r in records if "train/success" in r]
+    np.testing.assert_allclose(rates, [2 * rate, 2 * rate, rate, rate])
+    (noted,) = monitor.read_rollbacks(workdir)
+    assert noted["from"] == 3 and noted["to"] == 2
+    # The programs take the rate as an argument: nothing was compiled again.
+    assert len(made) == 1
+
+
+def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
+    policy = health.Policy("rollback", "learning_rate")
+    lower = health.remedied(run.settings, policy, 2)
+    assert lower != run.settings
+    assert programs_lib.share_programs(run.settings, lower)
+    starpo_s = runs.settings(algorithm="starpo_s")
+    stricter = health.remedied(starpo_s, health.Policy("rollback", "filter"), 1)
+    assert stricter != starpo_s
+    assert not programs_lib.share_programs(starpo_s, stricter)
+
+
+@pytest.mark.slow
+def test_each_iteration_has_its_indicators(rolled_back):
+    workdir, *_ = rolled_back
+    for record in metrics.read(workdir)[:4]:
+        assert 0 < record["health/distinct_thoughts"] <= 1
+        assert record["health/level"] == 0
+        assert 0 <= record["health/overlap_across"] <= 1
+    saved = checkpoints.read_info(workdir / checkpoints.FOLDER, 4)["health"]
+    state = health.from_json(saved)
+    assert len(dict(state.alarm.tracks)["train/success"].values) == 4
+
+
+@pytest.mark.slow
+def test_episodes_are_recorded_with_what_their_tokens_were_worth(rolled_back):
+    workdir, *_ = rolled_back
+    episodes = episode_log.read(workdir)
+    assert {e["phase"] for e in episodes} == {"train", "before", "after"}
+    assert {e["iteration"] for e in episodes if e["phase"] == "train"} == {2, 4}
+    before = [e for e in episodes if e["phase"] == "before"]
+    after = [e for e in episodes if e["phase"] == "after"]
+    boards = [[e["turns"][0]["message"] for e in side] for side in (before, after)]
+    assert boards[0] == boards[1] and len(set(boards[0])) > 1
+    with_advantage = 0
+    for episode in episodes:
+        for turn in episode["turns"]:
+            count = len(turn["tokens"])
+            assert len(turn["logprob"]) == len(turn["entropy"]) == count
+            assert all(value <= 0 for value in turn["logprob"])
+            if turn["advantage"] is not None:
+                assert len(turn["advantage"]) == len(turn["value"]) == count
+                with_advantage += 1
+    assert with_advantage > 0
+
+
+@pytest.mark.slow
+def test_a_report_of_a_real_run_holds_its_episodes(rolled_back):
+    workdir, *_ = rolled_back
+    text = report.write_report(workdir).read_text()
+    assert "side by side" in text and '"phase":"after"' in text
+
+
+def test_a_log_that_grows_too_long_is_thinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(episode_log, "MOST_EPISODES", 6)
+    for iteration in range(1, 8):
+        one = {"iteration": iteration, "phase": "train"}
+        episode_log.append(tmp_path, [one])
+    kept = [e["iteration"] for e in episode_log.read(tmp_path)]
+    assert kept == [1, 3, 5, 7]
+    episode_log.trim(tmp_path, 4)
+    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 3]
+
+
+def test_a_write_that_was_cut_short_costs_itself_alone(tmp_path):
+    for iteration in (1, 2):
+        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
+    path = tmp_path / episode_log.FILE
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1]
+
+
+def test_the_best_and_the_worst_of_each_group_are_chosen():
+    returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
+    assert episode_log.choose_episodes(returns, group, 9) == [1, 0, 3, 5]
+    assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_diagnosed(run, rolled_back):
+    workdir, *_ = rolled_back
+    wanted = diagnosis.Wanted(samples=4)
+    folder = workdir / checkpoints.FOLDER
+    found, smoothed = diagnosis.diagnose(run, folder, 4, wanted, SmoothedStd())
+    assert json.loads(json.dumps(found))["step"] == 4
+    info = found["information"]
+    assert info["first_turn/ragen/mutual"] <= info["first_turn/ragen/bound"] + 1e-5
+    assert info["trajectory/tokens"] < info["trajectory/tokens_by_pair"]
+    assert found["gradients"]["all/task"] > 0
+    assert len(smoothed.values) == 6
+    assert len(diagnosis.table([found]).splitlines()) == 2
+
+
+def test_another_shape_of_a_mixed_batch_is_refused():
+    mixed = runs.settings()
+    env = dataclasses.replace(mixed.env, mix=mixed.tasks())
+    with pytest.raises(UserError, match="--prompts cannot be used where several"):
+        diagnosis.reshape(dataclasses.replace(mixed, env=env), 8, 0)
+    changed = diagnosis.reshape(mixed, 8, 2).rollout
+    assert (changed.prompts, changed.group_size) == (8, 2)

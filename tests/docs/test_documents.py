@@ -1,0 +1,140 @@
+"""The documents name files, commands, flags, configs and settings that exist."""
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers import runs
+
+import ragen_jax
+from ragen_jax import cli, envs
+from ragen_jax import settings as settings_lib
+
+ROOT = Path(runs.ROOT)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+EXAMPLES = sorted([*ROOT.glob("configs/**/*.py"), *ROOT.glob("docs/examples/*.py")])
+PATH = re.compile(r"(?<![\w./-])(?:ragen_jax|launch|configs|tests|docs|\.ci)/[\w./*-]+")
+CONFIG = re.compile(r"(?<![\w./-])((?:docs/examples|configs)/\w+\.py)((?::\w+)?)")
+USERS_OWN = ("my_env.py", "my_rewards.py")  # files that a reader would write
+
+
+def _name(document):
+    return str(document.relative_to(ROOT))
+
+
+def _links(text):
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def _commands(text):
+    """The command lines of a document: in blocks, indented, or between backticks."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"^    (python .*)$", text, re.MULTILINE)
+    lines += re.findall(r"`(python -m [^`]*)`", text)
+    words = [shlex.split(line, comments=True) for line in lines]
+    # A line may hold several commands, one behind the other.
+    for line in words:
+        for is_and, command in itertools.groupby(line, lambda word: word == "&&"):
+            if not is_and:
+                yield list(command)
+
+
+@pytest.fixture(scope="module")
+def flags():
+    """The names of all flags that the launch scripts define, from their sources."""
+    sources = [*ROOT.glob("launch/*.py"), *ROOT.glob("ragen_jax/cli/*.py")]
+    text = "".join(path.read_text() for path in sources)
+    return set(re.findall(r"DEFINE_\w+\(\s*\"([\w-]+)\"", text)) | {"help"}
+
+
+def test_the_documents_are_found():
+    names = {_name(document) for document in DOCUMENTS}
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md"} <= names
+    assert (ROOT / "LICENSE").read_text().count("Apache License") > 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS + EXAMPLES, ids=_name)
+def test_every_link_and_every_path_of_a_document_leads_to_a_file(document):
+    text = document.read_text()
+    for link in _links(text) if document.suffix == ".md" else ():
+        if "://" not in link:
+            target = document.parent / link.split("#")[0]
+            assert target.exists(), f"{_name(document)} links to {link}"
+    for path in PATH.findall(text):
+        path = path.rstrip("./").replace("NAME", "*")
+        assert list(ROOT.glob(path)), f"{_name(document)} names {path}"
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["ESTIMATORS", "FILTER_STRATEGIES", "FILTER_METRICS", "AGGREGATIONS", "KL_KINDS"],
+)
+def test_every_choice_of_the_method_is_in_the_algorithms(table):
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    for name in getattr(settings_lib, table):
+        assert re.search(rf"`{name}\b", text), name
+
+
+def test_the_map_of_the_package_and_the_readme_name_every_folder():
+    folders = {path.parent.name for path in ROOT.glob("ragen_jax/*/__init__.py")}
+    modules = {path.name for path in ROOT.glob("ragen_jax/*.py")} - {"__init__.py"}
+    named = re.findall(r"^(\w+(?:/|\.py)) ", ragen_jax.__doc__, re.MULTILINE)
+    assert sorted(named) == sorted([*modules, *(f"{folder}/" for folder in folders)])
+    table = (ROOT / "README.md").read_text().split("| folder of `ragen_jax` |")[1]
+    rows = re.findall(r"^\| (`.*?) \|", table.split("\n\n")[0], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == folders
+
+
+def test_every_document_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = {(ROOT / "docs" / link.split("#")[0]).resolve() for link in _links(index)}
+    # What a study writes about itself is listed by the studies' own page.
+    written = {path for path in DOCUMENTS if path.parent.name != "studies"}
+    assert written - linked == {ROOT / "docs" / "README.md"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_every_command_of_a_document_runs_a_file_with_flags_that_exist(document, flags):
+    for command in _commands(document.read_text()):
+        if not command or command[0] != "python":
+            continue
+        if command[1] == "-m":
+            script = command[2].replace(".", "/")
+            assert list(ROOT.glob(f"{script}.py")), command
+            continue
+        assert (ROOT / command[1]).is_file(), command
+        for word in command[2:]:
+            flag, _, value = word.removeprefix("--").partition("=")
+            if flag.startswith("config."):
+                continue  # Checked below, against the config.
+            assert flag in flags, f"{_name(document)}: --{flag} of {command}"
+            if value.endswith(".py") and value not in USERS_OWN:
+                assert (ROOT / value).is_file(), command
+            if flag == "env" and not value.endswith(".py"):
+                assert value in (*envs.NAMES, "all"), command
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_every_config_of_a_document_has_the_variant_and_the_keys_it_names(document):
+    text = document.read_text()
+    # A config's own doc lists variants in a row, as in `configs/x.py:a`, `:b`.
+    for path, variant in set(CONFIG.findall(text)):
+        if path != "docs/examples/coin_walk.py":
+            _keys(path + variant)
+    for command in _commands(text):
+        chosen = [w.partition("=")[2] for w in command if w.startswith("--config=")]
+        if chosen:
+            changed = [
+                w[9:].split("=")[0] for w in command if w.startswith("--config.")
+            ]
+            unknown = set(changed) - _keys(chosen[0])
+            assert not unknown, f"{_name(document)}: {unknown} of {command}"
+
+
+def _keys(config):
+    """The keys of a config, in which a section's leaf is written with a dot."""
+    settings = cli.load_config(str(ROOT / config)).to_dict()
+    return set(settings_lib.flatten(settings))

@@ -1,0 +1,182 @@
+"""Environments by name and by file: values of `env.name`, and sentences on others."""
+
+import jax
+import pytest
+from helpers import runs
+
+from ragen_jax import envs
+from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.errors import SettingsError
+
+COIN_WALK = runs.ROOT / "docs" / "examples" / "coin_walk.py"
+SOUND = COIN_WALK.read_text()
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes my_env.py into the current directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text, name="my_env.py"):
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write_file
+
+
+def test_a_name_leads_to_the_settings_and_the_maker_of_an_environment():
+    settings, maker = envs.lookup("frozen_lake")
+    assert settings is FrozenLake
+    assert maker(FrozenLake(size=3)).observation_phrases == 10
+
+
+@pytest.mark.parametrize("name", envs.NAMES)
+def test_every_name_leads_to_an_environment_of_that_name(name):
+    env = envs.make(name, ())
+    assert env.name == name
+    assert env.picture is not None
+
+
+def test_a_path_leads_to_the_environment_of_the_file(write):
+    name = write(SOUND)
+    settings, _ = envs.lookup(name)
+    assert settings().length == 8
+    env = envs.make(f"./{name}", [("length", 12), ("step_cost", 0)])
+    assert (env.name, env.observation_phrases) == ("coin_walk", 13)
+
+
+def test_a_file_is_executed_once_and_again_after_a_change(write, tmp_path):
+    name = write(SOUND)
+    first = envs.lookup(name)
+    assert envs.lookup(str(tmp_path / name)) == first
+    write(SOUND.replace("length: int = 8", "length: int = 15"))
+    assert envs.lookup(name)[0]().length == 15
+
+
+def test_a_files_dataclasses_are_pytrees_that_jax_compiles(write):
+    env = envs.make(write(SOUND), ())
+    state = jax.jit(env.reset)(jax.random.key(0), 0)
+    assert int(state.coins.sum()) == 3
+
+
+WRONG = {
+    "unknown": (
+        "frozen_lak",
+        None,
+        r"'frozen_lak' is no environment.*: did you mean frozen_",
+    ),
+    "strange": (
+        "zzz",
+        None,
+        "is no environment, .* end in .py: choose one of .*frozen_lake",
+    ),
+    "missing": (
+        "no.py",
+        None,
+        r"'no.py': there is no such file in /.*: choose the path",
+    ),
+    "suffix": ("./my_env.txt", "", "choose a file that ends in .py"),
+    "syntax": (
+        "my_env.py",
+        "a = 1\nb = (",
+        "cannot be imported: line 2: .*: fix it$",
+    ),
+    "name": (
+        "my_env.py",
+        "\nx = y\n",
+        "line 2: NameError: name 'y' is not defined: fix",
+    ),
+    "module": ("my_env.py", "import nothing_there", "line 1: ModuleNotFoundError"),
+    "settings": ("my_env.py", "x = 1", "defines no Settings: add a frozen dataclass"),
+    "class": ("my_env.py", "class Settings: pass", "defines no Settings"),
+    "env": (
+        "my_env.py",
+        SOUND.replace("def make(", "def an_environment("),
+        r"has no function make: add make\(settings\)",
+    ),
+    "thawed": (
+        "my_env.py",
+        SOUND.replace("(frozen=True)", ""),
+        r"Settings can be changed: write @dataclasses.dataclass\(frozen=True\)",
+    ),
+    "type": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "length: dict = 8"),
+        "Settings.length is a .*dict.* which a config cannot hold: choose int, float",
+    ),
+    "text": (
+        "my_env.py",
+        "from __future__ import annotations\n" + SOUND,
+        "Settings.length is a int, .* not as a text",
+    ),
+    "default": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "length: int"),
+        "Settings.length has no default: add one",
+    ),
+    "result": (
+        "my_env.py",
+        SOUND.replace("return base.Environment(", "return dict("),
+        "its function make returns dict: let it return a"
+        " ragen_jax.envs.base.Environment",
+    ),
+    "value": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "length: int = 99").replace(
+            "coin_walk.length", "my_env.length"
+        ),
+        "^env.length = 99: choose a number from 8 to 20",
+    ),
+    "actions": (
+        "my_env.py",
+        SOUND.replace('("Left", "Right")', '("Left", "left")'),
+        "action name 'Left' is empty, repeated",
+    ),
+    "limit": (
+        "my_env.py",
+        SOUND.replace('phrases=("State:', 'phrases=65_536 * ("a",) + ("State:'),
+        r"has \d+ phrases; between 1 and 65536 are possible: build observations from",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_environment_that_cannot_be_made_is_refused_in_one_sentence(write, case):
+    name, text, message = WRONG[case]
+    if text is not None:
+        write(text, name.removeprefix("./"))
+    with pytest.raises(SettingsError, match=message) as found:
+        envs.make(name, ())
+    assert "\n" not in str(found.value)
+
+
+def test_settings_are_read_from_texts_by_their_types():
+    texts = ("size=5", "success_probability=1", "symbols=a,b,c,d,e,f", "observation=5")
+    assert envs.parse_options("frozen_lake", texts) == (
+        ("observation", "5"),
+        ("size", 5),
+        ("success_probability", 1),
+        ("symbols", tuple("abcdef")),
+    )
+    assert envs.parse_options("frozen_lake", ["size=x"]) == (("size", "x"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size", "'size' sets nothing: write KEY=VALUE, as in size=4"),
+        ("size=4.5", "env.size = 4.5 cannot be used: choose a whole number"),
+        ("siz=4", "unknown key env.siz = '4': did you mean env.size"),
+    ],
+)
+def test_a_text_that_sets_nothing_is_refused(text, message):
+    with pytest.raises(SettingsError, match=message):
+        envs.make("frozen_lake", envs.parse_options("frozen_lake", [text]))
+
+
+def test_a_text_may_be_true_or_false(write):
+    name = write(
+        SOUND.replace("coins: int = 3", "coins: int = 3\n    loud: bool = True")
+    )
+    for text, value in (("loud=false", False), ("loud=True", True), ("loud=1", "1")):
+        assert envs.parse_options(name, [text]) == (("loud", value),)

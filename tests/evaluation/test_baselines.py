@@ -1,0 +1,131 @@
+"""Players without a model: their success rates, their levels and their limits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax import cli
+from ragen_jax import settings as settings_lib
+from ragen_jax.envs.base import TEST, VALIDATION
+from ragen_jax.envs.frozen_lake import env as frozen_lake
+from ragen_jax.envs.frozen_lake.planning import slip_values
+from ragen_jax.errors import UserError
+from ragen_jax.evaluation import baselines
+from ragen_jax.evaluation import evaluator as evaluator_lib
+from ragen_jax.rollout import prng
+from ragen_jax.trajectory import ENV_DONE, OUT_OF_ACTIONS
+
+ACTIONS, PROMPTS, ROLLOUTS = 6, 40, 50
+LAKE = frozen_lake.FrozenLake(success_probability=0.6)
+
+
+@pytest.fixture(scope="module")
+def settings():
+    config = cli.load_config(f"{ROOT}/configs/frozenlake.py").to_dict()
+    config["env"]["success_probability"] = LAKE.success_probability
+    config["rollout"] |= {"actions": ACTIONS}
+    return settings_lib.from_dict(config)
+
+
+@pytest.fixture(scope="module")
+def play(settings):
+    """Plays with a baseline; each is compiled once."""
+    env = frozen_lake.make(LAKE)
+    made = {
+        name: baselines.make_baseline(name, env, settings.tasks()[0])
+        for name in ("random", "planner")
+    }
+    usual = dict(prompts=PROMPTS, rollouts=ROLLOUTS, split=TEST, seed=3)
+
+    def of(name, **changes):
+        return baselines.play(env, made[name], actions=ACTIONS, **usual | changes)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def planned(play):
+    return play("planner")
+
+
+@pytest.fixture(scope="module")
+def random(play):
+    return play("random")
+
+
+@pytest.fixture(scope="module")
+def levels():
+    """The levels that an evaluation with this seed and split plays."""
+    key = prng.iteration_key(np.uint32(3), np.int32(TEST), np.int32(0))
+
+    def one(group):
+        return frozen_lake.reset(prng.level_key(key, group), jnp.int32(TEST), LAKE)
+
+    return jax.jit(jax.vmap(one))(jnp.arange(PROMPTS))
+
+
+def test_the_planner_succeeds_as_often_as_its_values_say(planned, levels):
+    """Which is the most that any player can, by the Bellman equation."""
+    values = jax.jit(jax.vmap(lambda t: slip_values(t, 0.6, ACTIONS)[0][ACTIONS]))
+    row, column = np.asarray(levels.player).T
+    rngs = np.asarray(values(levels.tiles))[np.arange(PROMPTS), row, column]
+    rates = planned.success.reshape(PROMPTS, ROLLOUTS).mean(axis=1)
+    # Binomial noise of each level; independent between levels.
+    noise = np.sqrt(rngs * (1 - rngs) / ROLLOUTS)
+    assert 0.2 < rngs.mean() < 0.98
+    assert abs(rates.mean() - rngs.mean()) < 4 * np.linalg.norm(noise) / PROMPTS
+    assert (np.abs(rates - rngs) < 4.5 * noise + 0.02).all()
+
+
+def test_the_random_player_does_worse_on_the_same_levels(planned, random):
+    best = evaluator_lib.score(planned, ROLLOUTS)
+    worst = evaluator_lib.score(random, ROLLOUTS)
+    gain, error = evaluator_lib.paired_difference(worst, best)
+    assert gain > 5 * error > 0
+    assert 0 < worst.success < best.success
+
+
+def test_a_random_player_never_wins_where_the_goal_is_too_far(random, levels):
+    tiles, player = np.asarray(levels.tiles), np.asarray(levels.player)
+    goals = np.array([np.argwhere(board == frozen_lake.GOAL)[0] for board in tiles])
+    near = np.abs(goals - player).sum(axis=1)
+    success = random.success.reshape(PROMPTS, ROLLOUTS)
+    turns = np.where(success, random.turns.reshape(success.shape), ACTIONS)
+    assert (turns >= np.minimum(near, ACTIONS)[:, None]).all()
+
+
+@pytest.mark.parametrize("name", ["random", "planner"])
+def test_every_episode_ends_in_the_environment_or_out_of_actions(request, name):
+    episodes = request.getfixturevalue({"planner": "planned"}.get(name, name))
+    assert set(np.unique(episodes.end)) == {ENV_DONE, OUT_OF_ACTIONS}
+    acted = episodes.actions.sum(axis=1)
+    np.testing.assert_array_equal(acted, episodes.turns)
+    assert (acted[episodes.end == OUT_OF_ACTIONS] == ACTIONS).all()
+    np.testing.assert_array_equal(episodes.reward.sum(axis=1), episodes.success)
+    np.testing.assert_array_equal(
+        episodes.group, np.repeat(np.arange(PROMPTS), ROLLOUTS)
+    )
+    # An action is a turn, and none comes after the end.
+    late = np.arange(ACTIONS)[None] >= episodes.turns[:, None]
+    assert not episodes.actions[late].any() and not episodes.reward[late].any()
+
+
+def test_the_same_seed_plays_the_same_and_another_seed_or_split_does_not(play, planned):
+    same = play("planner")
+    for one, two in zip(jax.tree.leaves(same), jax.tree.leaves(planned), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert (play("planner", seed=4).reward != planned.reward).any()
+    assert (play("planner", split=VALIDATION).reward != planned.reward).any()
+
+
+def test_an_environment_without_a_planner_is_refused_in_a_sentence(settings):
+    env = dataclasses.replace(frozen_lake.make(LAKE), name="chess")
+    with pytest.raises(UserError, match="'chess' has no planner, only frozen_lake, "):
+        baselines.make_baseline("planner", env, settings.tasks()[0])
+    assert "equally likely" in (
+        baselines.make_baseline("random", env, settings.tasks()[0]).description
+    )

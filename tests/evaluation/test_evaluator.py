@@ -1,0 +1,219 @@
+"""Figures against brute force, and evaluations that batches and devices leave alone."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from helpers import models
+from helpers.records import episodes_of
+from jax.sharding import AxisType
+
+from ragen_jax.envs.base import TEST, VALIDATION
+from ragen_jax.evaluation import evaluator as evaluator_lib
+from ragen_jax.parallel.mesh import AXES
+from ragen_jax.text.prompts import TurnLimits
+
+# Figures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rollouts", range(1, 8))
+def test_pass_at_k_is_the_share_of_all_subsets_of_k_with_a_success(rollouts):
+    rng = np.random.default_rng(rollouts)
+    solved = rng.random((9, rollouts)) < rng.random((9, 1))
+    found = evaluator_lib.pass_at_k(solved.sum(axis=1), rollouts)
+    assert len(found) == rollouts
+    for k, value in enumerate(found, start=1):
+        shares = [
+            np.mean([any(subset) for subset in itertools.combinations(level, k)])
+            for level in solved
+        ]
+        assert value == pytest.approx(np.mean(shares), abs=1e-12)
+
+
+def test_pass_at_k_of_many_rollouts_neither_overflows_nor_leaves_0_to_1():
+    solved = np.array([0, 1, 500, 999, 1000])
+    found = np.array(evaluator_lib.pass_at_k(solved, 1000))
+    assert found[0] == pytest.approx(0.5)
+    # One level is never solved; another by 1 of 1000, so by 999 of them nearly always.
+    assert found[-1] == pytest.approx(0.8)
+    assert found[-2] == pytest.approx((0 + 0.999 + 3) / 5)
+    assert (np.diff(found) >= -1e-12).all()
+
+
+def test_the_reported_ks_are_powers_of_two_and_the_last():
+    assert evaluator_lib.reported_k(1) == (1,)
+    assert evaluator_lib.reported_k(2) == (1, 2)
+    assert evaluator_lib.reported_k(8) == (1, 2, 4, 8)
+    assert evaluator_lib.reported_k(11) == (1, 2, 4, 8, 11)
+
+
+def _episodes():
+    """Three levels, two episodes each; up to two turns."""
+    episodes = episodes_of(
+        [[1, 0], [0, 0], [0, 1], [0.5, 1], [0, 0], [0, 0]],
+        is_valid=[[1, 0], [1, 1], [1, 1], [0, 1], [0, 0], [0, 1]],
+        turns=[1, 2, 2, 2, 1, 2],
+    )
+    return jax.tree.map(np.asarray, episodes).replace(
+        success=np.array([True, False, True, True, False, False]),
+        actions=np.array([[3, 0], [1, 1], [2, 2], [0, 2], [0, 0], [0, 4]]),
+        reply_tokens=np.array([[10, 99], [20, 30], [5, 5], [1, 9], [40, 99], [20, 20]]),
+    )
+
+
+def test_a_score_is_worked_out_by_hand():
+    score = evaluator_lib.score(_episodes(), rollouts=2)
+    assert score.success == pytest.approx(0.5)
+    # Levels' success 0.5, 1, 0: sample variance 0.25, over 3 levels.
+    assert score.success_standard_error == pytest.approx(math.sqrt(0.25 / 3))
+    assert score.pass_at_k == pytest.approx((0.5, 2 / 3))
+    # Levels' pass@2 1, 1, 0: sample variance 1/3.
+    errors = (math.sqrt(0.25 / 3), math.sqrt(1 / 9))
+    assert score.pass_at_k_standard_error == pytest.approx(errors)
+    assert score.turns == pytest.approx(10 / 6)
+    assert score.actions == pytest.approx(15 / 6)
+    # Turns that were not played (99 tokens, not valid) do not count.
+    assert score.reply_tokens == pytest.approx(160 / 10)
+    assert score.valid_reply_rate == pytest.approx(7 / 10)
+    # Levels' mean returns 0.5, 1.25, 0.
+    assert score.mean_return == pytest.approx(3.5 / 6)
+    error = np.std([0.5, 1.25, 0], ddof=1) / math.sqrt(3)
+    assert score.mean_return_standard_error == pytest.approx(error)
+    assert score.by_level.tolist() == [[True, False], [True, True], [False, False]]
+
+
+def test_the_standard_error_is_the_spread_of_means_of_fresh_levels():
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.5, 0.5, (4000, 25))
+    means = rates.mean(axis=1)
+    reported = [evaluator_lib.standard_error(levels) for levels in rates]
+    # Within 4 standard errors, 1 / sqrt(2 * 4000), of a standard deviation.
+    assert np.sqrt(np.mean(np.square(reported))) == pytest.approx(
+        means.std(), rel=0.045
+    )
+
+
+def test_the_standard_error_of_one_level_is_not_known():
+    episodes = jax.tree.map(lambda x: x[:2], _episodes())
+    score = evaluator_lib.score(episodes, rollouts=2)
+    assert score.success == 0.5 and math.isnan(score.success_standard_error)
+
+
+def test_pass_at_k_goes_to_the_sinks_where_levels_have_several_episodes():
+    names = evaluator_lib.score(_episodes(), rollouts=2).metrics()
+    assert names["pass_at_1"] == names["success"]
+    assert names["pass_at_2"] == pytest.approx(2 / 3)
+    assert names["pass_at_2_standard_error"] == pytest.approx(1 / 3)
+    single = evaluator_lib.score(_episodes(), rollouts=1).metrics()
+    assert not [name for name in single if name.startswith("pass")]
+
+
+def test_a_paired_difference_cancels_what_levels_have_in_common():
+    before = evaluator_lib.score(_episodes(), rollouts=2)
+    gain = np.array([[0, 1], [0, 0], [1, 0]], bool)
+    after = dataclasses.replace(before, by_level=before.by_level | gain)
+    # Each level's gain: 0.5, 0, 0.5.
+    mean, error = evaluator_lib.paired_difference(before, after)
+    assert mean == pytest.approx(1 / 3)
+    assert error == pytest.approx(np.std([0.5, 0, 0.5], ddof=1) / math.sqrt(3))
+
+
+# Batches ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def task():
+    return models.make_task(TurnLimits(3, 2, 4, 5))
+
+
+def _evaluator(task, mesh, **sizes):
+    usual = dict(prompts=6, rollouts=2, slots=0, shards=1, decode_chunk=2, buckets=1)
+    usual |= dict(greedy=False)
+    return evaluator_lib.make_evaluator(
+        task.rollout_context(mesh), task.share(), task.tokens, **(usual | sizes)
+    )
+
+
+def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task):
+    mesh = models.one_device()  # Nothing is compiled here, so that any will do.
+    sizes = itertools.product((1, 3, 8), (1, 2, 6), (0, 4, 32), (1, 2, 3, 8, 12))
+    for prompts, rollouts, slots, shards in sizes:
+        evaluator = _evaluator(
+            task, mesh, prompts=prompts, rollouts=rollouts, slots=slots, shards=shards
+        )
+        level = np.arange(evaluator.prompts * rollouts) // rollouts
+        parts = np.split(level, shards)  # An error unless they are equal.
+        if any(len(set(part)) > 1 for part in parts):
+            assert all(len(part) % rollouts == 0 for part in parts)
+        if slots >= rollouts * shards:
+            assert len(level) <= slots
+        if slots == 0:
+            assert evaluator.prompts >= prompts
+
+
+@pytest.fixture(scope="module")
+def whole(task):
+    """Six levels at once, two episodes each, and what a batch shows."""
+    seen = []
+    evaluator = _evaluator(task, models.one_device())
+    play = dict(prompts=6, split=TEST, seed=16, temperature=1.0)
+    score = evaluator_lib.evaluate(
+        evaluator, task.parameters, **play, on_batch=lambda *x: seen.append(x)
+    )
+    return evaluator, play, score, seen
+
+
+def test_the_levels_solved_are_some_and_the_batch_shows_every_episode(whole):
+    _, _, score, seen = whole
+    assert 0 < score.success < 1  # Else the tests below would compare nothing.
+    ((first, rows, episodes),) = seen
+    assert first == 0 and isinstance(rows.tokens, np.ndarray)
+    assert episodes.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert (score.by_level.ravel() == episodes.success).all()
+
+
+def test_the_same_call_gives_the_same_score_and_another_seed_or_split_another(
+    task, whole
+):
+    evaluator, play, score, seen = whole
+
+    def prompts(**changes):
+        shown = []
+        evaluator_lib.evaluate(
+            evaluator,
+            task.parameters,
+            **(play | changes),
+            on_batch=lambda first, rows, episodes: shown.append(rows.tokens),
+        )
+        return shown[0]
+
+    tokens = seen[0][1].tokens
+    np.testing.assert_array_equal(prompts(), tokens)
+    assert (prompts(seed=17) != tokens).any()
+    assert (prompts(split=VALIDATION) != tokens).any()
+
+
+@pytest.mark.slow
+def test_batches_on_several_devices_play_the_same_episodes(task, whole):
+    """Two levels at a time, each shared by two devices; the last is not asked for."""
+    _, play, score, seen = whole
+    types = (AxisType.Auto,) * 3
+    mesh = jax.make_mesh((4, 1, 1), AXES, types, devices=jax.devices()[:4])
+    evaluator = _evaluator(task, mesh, slots=4, shards=4)
+    assert evaluator.prompts == 2
+    parts = []
+    shared = evaluator_lib.evaluate(
+        evaluator,
+        task.parameters,
+        **play | {"prompts": 5},
+        on_batch=lambda *x: parts.append(x),
+    )
+    np.testing.assert_array_equal(shared.by_level, score.by_level[:5])
+    assert [first for first, _, _ in parts] == [0, 2, 4]
+    assert [len(episodes.turns) for _, _, episodes in parts] == [4, 4, 2]
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *[rows for _, rows, _ in parts])
+    np.testing.assert_array_equal(rows.tokens, seen[0][1].tokens)
+    np.testing.assert_array_equal(rows.episode, seen[0][1].episode)

@@ -1,0 +1,1 @@
+"""Models, runs, records and references that several tests share."""

@@ -1,0 +1,65 @@
+"""Runs on GPUs that are not there, for tests of what is compiled for them."""
+
+import functools
+
+import pytest
+
+from ragen_jax import cli
+from ragen_jax import settings as settings_lib
+from ragen_jax.planning import compiling, model, programs, target
+from ragen_jax.planning.compiling import Program
+from ragen_jax.planning.programs import Block
+from ragen_jax.planning.target import Target
+from ragen_jax.settings import Settings
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import run as run_lib
+from ragen_jax.training.run import Run
+
+needs_compiler = pytest.mark.skipif(
+    not target.is_available(),
+    reason="XLA's compiler for NVIDIA GPUs is not installed: pip install '.[plan-gpu]'",
+)
+
+
+def settings(config: str, **changes) -> Settings:
+    """Of "configs/FILE.py:VARIANT"; `__` in a key stands for its dot."""
+    chosen = cli.load_config(config)
+    chosen.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
+    return settings_lib.from_dict(chosen.to_dict())
+
+
+def prepare(chosen: Settings) -> Run:
+    """Within `Target.tracing`. No model's files are needed."""
+    return run_lib.prepare(chosen, source=model.find(chosen.model.path, None))
+
+
+@functools.cache
+def h100(count: int = 1, hosts: int = 1) -> Target:
+    """H100s that are not there."""
+    return target.make_target("h100", count, hosts)
+
+
+class Compiled:
+    """A run whose programs are compiled when they are asked for, once."""
+
+    def __init__(self, config: str, devices: int = 1, **changes):
+        self.target = h100(devices)
+        self.settings = settings(config, **changes)
+        with self.target.tracing():
+            self.run = prepare(self.settings)
+
+    @functools.cache  # noqa: B019 (lives as long as its module's fixture)
+    def program(self, name: str) -> Program:
+        """One of compiling.ROLLOUT, UPDATE and so on."""
+        with self.target.tracing():
+            (traced,) = compiling.lower(self.run, [name])
+            if name == compiling.ROLLOUT:
+                self.record = programs_lib.record_shapes(self.run, traced.lowered)
+            return compiling.compile_program(self.target, traced)
+
+    @functools.cache  # noqa: B019
+    def tree(self, name: str) -> Block:
+        """The program, read."""
+        return programs.read(self.program(name).text)

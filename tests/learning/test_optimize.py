@@ -1,0 +1,85 @@
+"""The whole loss of the policy on a small model, against finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import models, updates
+
+from ragen_jax.learning import forward, optimize
+from ragen_jax.learning.batch import Batch
+
+# Together every term of the loss whose gradient is that of its value.
+CASES = {
+    "token means, thoughts' entropy": dict(loss__entropy_on="thought"),
+    "row sums, KL, two bounds": dict(
+        estimator="grpo",
+        loss__kl=0.3,
+        loss__kl_kind="k3",
+        loss__dual_clip=1.5,
+        loss__aggregation="sequence_mean_token_sum_norm",
+    ),
+    "ratios of rows, corrected for the sampler": dict(
+        estimator="grpo",
+        loss__ratio="sequence",
+        loss__sampler_correction=1.1,
+        loss__aggregation="sequence_mean_token_mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_the_whole_loss_is_its_slope(case):
+    chosen = updates.settings(**CASES[case])
+    mesh = models.one_device()
+    plan = forward.UpdatePlan(
+        chosen,
+        updates.CONFIG,
+        mesh,
+        jnp.float32,
+        updates.shardings(chosen, mesh),
+        (updates.LENGTH,),
+    )
+    actor, _ = updates.parameters()
+    piece = _batch(case)
+
+    @jax.jit
+    def loss(step, direction):
+        moved = jax.tree.map(lambda x, d: x + step * d, actor, direction)
+        return optimize.actor_loss(
+            plan, {}, moved, piece, jnp.asarray(True), jnp.int32(0)
+        )[0]
+
+    gradient = jax.jit(
+        jax.grad(
+            lambda x: optimize.actor_loss(
+                plan, {}, x, piece, jnp.asarray(True), jnp.int32(0)
+            )[0]
+        )
+    )(actor)
+    size = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradient)))
+    direction = jax.tree.map(lambda g: g / size, gradient)
+    step = 2e-3
+    slope = (loss(step, direction) - loss(-step, direction)) / (2 * step)
+    np.testing.assert_allclose(slope, size, rtol=0.03)
+
+
+def _batch(case: str) -> Batch:
+    """The rows of the record, with advantages of their own, off the clips' edges."""
+    rows, episodes = updates.record(gap=0.05)
+    rng = np.random.default_rng(4)
+    gains = rng.normal(size=(len(rows.tokens), 1)).astype(np.float32)
+    nth = np.cumsum(np.asarray(rows.is_reply), axis=1)
+    noise = 0.05 * rng.normal(size=rows.tokens.shape)
+    return Batch(
+        tokens=rows.tokens,
+        is_reply=rows.is_reply,
+        old_logprobs=rows.logprobs,
+        ref_logprobs=rows.logprobs + jnp.asarray(noise * 4, jnp.float32),
+        old_values=jnp.zeros(rows.tokens.shape),
+        advantages=jnp.broadcast_to(jnp.asarray(gains), rows.tokens.shape),
+        returns=jnp.zeros(rows.tokens.shape),
+        weight=jnp.ones(len(rows.tokens)),
+        sampler_logprobs=rows.logprobs + jnp.asarray(noise, jnp.float32),
+        has_bonus=jnp.asarray(nth % 2 == 1) if "thoughts" in case else None,
+    )

@@ -1,0 +1,195 @@
+"""Weights and scales of advantages, coefficients that move, and a filter's scores."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import updates
+from helpers.records import episodes_of, rows_of
+
+from ragen_jax.learning import batch as batches
+from ragen_jax.learning import filters, rescale, rewards, schedules
+from ragen_jax.learning.advantages import Estimate
+from ragen_jax.learning.batch import KeptRows
+from ragen_jax.learning.filters import Selection
+
+# Rows of episodes 0 and 1 of two groups: 3 reply tokens and 1, and a row of padding.
+ROWS = rows_of("orrR", "oR..", "....", episode=[0, 1, 0])
+EPISODES = episodes_of(reward=[[1.0], [0.0]], group=[0, 1])
+KEPT = KeptRows(rows=ROWS, weight=jnp.array([1.0, 1.0, 0.0]))
+CHOSEN = Selection(
+    keep=jnp.array([True, True]),
+    share=jnp.float32(0.25),
+    std=jnp.array([1.0, 3.0]),
+    spread=jnp.array([1.0, 4.0]),
+    kept_groups=jnp.array([True, True]),
+)
+GAINS = jnp.where(ROWS.is_reply, jnp.array([[2.0], [-1.0], [5.0]]), 0.0)
+
+
+def rescaled(**changes):
+    chosen = updates.settings(advantage__whiten=False, estimator="grpo", **changes)
+    estimate = Estimate(advantages=GAINS, returns=jnp.zeros_like(GAINS))
+    found = rescale.rescale(chosen, estimate, KEPT, EPISODES, CHOSEN)
+    return [float(found[0, 1]), float(found[1, 1])]
+
+
+def test_with_nothing_asked_for_advantages_stay():
+    assert rescaled() == [2.0, -1.0]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("linear", 0.25), ("sqrt", 0.5)])
+def test_advantages_are_scaled_by_the_kept_share(kind, factor):
+    assert rescaled(filter__loss_scale=kind) == [2.0 * factor, -factor]
+
+
+def test_groups_are_weighted_by_their_spread_over_the_largest():
+    np.testing.assert_allclose(rescaled(filter__reweight=True), [0.5, -1.0], rtol=1e-6)
+
+
+def test_a_group_that_is_dropped_does_not_set_the_largest_spread():
+    weight = rescale.spread_weight(CHOSEN.spread, jnp.array([True, False]))
+    np.testing.assert_allclose(weight[0], 1.0, rtol=1e-5)
+
+
+def test_long_rows_count_for_less_by_their_length_over_the_mean():
+    # 3 and 1 tokens, 2 in the mean: 2 / 1.5 and -1 / 0.5.
+    np.testing.assert_allclose(
+        rescaled(advantage__length_weight=True), [4 / 3, -2.0], rtol=1e-6
+    )
+
+
+def test_a_control_run_has_no_advantage_at_all():
+    assert rescaled(advantage__zero_task=True) == [0.0, 0.0]
+
+
+# Coefficients that move ---------------------------------------------------------------
+
+
+def test_a_coefficient_moves_linearly_from_the_first_iteration_to_the_last():
+    chosen = updates.settings(iterations=5)
+    found = [
+        float(schedules.over_the_run(chosen, 0.2, 0.6, jnp.int32(i))) for i in range(7)
+    ]
+    np.testing.assert_allclose(found, [0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6], rtol=1e-6)
+    assert schedules.over_the_run(chosen, 0.2, -1.0, jnp.int32(3)) == 0.2
+
+
+def test_the_critic_can_have_a_schedule_of_its_own():
+    chosen = updates.settings(
+        optimizer__schedule="constant", optimizer__critic_schedule="linear"
+    )
+    last = schedules.updates_expected(chosen)
+    kind = chosen.optimizer.critic_schedule
+    assert schedules.learning_rate(chosen, 1.0)(last) == 1.0
+    assert schedules.learning_rate(chosen, 1.0, kind)(last) == 0.0
+    assert schedules.learning_rate(chosen, 1.0, "same")(last) == 1.0
+
+
+def test_updates_are_counted_for_each_use_of_the_episodes():
+    once = schedules.updates_expected(updates.settings())
+    assert schedules.updates_expected(updates.settings(optimizer__reuse=3)) == 3 * once
+
+
+# What a filter scores -----------------------------------------------------------------
+
+
+def scores(metric: str, **changes):
+    rows, episodes = updates.record()
+    rng = np.random.default_rng(0)
+    rows = rows.replace(entropy=jnp.asarray(rng.random(rows.tokens.shape), jnp.float32))
+    chosen = updates.settings(filter__metric=metric, **changes)
+    measure, statistic = filters.METRICS[metric]
+    values = np.asarray(measure(chosen, rows, episodes))
+    grouped = filters.group_statistics(
+        jnp.asarray(values), episodes.group, updates.PROMPTS
+    )
+    return rows, episodes, values, np.asarray(statistic(grouped))
+
+
+@pytest.mark.parametrize("metric", sorted(filters.METRICS))
+def test_each_metric_is_a_loop_over_episodes_and_groups(metric):
+    rows, episodes, _, found = scores(metric)
+    each = []
+    for b in range(len(episodes.turns)):
+        played = int(episodes.turns[b])
+        if metric.startswith("return"):
+            each.append(float(episodes.reward[b, :played].sum()))
+        elif metric == "length":
+            each.append(float(episodes.reply_tokens[b].sum()))
+        else:
+            each.append(float(rows.entropy[b][rows.is_reply[b]].mean()))
+    each = np.array(each).reshape(updates.PROMPTS, updates.GROUP_SIZE)
+    statistic = {
+        "std": lambda x: x.std(ddof=1),
+        "variance": lambda x: x.var(ddof=1),
+        "sum": np.sum,
+    }.get(metric.split("_")[-1], np.mean)
+    expected = [statistic(x) for x in each]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_metric_sees_the_penalty_only_where_asked():
+    _, episodes, values, _ = scores("return_mean", filter__with_penalty=True)
+    np.testing.assert_allclose(values, rewards.returns(episodes, -0.1), rtol=1e-6)
+    assert np.abs(values - np.asarray(rewards.returns(episodes))).max() > 0.05
+
+
+def test_groups_are_ranked_among_those_of_their_environment():
+    """The second environment's returns are ten times as spread."""
+    rows, episodes = updates.record()
+    environment = (episodes.group >= 2).astype(jnp.int32)
+    reward = jnp.tile(jnp.array([[0.0], [1.0], [0.0], [2.0]]), (4, updates.TURNS))
+    reward *= (jnp.array([1.0, 2.0, 30.0, 10.0])[episodes.group])[:, None]
+    turns = jnp.full_like(episodes.turns, updates.TURNS)
+    episodes = episodes.replace(environment=environment, reward=reward, turns=turns)
+    kept = {}
+    for scope in ("batch", "environment"):
+        chosen = two_environments(
+            updates.settings(filter__scope=scope, filter__fraction=0.5)
+        )
+        selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+        kept[scope] = selection.kept_groups.tolist()
+        assert selection.share == 0.5
+        assert filters.most_kept_episodes(chosen) == 2 * updates.GROUP_SIZE
+    assert kept["batch"] == [False, False, True, True]
+    assert kept["environment"] == [False, True, True, False]
+
+
+def two_environments(chosen):
+    """The settings with two tasks of two prompts each."""
+    task = chosen.tasks()[0]
+    mix = tuple(
+        dataclasses.replace(task, label=label, prompts=2) for label in ("one", "two")
+    )
+    env = dataclasses.replace(chosen.env, name="mix", mix=mix)
+    return dataclasses.replace(chosen, env=env)
+
+
+def test_within_group_keeps_members_of_every_group_that_is_not_equal():
+    rows, episodes = updates.record()
+    chosen = updates.settings(filter__strategy="within_group", filter__fraction=0.5)
+    selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    keep = np.asarray(selection.keep).reshape(updates.PROMPTS, -1)
+    np.testing.assert_array_equal(keep.sum(axis=1), [2, 2, 0, 2])
+    np.testing.assert_allclose(selection.share, 6 / 16)
+    assert filters.most_kept_episodes(chosen) == 8
+
+
+# Which tokens have an entropy bonus ---------------------------------------------------
+
+
+def test_thoughts_are_the_first_tokens_of_each_reply_and_answers_the_rest():
+    rows = rows_of("orrrRorR", episode=[0])
+    episodes = episodes_of(reward=[[0.0, 0.0]])
+    episodes = episodes.replace(thought_tokens=jnp.array([[3, 1]]))
+
+    def bonus(where: str):
+        chosen = updates.settings(loss__entropy_on=where)
+        return np.asarray(batches.bonus_tokens(chosen, rows, episodes))[0]
+
+    thought = [False, True, True, True, False, False, True, False]
+    answer = [False, False, False, False, True, False, False, True]
+    np.testing.assert_array_equal(bonus("thought"), thought)
+    np.testing.assert_array_equal(bonus("answer"), answer)

@@ -1,0 +1,152 @@
+"""Rewards beside the environment's own: hand-worked numbers and identities."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.records import episodes_of
+
+from ragen_jax.errors import SettingsError
+from ragen_jax.learning import rewards, shaping
+from ragen_jax.settings import RewardSettings
+
+PLAIN = RewardSettings(
+    format_penalty=-0.1,
+    length_bonus=0.0,
+    length_low=2,
+    length_high=4,
+    grounding=0.0,
+    hook="",
+    normalize="none",
+    normalize_by="state",
+)
+
+
+def episodes():
+    """Two groups of two; the last episode ended after one of its two turns."""
+    made = episodes_of(
+        [[1.0, 0.0], [0.0, 2.0], [0.5, 0.5], [0.0, 9.0]],
+        is_valid=[[True, True], [False, True], [True, True], [True, True]],
+        turns=[2, 2, 2, 1],
+        group=[0, 0, 1, 1],
+    )
+    return made.replace(
+        thought_tokens=jnp.array([[1, 2], [4, 5], [3, 0], [3, 3]]),
+        grounded=jnp.array([[0.5, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]),
+        environment=jnp.array([0, 1, 1, 1]),
+    )
+
+
+def turn_rewards(**changes):
+    settings = dataclasses.replace(PLAIN, **changes)
+    return np.asarray(shaping.turn_rewards(settings, episodes(), 2))
+
+
+def test_with_nothing_asked_for_turns_earn_the_environments_reward_and_the_penalty():
+    expected = [[1.0, 0.0], [-0.1, 2.0], [0.5, 0.5], [0.0, 0.0]]
+    np.testing.assert_allclose(turn_rewards(), expected)
+    np.testing.assert_allclose(turn_rewards(), rewards.played_rewards(episodes(), -0.1))
+
+
+def test_a_thought_within_the_band_earns_the_bonus_and_a_turn_never_played_none():
+    gain = turn_rewards(length_bonus=0.3) - turn_rewards()
+    np.testing.assert_allclose(gain, [[0, 0.3], [0.3, 0], [0.3, 0], [0.3, 0]])
+
+
+def test_a_thought_earns_by_the_share_of_places_that_it_names():
+    gain = turn_rewards(grounding=2.0) - turn_rewards()
+    np.testing.assert_allclose(gain, [[1, 0], [2, 0], [0, 0], [0, 0]], atol=1e-7)
+
+
+def test_returns_are_normalized_within_each_group():
+    # Returns 1, 1.9 | 1, 0: means 1.45 and 0.5, sample stds 0.9 and 1 over sqrt(2).
+    by_mean = turn_rewards(normalize="mean").sum(axis=1)
+    np.testing.assert_allclose(by_mean, [-0.45, 0.45, 0.5, -0.5], atol=1e-6)
+    by_std = turn_rewards(normalize="mean_std").sum(axis=1)
+    root = 0.5**0.5
+    np.testing.assert_allclose(by_std, [-root, root, root, -root], rtol=1e-5)
+
+
+def test_only_the_last_turn_played_takes_what_is_left():
+    change = turn_rewards(normalize="mean") - turn_rewards()
+    np.testing.assert_allclose(
+        change, [[0, -1.45], [0, -1.45], [0, -0.5], [-0.5, 0]], atol=1e-6
+    )
+    scaled = turn_rewards(normalize="mean_std")
+    np.testing.assert_allclose(scaled[1, 0], -0.1 / (0.9 * 0.5**0.5), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("by", "sets"), [("batch", [0] * 4), ("environment", None)])
+def test_wider_sets_have_mean_zero_and_deviation_one(by, sets):
+    made = turn_rewards(normalize="mean_std", normalize_by=by).sum(axis=1)
+    sets = np.array(sets or [0, 1, 1, 1])
+    many = made[sets == sets[-1]]
+    np.testing.assert_allclose(many.mean(), 0, atol=1e-6)
+    np.testing.assert_allclose(many.std(ddof=1), 1, rtol=1e-5)
+    if by == "environment":  # Alone in its environment: equal to its mean.
+        np.testing.assert_allclose(made[0], 0, atol=1e-6)
+
+
+def test_the_asymmetric_clip_bounds_the_return():
+    spread = episodes_of([[float(x)] for x in (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 100)])
+    settings = dataclasses.replace(PLAIN, normalize="asym_clip")
+    total = np.asarray(shaping.turn_rewards(settings, spread, 1)).sum(axis=1)
+    plain = dataclasses.replace(PLAIN, normalize="mean_std")
+    free = np.asarray(shaping.turn_rewards(plain, spread, 1)).sum(axis=1)
+    assert free.max() > 3 > free.min()
+    np.testing.assert_allclose(total, np.clip(free, -1, 3), rtol=1e-5)
+
+
+def test_groups_of_equal_returns_become_zero():
+    same = episodes_of([[0.3, 0.4], [0.7, 0.0]])
+    settings = dataclasses.replace(PLAIN, normalize="mean_std")
+    total = shaping.turn_rewards(settings, same, 1).sum(axis=1)
+    np.testing.assert_allclose(total, 0, atol=1e-6)
+
+
+HOOK = """
+import jax.numpy as jnp
+
+def turn_rewards(episodes):
+    return 0.5 * (episodes.reply_tokens > 3)
+"""
+
+
+def write_hook(folder, text: str) -> str:
+    path = folder / "my_rewards.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
+    hook = write_hook(tmp_path, HOOK.replace("reply_tokens", "thought_tokens"))
+    shaping.check_hook(hook, 4, 2)
+    gain = turn_rewards(hook=hook) - turn_rewards()
+    np.testing.assert_allclose(gain, [[0, 0], [0.5, 0.5], [0, 0], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewards = 1", "defines no turn_rewards: add a function"),
+        ("def turn_rewards(x):\n  return x.luck", "fails: line 2: AttributeError"),
+        (
+            "def turn_rewards(x):\n  return x.reward.sum(1)",
+            r"gives .*shape=\(4,\).*: let it give float32\[4, 2\]",
+        ),
+        ("def turn_rewards(x):\n  return 3", r"gives .*: let it give float32\[4, 2\]"),
+        ("import nothing_at_all", "cannot be imported: line 1: ModuleNotFoundError"),
+    ],
+)
+def test_a_hook_that_cannot_serve_is_refused_in_one_sentence(tmp_path, text, message):
+    hook = write_hook(tmp_path, text)
+    with pytest.raises(SettingsError, match=message) as caught:
+        shaping.check_hook(hook, 4, 2)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"reward.hook = {hook!r}")
+
+
+def test_a_hook_that_is_not_there_is_refused():
+    with pytest.raises(SettingsError, match=r"reward.hook = 'no.py': there is no such"):
+        shaping.check_hook("no.py", 4, 2)

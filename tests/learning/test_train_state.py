@@ -1,0 +1,56 @@
+"""The counts that a state carries, where episodes are used once and several times."""
+
+import numpy as np
+import pytest
+from helpers import updates
+
+from ragen_jax.learning import train_state
+from ragen_jax.learning.train_state import UpdateCounts
+
+
+def counts_after(reuse: int, *iterations) -> dict[str, int]:
+    """Counters after iterations of so many uses, each (attempted, real, bad)."""
+    chosen = updates.settings(optimizer__reuse=reuse)
+    state = train_state.new_state({}, {}, chosen)
+    for uses in iterations:
+        made = [UpdateCounts(*map(np.int32, one)) for one in uses]
+        for use, one in enumerate(made):
+            given = train_state.update_arguments(chosen, made[:use])
+            state = train_state.count(chosen, state, state, one, given)
+    return updates.counters(state)
+
+
+GOOD, BAD, EMPTY = (2, 2, 0), (2, 1, 1), (0, 0, 0)
+
+
+def test_each_use_of_the_episodes_counts_its_updates_and_all_of_them_one_iteration():
+    found = counts_after(3, [GOOD, BAD, GOOD], [GOOD, GOOD, GOOD])
+    assert found == dict(
+        iteration=2,
+        updates=11,
+        bad_in_row=0,
+        empty_in_row=0,
+        skipped_bad=1,
+        skipped_empty=0,
+    )
+
+
+@pytest.mark.parametrize("first", [BAD, GOOD])
+def test_one_bad_use_makes_a_bad_iteration_whichever_use_it_is(first):
+    last = GOOD if first == BAD else BAD
+    assert counts_after(2, [first, last])["bad_in_row"] == 1
+    assert counts_after(2, [first, last], [last, first])["bad_in_row"] == 2
+    assert counts_after(2, [BAD, BAD], [BAD, BAD])["bad_in_row"] == 2
+    assert counts_after(2, [BAD, BAD], [GOOD, GOOD])["bad_in_row"] == 0
+
+
+def test_an_iteration_without_a_kept_group_is_empty_once_however_often_it_is_used():
+    found = counts_after(3, [EMPTY] * 3, [EMPTY] * 3)
+    assert (found["empty_in_row"], found["skipped_empty"]) == (2, 2)
+    assert found["iteration"] == 2
+    assert counts_after(3, [EMPTY] * 3, [GOOD] * 3)["empty_in_row"] == 0
+
+
+def test_used_once_every_update_is_an_iteration():
+    found = counts_after(1, [BAD], [EMPTY], [EMPTY])
+    assert (found["bad_in_row"], found["empty_in_row"], found["iteration"]) == (0, 2, 3)

@@ -1,0 +1,122 @@
+"""Tokenizers from GGUF files against tokenizers built as their makers' files say."""
+
+import json
+import runpy
+
+import pytest
+import tokenizers
+from helpers import models
+from helpers.gguf_files import refusal, write
+from helpers.paths import GOLDEN
+from tokenizers import decoders, normalizers, pre_tokenizers, trainers
+
+from ragen_jax.models.io import gguf
+
+TEXTS = runpy.run_path(str(GOLDEN / "make_smollm2.py"))["TEXTS"]
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+QWEN2 = models.small_config(40)
+LLAMA = models.small_config(40, family="llama", qkv_bias=False)
+# As the tokenizer.json of SmolLM2, Qwen2.5 and Llama 3 say.
+_WORDS = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|%s|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+)
+
+
+def _cut(digits: str) -> list:
+    pattern = tokenizers.Regex(_WORDS % digits)
+    return [
+        pre_tokenizers.Split(pattern, behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
+CUTS = {
+    "smollm": [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    ],
+    "qwen2": _cut("\\p{N}"),
+    "llama-bpe": _cut("\\p{N}{1,3}"),
+}
+
+
+def reference(pre: str) -> tokenizers.Tokenizer:
+    """A BPE trained on the texts, with control and user-defined tokens."""
+    is_llama = pre == "llama-bpe"
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=is_llama))
+    made.pre_tokenizer = pre_tokenizers.Sequence(CUTS[pre])
+    made.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        made.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([*TEXTS] * 3, trainer)
+    made.add_special_tokens([*CONTROL])
+    made.add_tokens([tokenizers.AddedToken("<think>", normalized=False)])
+    return made
+
+
+def metadata_of(made: tokenizers.Tokenizer, pre: str) -> dict:
+    """The metadata of a tokenizer."""
+    texts = [made.id_to_token(i) for i in range(made.get_vocab_size())]
+    types = {"<think>": 4} | dict.fromkeys(CONTROL, 3)
+    merges = json.loads(made.to_str())["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*texts, "[PAD1]"],
+        "tokenizer.ggml.token_type": [*(types.get(text, 1) for text in texts), 5],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.bos_token_id": texts.index("<|im_start|>"),
+        "tokenizer.ggml.eos_token_id": texts.index("<|im_end|>"),
+        "tokenizer.ggml.padding_token_id": texts.index("<|endoftext|>"),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+    }
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_a_files_tokenizer_cuts_and_joins_text_as_the_original(tmp_path, pre):
+    made = reference(pre)
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata_of(made, pre))
+    found = gguf.read_tokenizer(path)
+    for text in (*TEXTS, *map("".join, zip(TEXTS, TEXTS[1:], strict=False))):
+        ids = made.encode(text).ids
+        assert found.encode(text) == ids
+        assert found.decode(ids) == made.decode(ids, skip_special_tokens=False)
+    assert len(found) == made.get_vocab_size()  # Without what fills the embedding up.
+    names = (found.bos_token, found.eos_token, found.pad_token)
+    assert names == ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    added = {x.content: x.special for x in found.added_tokens_decoder.values()}
+    assert added == {name: True for name in names} | {"<think>": False}
+    chat = [{"role": "user", "content": "hi"}]
+    assert found.apply_chat_template(chat, tokenize=False) == "hi"
+
+
+def test_a_beginning_of_text_is_added_where_the_file_asks_for_it(tmp_path):
+    metadata = metadata_of(reference("llama-bpe"), "llama-bpe")
+    metadata["tokenizer.ggml.add_bos_token"] = None  # Llama 3 does.
+    found = gguf.read_tokenizer(write(tmp_path / "m.gguf", LLAMA, {}, **metadata))
+    bare = found.encode("a b", add_special_tokens=False)
+    assert found.encode("a b") == [found.bos_token_id, *bare]
+
+
+BAD_TOKENIZERS = {
+    "tokenizer.ggml.model": ("llama", "tokenizer.ggml.model = 'llama' is not support"),
+    "tokenizer.ggml.pre": ("falcon", "tokenizer.ggml.pre = 'falcon' is not supported"),
+    "tokenizer.ggml.merges": (["xyz"], "has no tokenizer that can be read"),
+    "tokenizer.ggml.tokens": (["a"], "has no tokenizer that can be read"),
+    "tokenizer.ggml.eos_token_id": (9999, "has no tokenizer that can be read"),
+}
+
+
+@pytest.mark.parametrize("key", BAD_TOKENIZERS)
+def test_a_tokenizer_that_cannot_be_built_is_one_sentence(tmp_path, key):
+    value, message = BAD_TOKENIZERS[key]
+    metadata = metadata_of(reference("smollm"), "smollm") | {key: value}
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata)
+    assert message in refusal(gguf.read_tokenizer, path)

@@ -1,0 +1,309 @@
+"""Processes of a run: named by flags or by the cluster, and missed by name."""
+
+import socket
+import threading
+import time
+
+import jax
+import pytest
+from helpers import runs
+
+from ragen_jax.errors import UserError
+from ragen_jax.parallel import distributed
+from ragen_jax.parallel import facts as facts_lib
+from ragen_jax.parallel.distributed import Place
+
+STEP = {  # What srun sets in the third of four tasks on two hosts.
+    "SLURM_JOB_ID": "12345",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
+MPIRUN = {  # What mpirun of Open MPI 4 sets.
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Sets the environment of a cluster, and none beside it."""
+    for name in (*STEP, *MPIRUN, *POD, "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def enter(*variables: dict, **more: str):
+        for name, value in {
+            k: v for part in variables for k, v in part.items()
+        }.items():
+            monkeypatch.setenv(name, value)
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
+
+    return enter
+
+
+# Clusters ----------------------------------------------------------------------------
+
+
+def test_where_jax_has_moved_its_modules_the_flags_are_asked_for(cluster, monkeypatch):
+    """Without them nothing is recognized as a TPU, and a cluster asks for the flags."""
+
+    def absent(name: str):
+        raise ImportError(name)
+
+    monkeypatch.setattr(distributed.importlib, "import_module", absent)
+    cluster()
+    assert distributed.place_in_cluster(1) is None
+    cluster(STEP)
+    with pytest.raises(UserError, match="give --coordinator=HOST:PORT"):
+        distributed.place_in_cluster(1)
+
+
+def test_a_process_without_a_cluster_is_alone(cluster):
+    assert distributed.place_in_cluster(1) is None
+    distributed.start(None, None, None)
+    assert not jax.distributed.is_initialized()
+
+
+def test_a_slurm_task_finds_its_place(cluster):
+    cluster(STEP)
+    # JAX takes the port from the job's number: 61440 + 12345 % 4096.
+    assert distributed.place_in_cluster(1) == Place("gpu07:61497", 4, 2, (0,))
+
+
+def test_a_slurm_task_that_is_alone_on_its_host_takes_all_gpus(cluster):
+    cluster(STEP, SLURM_STEP_TASKS_PER_NODE="3,1")
+    assert distributed.place_in_cluster(1).devices is None
+
+
+def test_a_slurm_task_that_sees_one_gpu_takes_it_whatever_its_number(cluster):
+    cluster(STEP, SLURM_LOCALID="1", CUDA_VISIBLE_DEVICES="1")
+    assert distributed.place_in_cluster(1).devices is None
+    cluster(CUDA_VISIBLE_DEVICES="0,1")
+    assert distributed.place_in_cluster(1).devices == (1,)
+    cluster(JAX_LOCAL_DEVICE_IDS="0")
+    assert distributed.place_in_cluster(1).devices is None
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        # A batch script, or the shell of an allocation: srun was not used.
+        {k: v for k, v in STEP.items() if "_STEP_" not in k},
+        # A shell that is itself a step of one task in an allocation for four.
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+        # srun --ntasks=1
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
+        # mpirun -n 1 within a step of four tasks.
+        {**STEP, **MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"},
+        {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"},
+        # A pod that belongs to no indexed job.
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+    ],
+)
+def test_a_single_task_of_a_cluster_is_alone(cluster, variables):
+    cluster(variables)
+    assert distributed.place_in_cluster(1) is None
+    distributed.start(None, None, None)
+    assert not jax.distributed.is_initialized()
+
+
+def test_an_open_mpi_process_finds_its_place(cluster):
+    cluster(MPIRUN)
+    # 61440 + 1531576320 / 4096 % 4096 = 61440 + 373920 % 4096 = 61440 + 1184
+    assert distributed.place_in_cluster(1) == Place("10.96.0.1:62624", 2, 1, (1,))
+
+
+def test_open_mpi_5_which_jax_does_not_know_is_refused_with_a_remedy(cluster):
+    cluster({k: v for k, v in MPIRUN.items() if "orte" not in k})
+    with pytest.raises(UserError) as caught:
+        distributed.start(None, None, None)
+    assert str(caught.value) == (
+        "Open MPI started 2 processes, but not in a way in which JAX finds process 0:"
+        " give --coordinator=HOST:PORT, --processes and --process"
+    )
+
+
+def test_a_pod_of_an_indexed_job_does_not_start_alone_by_mistake(cluster):
+    cluster(POD)
+    with pytest.raises(UserError, match="^Kubernetes .*give --coordinator=HOST:PORT"):
+        distributed.start(None, None, None)
+
+
+# Flags -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "parts"),
+    [
+        (("a:1", 2, None), ["belong together", "give all three", "process=None"]),
+        ((None, None, 1), ["belong together", "coordinator=None"]),
+        (("node1", 2, 0), ["--coordinator=node1 is no HOST:PORT", "node1:29400"]),
+        (("node1:99999", 2, 0), ["--coordinator=node1:99999 is no HOST:PORT"]),
+        (("a:1", 2, 2), ["--process=2 of --processes=2", "from 0 to one less"]),
+        (("a:1", 0, 0), ["--process=0 of --processes=0"]),
+        (("a:1", 2, -1), ["--process=-1 of --processes=2"]),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_refused(place, parts):
+    with pytest.raises(UserError) as caught:
+        distributed.start(*place)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_one_process_of_one_needs_no_connection():
+    distributed.start("127.0.0.1:1", 1, 0)
+    assert not jax.distributed.is_initialized()
+
+
+# Roll call ---------------------------------------------------------------------------
+
+
+def call(places: list[Place], seconds: float, facts=None) -> list[str]:
+    """The error of each process, "" when it may continue; all call at the same time."""
+    errors = [None] * len(places)
+
+    def one(index: int):
+        try:
+            own = facts[index] if facts else None
+            distributed.call_roll(places[index], seconds, own)
+            errors[index] = ""
+        except UserError as error:
+            errors[index] = str(error)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return errors
+
+
+@pytest.fixture
+def address():
+    return f"127.0.0.1:{runs.free_port()}"
+
+
+def test_all_go_on_once_all_are_there_and_the_port_is_free_again(address):
+    places = [Place(address, 3, i) for i in range(3)]
+    assert call(places, 30) == ["", "", ""]
+    assert call(places, 30) == ["", "", ""]
+
+
+def test_processes_of_different_runs_are_told_which_setting_differs(address):
+    facts = [{"seed": "0", "iterations": "9"}, {"seed": "1", "iterations": "9"}]
+    assert call([Place(address, 2, i) for i in range(2)], 30, facts) == 2 * [
+        "process 1 was started for another run than process 0: seed is 1 there and 0"
+        " here: start all of them with the same settings, code and model"
+    ]
+    facts = [{"seed": "0"}, {}]
+    first, _ = call([Place(address, 2, i) for i in range(2)], 30, facts)
+    assert "seed is absent there and 0 here" in first
+
+
+def test_the_facts_of_a_run_name_settings_code_and_libraries():
+    found = facts_lib.of_run(runs.settings(seed=3))
+    assert found["seed"] == "3" and found["rollout.prompts"] == "2"
+    assert found["the version of jax"] == jax.__version__
+    assert "model.path" not in found  # Its digest is compared instead.
+    assert found == facts_lib.of_run(runs.settings(seed=3))
+    other = facts_lib.of_run(runs.settings(seed=4, iterations=7))
+    told = facts_lib.difference(2, other, found)
+    assert "process 2 " in told and "seed is 4 there and 3 here" in told
+    assert "iterations is 7 there and 4 here" in told
+
+
+def test_whoever_is_absent_is_named_to_all_the_others(address):
+    started = time.monotonic()
+    errors = call([Place(address, 5, i) for i in (0, 2, 4)], 0.5)
+    assert errors == 3 * [
+        f"processes 1, 3 of 5 did not come to {address} within 0.5 s: look at the"
+        " output there, and start all of them with the same --coordinator and"
+        " --processes"
+    ]
+    assert time.monotonic() - started < 20
+
+
+def test_start_names_an_absent_process_before_it_asks_jax(address):
+    with pytest.raises(UserError, match="^process 1 of 2 did not come .* within 0.2 s"):
+        distributed.start(address, 2, 0, seconds=0.2)
+    assert not jax.distributed.is_initialized()
+
+
+def test_an_absent_first_process_is_named(address):
+    errors = call([Place(address, 3, i) for i in (1, 2)], 0.5)
+    for text in errors:
+        assert f"process 0 of 3 was not reached at {address} within 0.5 s" in text
+
+
+def test_a_host_that_does_not_exist_is_reported_like_an_absent_process():
+    (error,) = call([Place("no-such-host.invalid:1234", 2, 1)], 0.3)
+    assert "process 0 of 2 was not reached at no-such-host.invalid:1234" in error
+
+
+def test_processes_that_count_differently_are_refused(address):
+    errors = call([Place(address, 2, 0), Place(address, 3, 1)], 20)
+    assert (
+        errors[0]
+        == errors[1]
+        == (
+            "process 1 was started with --processes=3, process 0 with --processes=2:"
+            " give all of them the same"
+        )
+    )
+
+
+def test_two_processes_of_one_number_are_refused(address):
+    errors = call([Place(address, 3, i) for i in (0, 1, 1)], 20)
+    assert errors == 3 * [
+        "two processes were started with --process=1: number them from 0 to 2"
+    ]
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        (error,) = call([Place(f"127.0.0.1:{port}", 2, 0)], 1)
+    assert f"port {port} of --coordinator=127.0.0.1:{port} cannot be opened" in error
+    assert "give all processes another port" in error
+
+
+def test_strangers_at_the_port_are_ignored(address):
+    host, port = address.split(":")
+
+    def knock():
+        for _ in range(200):
+            try:
+                with socket.create_connection((host, int(port)), timeout=5) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\n")
+                    return
+            except OSError:
+                time.sleep(0.01)
+
+    stranger = threading.Thread(target=knock)
+    first = threading.Thread(
+        target=distributed.call_roll, args=(Place(address, 2, 0), 20)
+    )
+    stranger.start()
+    first.start()
+    stranger.join()
+    assert call([Place(address, 2, 1)], 20) == [""]
+    first.join()
+
+
+def test_a_first_process_that_ends_while_others_wait_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        place = Place(f"127.0.0.1:{first.getsockname()[1]}", 2, 1)
+        hangs_up = threading.Thread(target=lambda: first.accept()[0].close())
+        hangs_up.start()
+        (error,) = call([place], 20)
+        hangs_up.join()
+    assert "ended before all processes were there" in error

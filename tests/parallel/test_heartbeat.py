@@ -1,0 +1,101 @@
+"""Processes that are killed, stopped or fail: the others end in time and say whose."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import runs
+from helpers.paths import ROOT
+
+PROCESSES = 3
+SILENT = 3.0  # seconds
+
+SCRIPT = """
+import socket, sys, time
+from ragen_jax.parallel import heartbeat
+heartbeat.GRACE_SECONDS = 0.5
+heartbeat.BEAT_SECONDS = 0.3
+process, port = int(sys.argv[1]), int(sys.argv[2])
+options = dict(silent_seconds={silent})
+if process == 0:
+    server = socket.create_server(("127.0.0.1", port))
+    print("listening", flush=True)
+    beat = heartbeat.listen({processes}, server, 30, **options)
+else:
+    beat = heartbeat.join(process, ("127.0.0.1", port), **options)
+print("together", flush=True)
+line = sys.stdin.readline()
+if line == "fail\\n":
+    sys.exit(2)
+beat.stop()
+"""
+
+
+@pytest.fixture
+def together():
+    """Three processes that know each other."""
+    port = runs.free_port()
+    script = SCRIPT.format(silent=SILENT, processes=PROCESSES)
+    started = []
+    for process in range(PROCESSES):
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, str(process), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        started.append(child)
+        if process == 0:
+            assert child.stdout.readline() == "listening\n"
+    for child in started:
+        assert child.stdout.readline() == "together\n"
+    yield started
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "words", "seconds"),
+    [
+        (signal.SIGKILL, "has ended", 5),
+        (signal.SIGSTOP, "was not heard of for 3 s", SILENT + 5),
+    ],
+)
+def test_a_lost_process_is_named_by_the_others_in_time(
+    together, lost, number, words, seconds
+):
+    began = time.monotonic()
+    together[lost].send_signal(number)
+    others = [child for child in together if child is not together[lost]]
+    for child in others:
+        assert child.wait(timeout=60) == 75
+        errors = child.stderr.read()
+        assert errors.startswith(f"error: process {lost}") and words in errors
+        assert errors.endswith("resumes from the last checkpoint\n")
+        assert errors.count("\n") == 1
+    assert time.monotonic() - began < seconds + 10  # A loaded machine is slow.
+
+
+def test_a_process_that_fails_ends_the_others(together):
+    together[2].stdin.write("fail\n")
+    together[2].stdin.flush()
+    for child in together[:2]:
+        assert child.wait(timeout=60) == 75
+        errors = child.stderr.read()
+        assert errors.startswith("error: process 2 (host ") and "has ended" in errors
+
+
+def test_processes_that_come_to_their_end_disturb_nobody(together):
+    for child in together:
+        child.stdin.write("end\n")
+        child.stdin.flush()
+        time.sleep(0.5)
+    for child in together:
+        assert child.wait(timeout=60) == 0
+        assert child.stderr.read() == ""

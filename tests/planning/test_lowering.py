@@ -1,0 +1,43 @@
+"""Every config and variant is traced and lowered for GPUs, as a run there would be."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from helpers import absent
+
+from ragen_jax.planning import compiling
+
+pytestmark = [pytest.mark.slow, absent.needs_compiler]
+
+ROOT = Path(__file__).parents[2]
+# Those of warm_start.py make embedded models and are no runs.
+FILES = sorted(
+    p for p in (ROOT / "configs").glob("*.py") if not p.stem.startswith("warm_start")
+)
+
+
+def variants(path: Path) -> list[str]:
+    """ "" and the variants that the config's docstring lists."""
+    listed = runpy.run_path(str(path))["__doc__"]
+    found = sorted(set(re.findall(r"(?:\.py|[;,] ):([a-z]\w*)", listed)))
+    assert {"smoke", "paper"} <= set(found), path
+    return ["", *found]
+
+
+CONFIGS = [f"configs/{p.name}:{variant}" for p in FILES for variant in variants(p)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_is_lowered_for_a_gpu_with_cudnn_attention(config, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    device = absent.h100()
+    with device.tracing():
+        run = absent.prepare(absent.settings(config.removesuffix(":")))
+        assert run.model.dtype == "bfloat16"
+        names = [compiling.ROLLOUT, compiling.UPDATE]
+        lowered = {each.name: each.lowered for each in compiling.lower(run, names)}
+    update = lowered[compiling.UPDATE].as_text()
+    assert re.search(r"custom_call @__cudnn\$fmhaSoftmaxBackward", update)
+    assert "fmha" in lowered[compiling.ROLLOUT].as_text()  # of the prompts

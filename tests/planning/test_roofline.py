@@ -1,0 +1,94 @@
+"""Rounds of the update's loops, by hand."""
+
+import dataclasses
+
+import pytest
+from helpers import models
+
+from ragen_jax.planning import kernels, programs, roofline, work
+from ragen_jax.planning.devices import Figures
+from ragen_jax.planning.programs import Block, Choice, Loop
+
+VOCABULARY = 32
+CONFIG = dataclasses.replace(models.small_config(VOCABULARY), width=8)
+
+
+COSTS = work.Costs(Figures(1e12, 1e12, 1e12, 1e12, 1e12), 8)
+
+
+def kernel(operations: float = 0.0, *sizes: int) -> kernels.Kernel:
+    return kernels.Kernel(
+        name="k",
+        kind="gemm",
+        read=0,
+        written=0,
+        operations=operations,
+        is_wide=False,
+        place="",
+        result=(),
+        has_product_of=frozenset(sizes),
+    )
+
+
+def block(*launched: kernels.Kernel, loops=(), choices=()) -> Block:
+    return Block("b", launched, (), tuple(loops), tuple(choices))
+
+
+def scoring(tokens: int, *, layers: int = 3) -> Block:
+    """A microbatch: layers of one kernel each, and a loop that scores `tokens`."""
+    product = kernel(2.0 * tokens * VOCABULARY * 8, tokens, VOCABULARY, 8)
+    # The chunk's other kernels, of which one is a smaller product.
+    small = kernel(2.0 * tokens * 8 * 8, tokens, 8)
+    chunks = Loop(block(product, small), None, "")
+    return block(loops=[Loop(block(kernel()), layers, ""), chunks])
+
+
+def test_a_chunk_is_as_many_tokens_as_its_largest_product_scores():
+    program = block(loops=[Loop(scoring(4), None, "")])
+    scored = roofline.ScoredTokens(CONFIG, program, [9, 4, 0])
+    layers, chunks = program.loops[0].body.loops
+    assert scored.chunk(chunks) == 4
+    # Three rounds, one and none, in the mean of three microbatches.
+    assert scored.trips(chunks, others=7) == 4 / 3
+    assert scored.trips(layers, others=7) == 7
+
+
+def test_each_length_of_rows_has_its_own_loop_over_the_vocabulary():
+    """A condition on rows' length, of whose branches one has chunks of 4, one of 2."""
+    choice = Choice((scoring(4, layers=1), scoring(2, layers=1)), "")
+    program = block(loops=[Loop(block(choices=[choice]), None, "")])
+    scored = roofline.ScoredTokens(CONFIG, program, [9, 3])
+    found = COSTS.block(
+        program.loops[0].body,
+        lambda each: scored.trips(each, 1),
+        lambda _: (0.25, 0.75),
+    )
+    # Rounds: 3 and 1, a mean of 2; 5 and 2, a mean of 3.5; two kernels each, and a
+    # layer's one.
+    assert found.kernels == 0.25 * (1 + 2 * 2) + 0.75 * (1 + 3.5 * 2)
+    assert programs.vocabulary_loops(program, VOCABULARY) == [
+        branch.loops[1] for branch in choice.branches
+    ]
+
+
+def test_attention_that_knows_lengths_reads_as_much_of_the_cache_as_is_filled():
+    attention = dataclasses.replace(
+        kernel(600.0), kind="__cudnn$fmhaSoftmax", read=1000, written=10
+    )
+    product = dataclasses.replace(kernel(400.0), read=90, written=10)
+    body = block(attention, product)
+    parts = roofline.RolloutParts(
+        decode=(COSTS.block(body, lambda _: 1, lambda _: ()),),
+        decode_empty=(
+            COSTS.block(roofline._without_cache(body), lambda _: 1, lambda _: ()),
+        ),
+        chunk=work.NOTHING,
+        feed=work.NOTHING,
+        start=work.NOTHING,
+    )
+    full, part = (roofline.decode_at(parts, 3, filled) for filled in (1.0, 0.2))
+    assert (full.bytes, full.operations, full.kernels) == (1110, 1000, 2)
+    # Of the attention's 1,000 bytes its query's 10 and a fifth of the other 990.
+    assert part.bytes == pytest.approx(100 + 20 + 0.2 * 990)
+    assert part.operations == pytest.approx(400 + 0.2 * 600)
+    assert part.kernels == pytest.approx(2)

@@ -1,0 +1,198 @@
+"""The engine driven from Python: `advance`, `choose_waiting`, `extend`, `finish`."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import models
+from helpers.replay import Host, HostGame
+
+from ragen_jax.envs.base import TRAIN
+from ragen_jax.rollout import cache_attention, engine, prng
+from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.rollout import PassCounts, Rollout
+from ragen_jax.rollout.types import (
+    DECODING,
+    IDLE,
+    WAITING,
+    EngineInputs,
+    EnvFeedback,
+    Prompts,
+)
+
+
+class Engine:
+    """The compiled functions of one plan, and the usual task's prompts and games."""
+
+    def __init__(self, attention=cache_attention.XLA):
+        self.task = task = models.usual_task()
+        self.plan = plan = task.plan(slots=5, buckets=4)
+        self.model = kv.ShardedModel(task.config, jnp.float32, attention=attention)
+        self.key = prng.iteration_key(jnp.uint32(0), TRAIN, 2)
+        host = Host(task)
+        self.host = host
+        self.games = [
+            HostGame(host, self.key, TRAIN, episode // 4, episode)
+            for episode in range(plan.episodes)
+        ]
+        firsts = [host.tokens(game.first_message()) for game in self.games[::4]]
+        prompts = Prompts(
+            tokens=_padded(firsts, task.tokens.first_capacity),
+            lengths=jnp.array([len(tokens) for tokens in firsts]),
+            group=jnp.arange(plan.episodes) // 4,
+            group_name=jnp.arange(plan.episodes) // 4,
+            number=jnp.arange(plan.episodes),
+            first_index=jnp.int32(0),
+        )
+        weights = kv.to_decode_layout(task.parameters, jnp.float32)
+        prefill = jax.jit(kv.prefill_prompts, static_argnums=1)
+        self.inputs = EngineInputs(
+            weights=weights,
+            prompts=prompts,
+            prompt_cache=prefill(weights, self.model, prompts.tokens),
+            tables=(task.tokens.replies,),
+            is_stop=task.tokens.is_stop,
+            key=self.key,
+            temperature=jnp.float32(1),
+        )
+        bind = lambda f: functools.partial(f, plan, self.model)
+        self.start = jax.jit(bind(engine.start))
+        self.advance = jax.jit(bind(engine.advance))
+        self.extend = jax.jit(bind(engine.extend))
+        self.finish = jax.jit(functools.partial(engine.finish, plan))
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return Engine()
+
+
+def test_frozen_lake_stepped_from_python_gives_the_identical_record(driver):
+    record, admitted = _sample(driver)
+    models.check_same_record(record, models.sample_usual())
+    assert admitted == list(range(driver.plan.episodes))  # In the queue's order.
+
+
+def test_the_kernel_that_knows_lengths_gives_the_same_record():
+    """All of its path but cuDNN itself, which needs a GPU."""
+    record, _ = _sample(Engine(cache_attention.fused("xla")))
+    models.check_same_record(record, models.sample_usual())
+
+
+def test_environments_step_for_a_share_of_the_slots_that_are_not_idle(driver):
+    state = driver.start(driver.inputs)
+    idle, decoding, waiting = IDLE, DECODING, WAITING
+
+    def due(extend_share, *status):
+        plan = dataclasses.replace(driver.plan, extend_share=extend_share)
+        slots = state.slots.replace(status=jnp.array(status))
+        return bool(engine.env_step_due(plan, state.replace(slots=slots)))
+
+    one_of_five = (waiting, *[decoding] * 4)
+    two_of_five = (waiting, waiting, *[decoding] * 3)
+    one_of_three = (waiting, idle, decoding, idle, decoding)
+    assert driver.plan.extend_width == 2
+    assert [due(0, *s) for s in (one_of_five, two_of_five)] == [False, True]
+    assert [due(4, *s) for s in (one_of_five, two_of_five)] == [False, True]
+    assert [due(0, *one_of_three), due(4, *one_of_three)] == [False, True]
+    # Never for more than have room, nor for nobody while others decode.
+    assert due(1, *two_of_five) and not due(1, *one_of_five)
+    assert not due(4, *[decoding] * 5)
+
+
+def _sample(driver):
+    """The record of a rollout stepped from here, and the episodes as they came."""
+    plan, inputs = driver.plan, driver.inputs
+    state = driver.start(inputs)
+    admitted = list(range(plan.slots))
+    while True:
+        state = driver.advance(inputs, state)
+        slot, is_used = jax.device_get(engine.choose_waiting(plan, state))
+        if not is_used.any():
+            break
+        state, new = driver.extend(
+            inputs, state, _feedback(driver, state, slot, is_used)
+        )
+        admitted += [episode for episode in new.tolist() if episode >= 0]
+    rows, episodes = driver.finish(inputs, state, jnp.int32(7))
+    passes = PassCounts(state.decode_steps, state.extend_steps)
+    return Rollout(rows, episodes, passes), admitted
+
+
+def test_a_slot_that_waits_is_not_touched_while_others_decode(driver):
+    """It may be longer than the bucket that the others decode in."""
+    plan, inputs = driver.plan, driver.inputs
+    assert plan.buckets == (264, 352)
+    state = driver.start(inputs)
+    noise = lambda x: x.at[0].set(jax.random.normal(jax.random.key(1), x.shape[1:]))
+    slots = state.slots
+    state = state.replace(
+        cache=jax.tree.map(noise, state.cache),
+        slots=slots.replace(
+            status=slots.status.at[0].set(WAITING),
+            length=slots.length.at[0].set(300),
+        ),
+    )
+    after = driver.advance(inputs, state)
+    assert after.decode_steps > 0
+    for name in ("slots", "cache"):
+        kept = [jax.tree.map(lambda x: x[0], getattr(s, name)) for s in (after, state)]
+        jax.tree.map(np.testing.assert_array_equal, *kept)
+    np.testing.assert_array_equal(after.rows.tokens[0], state.rows.tokens[0])
+
+
+def test_lower_slots_are_answered_first_and_unused_places_are_marked(driver):
+    state = driver.start(driver.inputs)
+
+    def chosen(*status):
+        slots = state.slots.replace(status=jnp.array(status))
+        both = engine.choose_waiting(driver.plan, state.replace(slots=slots))
+        return [values.tolist() for values in both]
+
+    idle, decoding, waiting = IDLE, DECODING, WAITING
+    assert chosen(decoding, waiting, idle, waiting, waiting) == [[1, 3], [True, True]]
+    slot, is_used = chosen(idle, decoding, decoding, waiting, idle)
+    assert slot[0] == 3 and is_used == [True, False]
+
+
+def _feedback(driver, state, slot, is_used) -> EnvFeedback:
+    """What the games say to the chosen slots' replies."""
+    task, slots = driver.task, jax.device_get(state.slots)
+    rows = np.asarray(state.rows.tokens)
+    messages, outcomes = [], []
+    for index in slot[is_used]:
+        game = driver.games[slots.episode[index]]
+        end = slots.length[index] + 1
+        reply = rows[game.episode, end - slots.sampled[index] : end].tolist()
+        reward, is_valid, taken = game.play(reply)
+        # Nobody reads the message of an ended episode.
+        message = [] if game.end else game.next_message(reply, reward)
+        messages.append(driver.host.tokens(message) or [0])
+        outcomes.append((reward, is_valid, taken, game.success, game.end))
+    unused = int((~is_used).sum())
+    messages += [[0]] * unused
+    reward, is_valid, taken, success, end = zip(
+        *outcomes, *[(0.0, False, 0, False, 0)] * unused, strict=True
+    )
+    return EnvFeedback(
+        slot=jnp.asarray(slot),
+        is_used=jnp.asarray(is_used),
+        tokens=_padded(messages, task.tokens.next_capacity),
+        length=jnp.array([len(tokens) for tokens in messages]),
+        reward=jnp.array(reward),
+        is_valid=jnp.array(is_valid),
+        grounded=jnp.zeros(len(outcomes) + unused),
+        taken=jnp.array(taken),
+        success=jnp.array(success),
+        end=jnp.array(end),
+    )
+
+
+def _padded(messages: list[list[int]], width: int) -> jax.Array:
+    table = np.zeros((len(messages), width), np.int32)
+    for row, tokens in zip(table, messages, strict=True):
+        row[: len(tokens)] = tokens
+    return jnp.asarray(table)

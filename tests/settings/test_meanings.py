@@ -1,0 +1,36 @@
+"""The meanings of settings, as --help prints them."""
+
+from ragen_jax import envs
+from ragen_jax import settings as settings_lib
+from ragen_jax.envs.registry import option_meanings
+from ragen_jax.settings.meanings import MEANINGS
+
+
+def test_every_setting_has_a_meaning_and_every_meaning_a_setting():
+    assert set(MEANINGS) == set(settings_lib.known_keys())
+
+
+def test_a_meaning_is_one_short_line_without_a_full_stop():
+    for key, meaning in MEANINGS.items():
+        assert len(f"      {meaning}") <= 100, key
+        assert meaning.strip(" .") == meaning and "\n" not in meaning, key
+
+
+def test_the_comments_beside_an_environments_settings_are_its_meanings():
+    meanings = option_meanings("frozen_lake", "env.")
+    assert meanings["env.size"] == "S, rows and columns"
+    assert meanings["env.symbols"].startswith("Player, ice, hole, goal, player in")
+    assert meanings["env.success_probability"].endswith("else at a right angle")
+    merging = option_meanings("2048", "")["merge_reward"]
+    assert merging.startswith("For new tiles by merging") and merging.endswith(
+        "as the end."
+    )
+    assert option_meanings("docs/examples/coin_walk.py", "")["step_cost"] == (
+        "of each action"
+    )
+
+
+def test_an_environment_without_a_class_of_settings_has_no_meanings():
+    assert "mix" not in envs.NAMES
+    assert option_meanings("mix", "env.") == {}
+    assert option_meanings("nothing.py", "env.") == {}

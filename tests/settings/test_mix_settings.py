@@ -1,0 +1,133 @@
+"""Settings of several environments: read, written back, and refused in one sentence."""
+
+import copy
+
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax import cli, settings
+from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.training import run as run_lib
+
+CONFIG = cli.load_config(f"{ROOT}/configs/frozenlake.py:smoke").to_dict()
+MIX = {
+    "small": dict(name="frozen_lake", prompts=3, size=3, frozen_probability=0.7),
+    "large": dict(name="frozen_lake", prompts=1, size=6, turns=2, actions=4),
+}
+
+
+def config_of(mix=None, evaluate=None, **env):
+    config = copy.deepcopy(CONFIG)
+    config["env"] = {"name": "mix" if mix else "frozen_lake", "thinking": True, **env}
+    if mix is not None:
+        config["env"]["mix"] = copy.deepcopy(mix)
+    if evaluate is not None:
+        config["env"]["evaluate"] = copy.deepcopy(evaluate)
+    config["rollout"]["prompts"] = 4
+    return config
+
+
+def test_environments_come_in_the_order_of_their_labels_with_limits_filled_in():
+    made = settings.from_dict(config_of(MIX))
+    large, small = made.tasks()
+    assert (large.label, large.prompts, large.turns, large.actions) == (
+        *("large", 1),
+        *(2, 4),
+    )
+    assert large.actions_per_turn == 4  # No more than an episode's.
+    assert (small.turns, small.actions) == (made.rollout.turns, made.rollout.actions)
+    assert dict(small.options) == {"size": 3, "frozen_probability": 0.7}
+    assert made.evaluated_tasks() == made.tasks()
+
+
+def test_other_environments_may_be_evaluated_than_are_trained_on():
+    made = settings.from_dict(config_of(evaluate=dict(wide=dict(name="frozen_lake"))))
+    assert [env.label for env in made.tasks()] == ["frozen_lake"]
+    (wide,) = made.evaluated_tasks()
+    alone = made.alone(wide)
+    assert (alone.env.name, alone.env.options) == ("frozen_lake", ())
+    assert alone.evaluated_tasks()[0].label == "frozen_lake"
+
+
+@pytest.mark.parametrize("evaluate", [None, dict(a=dict(name="frozen_lake", size=5))])
+def test_what_is_written_is_read_back(evaluate):
+    made = settings.from_dict(config_of(MIX, evaluate))
+    assert settings.from_dict(settings.to_dict(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (config_of(MIX, name="frozen_lake"), ["env.name", "2 environments", "'mix'"]),
+        (
+            config_of(name="mix"),
+            ["0 environments in env.mix", "give env.mix a section"],
+        ),
+        (
+            config_of(MIX, size=4),
+            ["env.size belongs to no environment", "env.mix.large"],
+        ),
+        (
+            config_of({**MIX, "small": dict(name="frozen_lake", prompts=2)}),
+            ["rollout.prompts = 4", "small 2 = 3", "set rollout.prompts to 3"],
+        ),
+        (
+            config_of({**MIX, "none": dict(name="frozen_lake", prompts=0)}),
+            ["env.mix.none.prompts = 0", "take the environment out"],
+        ),
+        (
+            config_of({**MIX, "small": dict(name="frozen_lake", prompts=-3)}),
+            ["env.mix.small.prompts = -3", "0 or more"],
+        ),
+        (
+            config_of({**MIX, "small": dict(prompts=3)}),
+            ["env.mix.small.name is missing"],
+        ),
+        (config_of({"a/b": dict(name="frozen_lake")}), ["'a/b'", "letters"]),
+        (config_of({"a": 3}), ["env.mix = {'a': 3}", "a section for each environment"]),
+        (
+            config_of(
+                dict(a=dict(name="lake", prompts=4, actions=2, actions_per_turn=5))
+            ),
+            ["a: actions_per_turn = 5", "actions = 2"],
+        ),
+    ],
+)
+def test_a_wrong_mix_is_refused(config, parts):
+    with pytest.raises(SettingsError) as refusal:
+        settings.from_dict(config)
+    message = str(refusal.value)
+    assert [part for part in parts if part not in message] == [], message
+
+
+@pytest.mark.parametrize("section", ["mix", "evaluate"])
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (dict(name="chess"), ["'chess'"]),
+        (dict(name="frozen_lake", size=1), ["small.size = 1", "2 to 10"]),
+        (dict(name="frozen_lake", sizes=4), ["small.sizes = 4", "small.size"]),
+    ],
+)
+def test_a_wrong_environment_of_several_is_refused_by_its_own_key(
+    section, wrong, parts
+):
+    # Two prompts of four episodes each: eight devices can share them.
+    changed = {"large": {**MIX["large"], "prompts": 2}, "small": wrong | {"prompts": 2}}
+    config = config_of(changed) if section == "mix" else config_of(evaluate=changed)
+    made = settings.from_dict(config)
+    with pytest.raises(UserError) as refusal:
+        run_lib.prepare(made)
+    message = str(refusal.value)
+    assert [part for part in parts if part not in message] == [], message
+    if "size" in str(wrong):
+        assert f"env.{section}.small." in message
+
+
+def test_a_run_makes_each_environment_that_it_evaluates():
+    other = dict(wide=dict(name="frozen_lake", size=5, turns=3), same={**MIX["small"]})
+    run = run_lib.prepare(settings.from_dict(config_of(evaluate=other)))
+    assert [task.label for task in run.tasks] == ["frozen_lake"]
+    tasks = [task for task, _ in run.evaluated]
+    assert [task.label for task in tasks] == ["same", "wide"]
+    assert tasks[1].dialogue.limits.turns == 3

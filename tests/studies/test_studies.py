@@ -1,0 +1,342 @@
+"""Studies: what runs, what is measured, and when a claim holds."""
+
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax.errors import UserError
+from ragen_jax.reporting.console import Console
+from ragen_jax.studies import definition, measures, report, runner, statistics, verdicts
+from ragen_jax.studies.definition import Claim, Study, planned_runs
+from ragen_jax.studies.measures import RunRecord
+
+STUDY = Study(
+    name="two",
+    question="Is one better than other?",
+    source="nothing",
+    config="configs/frozenlake.py",
+    changes={"iterations": 10},
+    arms={"one": {"seed": 5}, "other, too": {"config": "configs/bandit.py"}},
+    seeds=(0, 1),
+    claims=(Claim("one is better", "one", "other, too"),),
+    smoke={"iterations": 1},
+)
+
+
+def record(seed, levels, success=(), **series):
+    """A run with these successes by test level and a series of each metric."""
+    series = {"validation/success": success} | series
+    length = max(len(values) for values in series.values())
+    records = [
+        {"iteration": i + 1} | {k: v[i] for k, v in series.items() if i < len(v)}
+        for i in range(length)
+    ]
+    levels = np.asarray(levels, float)
+    test = {
+        "before": {"success": 0.25},
+        "after": {"success": levels.mean()},
+        "gain": levels.mean() - 0.25,
+        "after_by_level": levels.tolist(),
+        "before_by_level": np.full(len(levels), 0.25).tolist(),
+    }
+    return RunRecord(seed, records, test)
+
+
+def test_a_grid_goes_seed_by_seed_with_an_arms_changes_over_the_studys():
+    runs = planned_runs(STUDY)
+    assert [(r.arm, r.seed) for r in runs] == [
+        ("one", 0),
+        ("other, too", 0),
+        ("one", 1),
+        ("other, too", 1),
+    ]
+    assert runs[2].arguments() == [
+        "--config=configs/frozenlake.py",
+        "--config.iterations=10",
+        "--config.seed=1",
+    ]
+    assert runs[1].config == "configs/bandit.py"
+    assert runs[1].label == "other_too-seed0"
+    smoke = planned_runs(STUDY, scale="smoke", only="one")
+    assert [(r.seed, r.changes["iterations"]) for r in smoke] == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(name="Two"), "small letters"),
+        (dict(arms={}), "no arm"),
+        (dict(seeds=(1, 1)), "repeat"),
+        (dict(arms={"a b": {}, "a, b": {}}), "one folder name"),
+        (dict(measures=("tests",)), "measure 'tests' is unknown"),
+        (dict(claims=(Claim("x", "nobody"),)), "arm of a claim 'nobody'"),
+        (dict(claims=(Claim("x", "one", relation="equal"),)), "relation"),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused_in_a_sentence(changes, message):
+    with pytest.raises(UserError, match=message):
+        definition.check(Study(**{**vars(STUDY), **changes}))
+
+
+def test_measures_are_read_off_a_runs_curves_and_table():
+    run = record(
+        0, [1, 0, 1, 1], success=(0.2, 0.7, 0.5), **{"rollout/entropy": range(20)}
+    )
+    found = {
+        name: measures.value(run, name)
+        for name in measures.MEASURES
+        if name != "seconds"
+    }
+    assert found["test_success"] == 0.75 and found["test_gain"] == 0.5
+    assert found["best_validation"] == 0.7 and found["last_validation"] == 0.5
+    assert found["drop"] == pytest.approx(0.2)
+    assert found["last_entropy"] == 18.5
+    assert found["test_before"] == 0.25
+    assert math.isnan(found["last_return"]) and math.isnan(found["std_lead"])
+
+
+def test_a_collapse_has_a_peak_an_onset_and_a_sign_that_led_it():
+    # Means of five: success is 1 up to iteration 14, then 0.8, 0.6, 0.4, ...; the
+    # spread falls nine iterations earlier.
+    success = [1.0] * 14 + [0.0] * 16
+    spread = [0.5] * 5 + [0.0] * 25
+    run = record(
+        0,
+        [1],
+        **{
+            "train/success": success,
+            "filter/reward_std": spread,
+            "health/level": [0] * 20 + [2] * 10,
+        },
+    )
+    assert measures.value(run, "peak_success") == pytest.approx(1)
+    assert measures.value(run, "lost_success") == pytest.approx(1)
+    assert measures.value(run, "collapsed") == 1
+    assert measures.value(run, "success_onset") == 17
+    assert measures.value(run, "std_lead") == 9
+    assert measures.value(run, "alarm_at") == 21
+    healthy = record(1, [1], **{"train/success": [0.5] * 30})
+    assert measures.value(healthy, "collapsed") == 0
+    # A mean over seeds leaves out those that never fell, and counts the others.
+    found = statistics.interval([run, healthy], "success_onset")
+    assert found.mean == 17 and found.seeds == 1
+
+
+def test_a_measure_of_one_of_several_environments_is_read_by_its_label():
+    one, other = record(0, [1, 0, 0, 0]), record(0, [1, 1, 1, 0])
+    both = RunRecord(0, [], {"rooms": one.test, "lakes": other.test})
+    assert measures.value(both, "test_success/rooms") == 0.25
+    assert measures.value(both, "test_gain/lakes") == 0.5
+    assert measures.value(both, "test_success") == 0.5
+    assert measures.by_level(both, "test_success/lakes").tolist() == [1, 1, 1, 0]
+    assert measures.by_level(both, "test_success") is None
+    assert measures.parse("last_entropy/rooms")[0] is None
+
+
+def test_spearmans_correlation_is_of_ranks_with_ties_at_their_mean():
+    assert measures.spearman([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1)
+    assert measures.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    # Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: 4.5 / sqrt(4.5 * 5).
+    assert measures.spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486833)
+    assert math.isnan(measures.spearman([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(measures.spearman([1, 2, math.nan], [1, 2, 3]))
+
+
+def test_a_correlation_with_success_is_over_a_runs_checkpoints():
+    diagnoses = [
+        {
+            "step": step,
+            "text": {"success": step / 10},
+            "information": {"trajectory/token/zscore": -float(step)},
+        }
+        for step in range(4)
+    ]
+    run = RunRecord(0, [], {}, diagnoses)
+    assert measures.value(run, "zscore_correlation") == pytest.approx(-1)
+    assert math.isnan(measures.value(run, "entropy_correlation"))
+
+
+def test_an_interval_over_levels_is_that_of_a_mean_of_draws():
+    levels = np.arange(400) % 4 == 0  # success 0.25, standard error 0.02165
+    found = statistics.interval([record(0, levels)], "test_success")
+    assert found.mean == 0.25 and found.seeds == 1
+    assert found.low == pytest.approx(0.25 - 1.96 * 0.02165, abs=0.004)
+    assert found.high == pytest.approx(0.25 + 1.96 * 0.02165, abs=0.004)
+
+
+def test_a_difference_is_paired_by_seed_and_level():
+    rng = np.random.default_rng(0)
+    hard = [rng.random(200) for _ in range(3)]
+    left = [record(s, h > 0.5) for s, h in enumerate(hard)]
+    right = [record(s, h > 0.6) for s, h in enumerate(hard)]
+    found = statistics.difference(left, right, "test_success")
+    # Every level that right solves left solves too: the difference is never negative.
+    assert found.low > 0.03 and found.high < 0.2
+    assert statistics.difference(left, right[:1], "test_success").seeds == 1
+    shuffled = list(reversed(right))
+    assert statistics.difference(left, shuffled, "test_success") == found
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "relation", "margin", "verdict"),
+    [
+        (0.8, 0.5, "greater", 0.0, verdicts.HOLDS),
+        (0.8, 0.5, "less", 0.0, verdicts.FAILS),
+        (0.5, 0.8, "greater", 0.0, verdicts.FAILS),
+        (0.5, 0.8, "less", 0.0, verdicts.HOLDS),
+        (0.8, 0.5, "greater", 0.5, verdicts.FAILS),
+        (0.5, 0.5, "greater", 0.0, verdicts.UNDECIDED),
+    ],
+)
+def test_a_verdict_follows_from_where_the_whole_interval_lies(
+    one, other, relation, margin, verdict
+):
+    rng = np.random.default_rng(1)
+
+    def arm(share):
+        return [record(seed, rng.random(500) < share) for seed in range(3)]
+
+    claim = Claim("x", "one", "other", relation=relation, margin=margin)
+    judged = verdicts.judge(claim, {"one": arm(one), "other": arm(other)})
+    assert judged.verdict == verdict
+
+
+def test_one_seed_decides_nothing():
+    runs = {"one": [record(0, np.ones(500))], "other": [record(0, np.zeros(500))]}
+    judged = verdicts.judge(Claim("x", "one", "other"), runs)
+    assert judged.verdict == verdicts.UNDECIDED and judged.quantity.mean == 1
+
+
+def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
+    runs = {
+        "one": [record(s, np.arange(100) < 80, success=(0.3, 0.8)) for s in (0, 1)],
+        "other, too": [record(s, np.arange(100) < 30, success=(0.3,)) for s in (0, 1)],
+    }
+    page = report.write(
+        STUDY, runs, ["one-seed7"], tmp_path, command="python x", scale="tiny"
+    )
+    text = page.read_text()
+    assert STUDY.question in text and "python x" in text
+    assert (
+        "**holds: test_success of one minus that of other, too is 50.0 points" in text
+    )
+    assert "| one | 2 | 80.0 % [" in text and "left out: one-seed7" in text
+    data = json.loads((tmp_path / "two.json").read_text())
+    assert data["claims"][0]["verdict"] == "holds"
+    assert data["curves"]["one"]["validation/success"]["0"] == [[1, 2], [0.3, 0.8]]
+    assert (tmp_path / "two.png").stat().st_size > 1000
+
+
+TRAIN = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+if "--config.seed=1" in sys.argv and "frozenlake" in sys.argv[1]:
+    print("error: no luck")
+    sys.exit(2)
+(folder / "test.json").write_text(json.dumps({"after": {"success": 1}}))
+print("ran", sys.argv[1:])
+"""
+
+
+def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runner, "_LOOK_EVERY", 0.02)
+    train = tmp_path / "train.py"
+    train.write_text(textwrap.dedent(TRAIN))
+    folder, out = tmp_path / "runs", io.StringIO()
+
+    def go(**options):
+        return runner.run_missing(
+            planned_runs(STUDY),
+            folder,
+            jobs=2,
+            train=train,
+            console=Console(out),
+            **options,
+        )
+
+    failed = go()
+    assert [run.label for run in failed] == ["one-seed1"]
+    states = [runner.state_of(folder, run) for run in planned_runs(STUDY)]
+    assert states == ["finished", "finished", "failed", "finished"]
+    assert "failed    one-seed1  (exit code 2" in out.getvalue()
+    assert "error: no luck" in out.getvalue()
+    out.seek(0)
+    out.truncate()
+    assert [run.label for run in go()] == ["one-seed1"]
+    assert "4 runs: 3 finished, 0 to run" in out.getvalue()
+    train.write_text(train.read_text().replace("sys.exit(2)", "pass"))
+    assert go(retry_failed=True) == []
+    assert "ran" in (folder / "one-seed1" / "study.log").read_text()
+
+
+DIAGNOSE = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1].removeprefix("--checkpoint="))
+assert sys.argv[2:] == ["--all"] and (folder / "test.json").is_file()
+(folder / "diagnosis.json").write_text("[]")
+"""
+
+
+def test_a_run_that_is_to_be_diagnosed_is_finished_after_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_LOOK_EVERY", 0.02)
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    (tmp_path / "diagnose.py").write_text(textwrap.dedent(DIAGNOSE))
+    study = Study(**{**vars(STUDY), "diagnose": ("--all",), "seeds": (0,)})
+    runs, folder = planned_runs(study), tmp_path / "runs"
+    out = io.StringIO()
+    failed = runner.run_missing(
+        runs, folder, jobs=1, train=tmp_path / "train.py", console=Console(out)
+    )
+    assert failed == [] and out.getvalue().count("finished  ") == 2
+    assert (folder / runs[0].label / "diagnosis.json").is_file()
+    (folder / runs[0].label / "diagnosis.json").unlink()
+    assert runner.state_of(folder, runs[0]) == runner.MISSING
+
+
+SAVING = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit((folder / "saved").touch()))
+(folder / "started").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_to_a_study_lets_its_runs_save_themselves(tmp_path, number, code):
+    """By launch/study.py itself, in a copy beside another train.py."""
+    shutil.copy(ROOT / "launch" / "study.py", tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(SAVING))
+    study = ROOT / "configs" / "studies" / "thinking.py"
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "study.py", f"--study={study}", "--jobs=1"]
+        + [f"--folder={tmp_path}/runs", f"--pages={tmp_path}/pages"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (started := list(tmp_path.glob("runs/*/*/started"))):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in errors
+    assert (started[0].parent / "saved").exists()

@@ -1,0 +1,87 @@
+"""The studies of configs/studies: each arm is a run that could start."""
+
+import dataclasses
+
+import pytest
+from absl import flags
+from helpers.paths import ROOT
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli.flags import define_config, parse, read_settings
+from ragen_jax.envs import registry
+from ragen_jax.studies import definition, study
+from ragen_jax.studies.definition import PlannedRun, planned_runs
+
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.py"))
+
+
+def settings_of(run: PlannedRun) -> settings_lib.Settings:
+    """What launch/train.py reads from a run's arguments."""
+    values = flags.FlagValues()
+    define_config(flag_values=values)
+    parse(["train.py", *run.arguments()], values)
+    return read_settings(values["config"].value)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_run_of_every_study_could_start(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found_study = definition.load(path)
+    assert found_study.name == path.stem, (
+        "the page would have another name than the file"
+    )
+    for scale in definition.SCALES:
+        found = {}
+        for run in planned_runs(found_study, scale=scale, seeds=(0,)):
+            settings = found[run.arm] = settings_of(run)
+            settings_lib.check_devices(settings, 1)
+            for task in (*settings.tasks(), *settings.evaluated_tasks()):
+                registry.make(task.name, task.options)
+        is_paper = {s.model.path != "tiny" for s in found.values()}
+        assert is_paper == {scale == "paper"}
+        arms = [settings_lib.to_dict(settings) for settings in found.values()]
+        for index, one in enumerate(arms):
+            assert one not in arms[:index], "two arms have the same settings"
+        if scale == "tiny":
+            check_labels(found_study, found)
+
+
+def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):
+    path = ROOT / "configs" / "studies" / "reuse.py"
+    choice = study.Choice(path=str(path), folder=tmp_path, pages=tmp_path, only="-1")
+    plan = study.prepare(dataclasses.replace(choice, seeds=("0", "4")))
+    *lines, array = study.listing(plan).splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [str(number), "missing"] for number in range(4)
+    ]
+    assert lines[1].split()[2] == "Online_10-seed0"
+    assert "--array=0-3 " in array and '--seeds=0,4 --only="-1"' in array
+    one = study.prepare(dataclasses.replace(plan.choice, run=3))
+    assert [run.label for run in one.runs] == ["Online_10-seed4"]
+
+
+def test_the_list_of_studies_names_each_with_its_number_of_runs():
+    page = (ROOT / "docs" / "studies" / "README.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| [")]
+    listed = {row[1].split("]")[0].strip(" ["): int(row[4]) for row in rows}
+    assert listed == {
+        path.stem: len(planned_runs(definition.load(path))) for path in STUDIES
+    }
+
+
+def check_labels(chosen, found):
+    """Measures of one environment of several name one that every arm evaluates on."""
+    names = (*chosen.measures, *(claim.measure for claim in chosen.claims))
+    wanted = {name.partition("/")[2] for name in names} - {""}
+    for settings in found.values():
+        assert wanted <= {task.label for task in settings.evaluated_tasks()}
+
+
+def test_a_study_at_the_papers_scale_takes_the_papers_variant(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    reuse = definition.load("configs/studies/reuse.py")
+    run = planned_runs(reuse, scale="paper")[1]
+    assert run.config == "configs/frozenlake.py:paper"
+    settings = settings_of(run)
+    assert settings.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert settings.optimizer.reuse == 2 and settings.iterations == 100

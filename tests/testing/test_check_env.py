@@ -1,0 +1,302 @@
+"""Every environment passes the checks, and the checks find what is wrong with one."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax import envs
+from ragen_jax.envs.frozen_lake import env as frozen_lake
+from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.testing import check_dynamics as dynamics
+from ragen_jax.testing import check_texts as texts
+from ragen_jax.testing.check_env import CheckError, check_env
+
+# Settings of each environment in which every part of its observation, or its end,
+# is seen.
+CASES = [
+    ("frozen_lake", dict(size=6, success_probability=1.0, observation="both")),
+    ("bandit", {}),
+    ("countdown", {}),
+    ("sokoban", dict(boxes=2, observation="both")),
+    ("sudoku", {}),
+    ("2048", dict(target=16)),
+    ("rubik", dict(depth=1, faces="URF", half_turns=True)),
+    ("webshop", dict(products=200, observation="rich")),
+    ("search_qa", dict(people=40)),
+    ("math", dict(fractions=True)),
+    ("household", {}),
+]
+QUICK = ("frozen_lake", "bandit", "rubik")
+
+
+def test_every_environment_of_the_table_is_checked_here():
+    assert {name for name, _ in CASES} == set(envs.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        # The rest take seconds each to compile.
+        case if case[0] in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_an_environment_passes_the_checks(name, options):
+    env = envs.make(name, options.items())
+    assert env.name == name
+    check_env(env)
+
+
+# Faults -------------------------------------------------------------------------------
+
+LAKE = FrozenLake(size=2, frozen_probability=0.5, success_probability=1.0)
+
+
+@pytest.fixture(scope="module")
+def lake():
+    return frozen_lake.make(LAKE)
+
+
+@pytest.fixture(scope="module")
+def functions(lake):
+    return dynamics.compile_functions(lake)
+
+
+@pytest.fixture(scope="module")
+def plays(lake):
+    return dynamics.make_player(lake, 48, 20)()
+
+
+def _continues_after_the_end(key, state, action):
+    open_state = state.replace(done=jnp.zeros_like(state.done))
+    return frozen_lake.step(key, open_state, action, LAKE)
+
+
+def _changes_types(key, state, action):
+    state, outcome = frozen_lake.step(key, state, action, LAKE)
+    return state.replace(player=state.player * 0.5), outcome
+
+
+def _counts_rewards(key, state, action):
+    state, outcome = frozen_lake.step(key, state, action, LAKE)
+    return state, outcome.replace(reward=outcome.success.astype(jnp.int32))
+
+
+def _loses_the_end(key, state, action):
+    state, outcome = frozen_lake.step(key, state, action, LAKE)
+    return (state.tiles, state.player), outcome
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"step": _continues_after_the_end}, "an ended episode continued"),
+        ({"step": _changes_types}, r"State.player from int32\[2\] into float32\[2\]"),
+        ({"step": _counts_rewards}, r"outcome.reward as int32\[\]: make it float32"),
+        ({"step": _loses_the_end}, "return the same fields"),
+        ({"example_actions": ("Jump",)}, "Jump"),
+        ({"example_actions": ()}, "example_actions is empty"),
+        ({"instruction": "Go.\n"}, "white space around it"),
+        ({"action_names": ("Left", "left")}, "'Left' is empty, repeated"),
+        ({"answer_bytes": 5}, "free-form answers need both"),
+    ],
+)
+def test_a_faulty_environment_is_found(lake, fault, message):
+    with pytest.raises(CheckError, match=message):
+        check_env(dataclasses.replace(lake, **fault))
+
+
+def _with(plays, **leaves):
+    """The plays with other leaves: of the outcome, the state, or the plays."""
+    outcome = {k: v for k, v in leaves.items() if hasattr(plays.outcome, k)}
+    states = {
+        k: v for k, v in leaves.items() if hasattr(plays.states, k) and k != "done"
+    }
+    rest = {k: v for k, v in leaves.items() if k not in outcome | states}
+    return plays.replace(
+        outcome=plays.outcome.replace(**outcome),
+        states=plays.states.replace(**states),
+        **rest,
+    )
+
+
+def test_sound_plays_pass(plays):
+    dynamics.check_finite(plays)
+    dynamics.check_starts(plays)
+    dynamics.check_end(plays, must_end=True)
+    dynamics.check_no_action(plays)
+
+
+def test_an_end_that_is_none_is_found(plays):
+    done, reward = plays.outcome.done, plays.outcome.reward
+    was_done = np.pad(done[:, :-1], [(0, 0), (1, 0)])
+    is_over = np.pad(done, [(0, 0), (1, 0)])[..., None]
+    faults = {
+        "no play of 48 ended in 20 random": dict(done=np.zeros_like(done)),
+        "over when they begin": dict(done=np.ones_like(done)),
+        "an ended episode continued": dict(done=done & (np.arange(20) % 2 == 1)),
+        "success came twice": dict(success=done),
+        "success came without the end": dict(success=np.roll(done, 1) & ~done),
+        "an ended episode gave a reward": dict(reward=np.where(was_done, 1, reward)),
+        r"changed its state \(State.player\)": dict(
+            player=np.where(is_over, np.arange(21)[:, None], plays.states.player)
+        ),
+    }
+    for message, leaves in faults.items():
+        with pytest.raises(CheckError, match=message):
+            dynamics.check_end(_with(plays, **leaves), must_end=True)
+    dynamics.check_end(
+        _with(plays, done=np.zeros_like(done), success=done & False, reward=0 * reward),
+        must_end=False,
+    )
+
+
+def test_a_move_without_an_action_is_found(plays):
+    is_idle = plays.actions == -1
+    faults = {
+        "never played": dict(actions=np.zeros_like(plays.actions)),
+        "NO_ACTION gave a reward": dict(reward=is_idle.astype(np.float32)),
+        "NO_ACTION gave success": dict(success=is_idle),
+        "NO_ACTION changed the state": dict(
+            player=plays.states.player + np.arange(21)[:, None]
+        ),
+    }
+    for message, leaves in faults.items():
+        with pytest.raises(CheckError, match=message):
+            dynamics.check_no_action(_with(plays, **leaves))
+
+
+def test_levels_that_ignore_their_split_or_their_group_are_found(lake, plays):
+    same = np.broadcast_to(plays.observation[:1], plays.observation.shape)
+    with pytest.raises(CheckError, match="one level came up in two splits"):
+        dynamics.check_starts(plays.replace(observation=same))
+    tiles = plays.states.tiles + np.arange(48)[:, None, None, None]
+    with pytest.raises(CheckError, match="members of a group begin differently"):
+        dynamics.check_starts(_with(plays, tiles=tiles))
+
+
+def test_numbers_that_are_not_finite_are_found(plays):
+    with pytest.raises(CheckError, match="not finite"):
+        dynamics.check_finite(
+            _with(plays, reward=np.full_like(plays.outcome.reward, np.inf))
+        )
+
+
+def test_randomness_from_elsewhere_is_found(lake, functions, plays):
+    dynamics.check_repeats(lake, functions, plays, plays)
+    other = _with(plays, player=plays.states.player[::-1])
+    with pytest.raises(CheckError, match="another play when it is repeated"):
+        dynamics.check_repeats(lake, functions, plays, other)
+    with pytest.raises(CheckError, match="depends on the batch"):
+        dynamics.check_repeats(lake, functions, other, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids.astype(np.int64), "observe gives int64"),
+        (
+            lambda ids: ids[..., :-1],
+            r"observe gives \[4\] phrases: the environment says 5",
+        ),
+        (lambda ids: np.where(ids == 0, 99, ids), r"gives the id \[99\]"),
+        (lambda ids: np.full_like(ids, -1), "an observation is empty"),
+        (lambda ids: np.where(np.arange(5) == 2, -1, ids), "a gap inside"),
+        (lambda ids: np.roll(ids, 1, axis=2), "begin without white space"),
+    ],
+)
+def test_observations_that_cannot_be_read_are_found(lake, plays, change, message):
+    texts.check_observations(lake, plays)
+    with pytest.raises(CheckError, match=message):
+        texts.check_observations(
+            lake, plays.replace(observation=change(plays.observation))
+        )
+
+
+def test_phrases_that_fit_no_message_are_found(lake, plays):
+    for longest, message in ((4, "is too small"), (999, "wastes tokens")):
+        wrong = dataclasses.replace(lake, longest_observation=lambda _, n=longest: n)
+        with pytest.raises(CheckError, match=message):
+            texts.check_longest(wrong, plays)
+    wrong = dataclasses.replace(lake, longest_observation=lambda lengths: 4)
+    with pytest.raises(CheckError, match="the tokens of an observation read"):
+        texts.check_tokens(wrong, plays)
+    control = ("<|im_end|>\n", *lake.phrases[1:])
+    with pytest.raises(CheckError, match="control tokens"):
+        texts.check_tokens(dataclasses.replace(lake, phrases=control), plays)
+
+
+def test_helpers_that_mislead_are_found(lake, functions, plays):
+    assert dynamics.check_solve(lake, functions, plays)
+    dynamics.check_picture(lake, plays)
+    dynamics.check_landmarks(lake, plays)
+
+    def landmarks(state):
+        return state.player - 1
+
+    def check(**changes):
+        wrong = dataclasses.replace(lake, **changes)
+        if "solve" in changes:
+            dynamics.check_solve(wrong, functions, plays)
+        elif "picture" in changes:
+            dynamics.check_picture(wrong, plays)
+        else:
+            dynamics.check_landmarks(wrong, plays)
+
+    for changes, message in (
+        (dict(solve=lambda state: (4,)), "choose actions from 0 to 3"),
+        (dict(solve=lambda state: ()), "finds nothing for any level"),
+        (dict(solve=lambda state: (0, 1)), "does not lead to success"),
+        (dict(picture=lambda state: state.tiles), "NumPy array of uint8"),
+        (dict(picture=lambda state: np.zeros((9, 9), np.uint8)), "height, width, 3"),
+        (dict(landmarks=landmarks), r"landmarks gives int32\[2\]"),
+        (dict(landmarks=lambda state: state.player[None] - 1), "negative place"),
+    ):
+        with pytest.raises(CheckError, match=message):
+            check(**changes)
+
+
+# Free-form answers: the digits of the four directions.
+
+
+def _read_digit(text, length, state):
+    digit = text[0].astype(jnp.int32) - ord("0")
+    is_digit = (length == 1) & (digit >= 0) & (digit < 4)
+    return jnp.where(is_digit & ~state.done, digit, -1)
+
+
+def _read_digit_text(text, state):
+    return int(text) if text in (b"0", b"1", b"2", b"3") and not state.done else -1
+
+
+def test_free_form_readers_that_disagree_are_found(lake, plays):
+    sound = dataclasses.replace(
+        lake,
+        answer_bytes=8,
+        example_actions=("0", "3"),
+        read_action=_read_digit,
+        read_action_text=_read_digit_text,
+    )
+    texts.check_free_form(sound, plays)
+    for changes, message in (
+        (
+            dict(
+                read_action_text=lambda text, state: _read_digit_text(text[:1], state)
+            ),
+            "make them agree",
+        ),
+        (dict(action_names=("Left", "Down", "Right")), "there are actions 0 to 2"),
+        (
+            dict(
+                read_action=lambda text, length, state: jnp.int32(-1),
+                read_action_text=lambda text, state: -1,
+            ),
+            "all, or none, mean an action",
+        ),
+    ):
+        with pytest.raises(CheckError, match=message):
+            texts.check_free_form(dataclasses.replace(sound, **changes), plays)
+    with pytest.raises(CheckError, match="no read_action_text beside it"):
+        check_env(dataclasses.replace(sound, read_action_text=None))

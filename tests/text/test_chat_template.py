@@ -1,0 +1,213 @@
+"""Chat pieces, joined, are what the template itself makes of a conversation."""
+
+import copy
+import datetime
+import random
+
+import pytest
+from helpers.models import make_tokenizer
+from helpers.paths import GOLDEN
+
+from ragen_jax.errors import UserError
+from ragen_jax.text import chat_template
+
+# In the manner of Llama 3: a header around each role, a pinned date, texts trimmed.
+LLAMA = """\
+{{- '<|begin|>' -}}
+{%- for message in messages -%}
+{{- '<|header|>' + message['role'] + '<|/header|>\n\n' -}}
+{%- if message['role'] == 'system' -%}{{- 'Today Date: 26 Jul 2024\n\n' -}}{%- endif -%}
+{{- message['content'] | trim + '<|eot|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|header|>assistant<|/header|>\n\n' -}}
+{%- endif -%}
+"""
+# In the manner of Llama 3.1 and 3.2: the day's date, unless another is given.
+DATED = """\
+{{- bos_token -}}
+{%- if date_string is not defined -%}
+{%- if strftime_now is defined -%}{%- set date_string = strftime_now('%d %b %Y') -%}
+{%- else -%}{%- set date_string = '26 Jul 2024' -%}{%- endif -%}
+{%- endif -%}
+{%- if messages[0]['role'] == 'system' -%}
+{%- set system, rest = messages[0]['content'] | trim, messages[1:] -%}
+{%- else -%}{%- set system, rest = '', messages -%}{%- endif -%}
+{{- '<|header|>system<|/header|>\n\nToday is ' + date_string + '.\n\n' -}}
+{{- system + '<|eot|>' -}}
+{%- for message in rest -%}
+{{- '<|header|>' + message['role'] + '<|/header|>\n\n' -}}
+{{- message['content'] | trim + '<|eot|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|header|>assistant<|/header|>\n\n' -}}
+{%- endif -%}
+"""
+# In the manner of Qwen2.5: another system prompt where none is given, and tools.
+QWEN2 = """\
+{%- if messages[0]['role'] == 'system' -%}
+{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' -}}
+{%- else -%}{{- '<|im_start|>system\nYou are helpful.<|im_end|>\n' -}}{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first)
+    or (message.role == 'assistant' and not message.tool_calls) -%}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+# As they came with SmolLM2 and Qwen3, both under the Apache License 2.0.
+SMOLLM2 = (GOLDEN / "smollm2.jinja").read_text()
+QWEN3 = (GOLDEN / "qwen3.jinja").read_text()
+CHAT_ML = {"smollm2": SMOLLM2, "qwen2": QWEN2, "qwen3": QWEN3}
+# In the manner of Zephyr: plain role names, an end of sentence after each message.
+ZEPHYR = """\
+{%- for message in messages -%}
+{{- '<' + message['role'] + '>\n' + message['content'] + eos_token + '\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<assistant>\n' -}}{%- endif -%}
+"""
+_START = "{%- for message in messages -%}"
+_MESSAGE = "{{- '<' + message['role'] + '>' + message['content'] + eos_token -}}"
+_END = (
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<assistant>' -}}{%- endif -%}"
+)
+REFUSED = {
+    "drops the system prompt": (
+        f"{_START}{{%- if message['role'] != 'system' -%}}{_MESSAGE}{{%- endif -%}}"
+        f"{_END}",
+        "drops or reorders",
+    ),
+    "writes the newest first": (
+        f"{{%- for message in messages | reverse -%}}{_MESSAGE}{_END}",
+        "drops or reorders",
+    ),
+    "drops earlier replies": (
+        f"{_START}{{%- if message['role'] != 'assistant' -%}}{_MESSAGE}{{%- endif -%}}"
+        f"{_END}",
+        "drops or reorders",
+    ),
+    "takes no system prompt": (
+        "{%- if messages[0]['role'] == 'system' -%}"
+        "{{- raise_exception('System role not supported') -}}{%- endif -%}"
+        f"{_START}{_MESSAGE}{_END}",
+        "System role not supported",
+    ),
+    "closes a reply with plain text": (
+        f"{_START}{{{{- message['role'] + ': ' + message['content'] + '\n' -}}}}{_END}",
+        "does not begin with a control token",
+    ),
+    "opens a new reply in another way": (
+        f"{_START}{_MESSAGE}{_END}".replace("'<assistant>'", "'<assistant>\n'"),
+        "in another way",
+    ),
+    "numbers its turns": (
+        f"{_START}{_MESSAGE}{{{{- loop.index0 // 2 -}}}}{_END}",
+        "in another way",
+    ),
+    "writes a long conversation in another way": (
+        f"{_START}{_MESSAGE}{{%- if loop.index > 5 -%}}{{{{- '!' -}}}}{{%- endif -%}}"
+        f"{_END}",
+        "in another way",
+    ),
+}
+
+
+def tokenizer_with(template: str | None, end: str = "<|im_end|>"):
+    tokenizer = copy.deepcopy(make_tokenizer())
+    names = ["<|begin|>", "<|header|>", "<|/header|>", "<|eot|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.eos_token = end
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["tiny", "llama", "zephyr", *CHAT_ML])
+def tokenizer(request):
+    if request.param == "tiny":
+        return make_tokenizer()
+    if request.param == "llama":
+        return tokenizer_with(LLAMA, end="<|eot|>")
+    if request.param in CHAT_ML:
+        return tokenizer_with(CHAT_ML[request.param])
+    return tokenizer_with(ZEPHYR)
+
+
+def test_pieces_equal_the_template_on_random_conversations(tokenizer):
+    pieces, rng = chat_template.cut_pieces(tokenizer, "m"), random.Random(0)
+    alphabet = "ab {}'\"|<>\n√é🙂%"
+    for replies in [0, 1, 2, 5] * 50:
+        texts = [
+            "x" + "".join(rng.choices(alphabet, k=rng.randint(0, 12))) + "x"
+            for _ in range(2 + 2 * replies)
+        ]
+        roles = ["system", *("user", "assistant") * (replies + 1)]
+        messages = [
+            {"role": role, "content": text}
+            for role, text in zip(roles, texts, strict=False)
+        ]
+        whole = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert pieces.join(texts) == whole
+
+
+def test_the_end_of_turn_opens_what_follows_a_reply_and_stops_sampling(tokenizer):
+    pieces = chat_template.cut_pieces(tokenizer, "m")
+    assert pieces.after_reply.startswith(pieces.end_of_turn)
+    assert tokenizer.convert_tokens_to_ids(pieces.end_of_turn) in pieces.stop_tokens
+
+
+@pytest.mark.parametrize("name", ["tiny", *CHAT_ML])
+def test_these_templates_pieces_are_chat_ml(name):
+    tokenizer = make_tokenizer() if name == "tiny" else tokenizer_with(CHAT_ML[name])
+    pieces = chat_template.cut_pieces(tokenizer, name)
+    assert pieces.before_system == "<|im_start|>system\n"
+    assert pieces.before_user == "<|im_end|>\n<|im_start|>user\n"
+    assert pieces.before_reply == "<|im_end|>\n<|im_start|>assistant\n"
+    assert pieces.after_reply == "<|im_end|>\n<|im_start|>user\n"
+    assert pieces.end_of_turn == "<|im_end|>"
+
+
+@pytest.mark.parametrize("format", ["%d %b %Y", "%d %B %Y", "%Y-%m-%d", "%m/%d/%y"])
+def test_a_date_that_the_template_asks_for_is_pinned(format):
+    date = datetime.date(2024, 7, 26).strftime(format)
+    assert datetime.date.today().strftime(format) != date
+    template = DATED.replace("%d %b %Y", format)
+    tokenizer = tokenizer_with(template, end="<|eot|>")
+    tokenizer.bos_token = "<|begin|>"
+    pieces = chat_template.cut_pieces(tokenizer, "m")
+    assert pieces.before_system == (
+        f"<|begin|><|header|>system<|/header|>\n\nToday is {date}.\n\n"
+    )
+    roles = ["system", *("user", "assistant") * 2, "user"]
+    texts = ["be brief", "a", "b", "c", "d", "e"]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=True)
+    ]
+    whole = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, date_string=date
+    )
+    assert pieces.join(texts) == whole
+    assert tokenizer.chat_template == template  # What an export writes.
+
+
+def test_an_end_of_text_token_stops_a_reply_too():
+    tokenizer = tokenizer_with(LLAMA, end="<|endoftext|>")
+    pieces = chat_template.cut_pieces(tokenizer, "m")
+    ids = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|eot|>"])
+    assert pieces.stop_tokens == tuple(sorted(ids))
+    assert pieces.end_of_turn == "<|eot|>"
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_template_that_cannot_be_continued_in_place_is_refused(fault):
+    template, part = REFUSED[fault]
+    with pytest.raises(UserError, match="^folder/x: the chat template .*; choose") as e:
+        chat_template.cut_pieces(tokenizer_with(template), "folder/x")
+    assert part in str(e.value)
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    with pytest.raises(UserError, match="^folder/x has no chat template; take"):
+        chat_template.cut_pieces(tokenizer_with(None), "folder/x")

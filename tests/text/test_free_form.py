@@ -1,0 +1,145 @@
+"""Free-form answers and the places in thoughts, against plain Python on the bytes."""
+
+import functools
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.text import free_form, reference_parser, reply_parser
+
+LONGEST, MOST, TOKENS = 12, 3, 14  # bytes of an answer, actions, tokens of a reply
+PIECES = (
+    b"</think>",
+    b"<answer>",
+    b"</answer>",
+    b"||",
+    b"|",
+    b" ",
+    b"\x0b\n",
+    b"u",
+    b"U b",
+    b"12",
+    b"<",
+    b"/answer>",
+    b"x||y",
+    b"k><answer>ab||",
+    b"</thin",
+    b"",
+    b"(1, ",
+    b"2)",
+)
+
+
+def read_action(text, length):
+    """Texts of at most three bytes mean the sum of their bytes."""
+    return jnp.where(length <= 3, text.astype(jnp.int32).sum(), reply_parser.NO_ACTION)
+
+
+def read_text(text: bytes) -> int:
+    return sum(text) if len(text) <= 3 else -1
+
+
+@functools.cache
+def tables(thinking):
+    prefix = b"<think>" if thinking else b"<answer>"
+    return reply_parser.reply_tables(PIECES, (), prefix, thinking, with_text=True)
+
+
+def read_all(thinking, tokens, counts, landmarks=((1, 2), (-1, -1))):
+    """What the device makes of replies: actions, valid, closed, thought, grounded."""
+    own, places = tables(thinking), jnp.array(landmarks)
+
+    def one(tokens, count):
+        def read(reply, index):
+            after = reply_parser.read_token(own, reply, tokens[index])
+            keep = functools.partial(jnp.where, index < count)
+            return jax.tree.map(keep, after, reply), None
+
+        start = reply_parser.start_reply(own, MOST)
+        reply, _ = jax.lax.scan(read, start, jnp.arange(TOKENS))
+        found = free_form.read_answer(
+            own, reply, tokens, count, read_action, LONGEST, MOST
+        )
+        grounded = free_form.grounded(own, reply, tokens, count, places)
+        return *found, reply_parser.is_closed(own, reply), reply.thought, grounded
+
+    return jax.device_get(jax.jit(jax.vmap(one))(tokens, counts))
+
+
+def draw(thinking, replies_wanted):
+    """int[n, TOKENS] random replies, most of them near the form; int[n] lengths."""
+    rng = random.Random(0)
+    drawn = []
+    for _ in range(replies_wanted):
+        reply = rng.choices(range(len(PIECES)), k=rng.randrange(TOKENS - 3))
+        if thinking and rng.random() < 0.7:
+            cut = rng.randrange(3)
+            reply = [*reply[:cut], 0, 1, *reply[cut:]]
+        if rng.random() < 0.6:
+            reply.append(2)
+        drawn.append(reply)
+    table = np.zeros((len(drawn), TOKENS), np.int32)
+    for row, reply in zip(table, drawn, strict=True):
+        row[: len(reply)] = reply
+    return table, np.array([len(reply) for reply in drawn])
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_random_replies_are_read_as_the_reference_reads_them(thinking):
+    tokens, counts = draw(thinking, 30_000)
+    actions, valid, closed, thought, grounded = read_all(thinking, tokens, counts)
+    prefix = b"<think>" if thinking else b"<answer>"
+    seen_valid = seen_grounded = 0
+    for index, (row, count) in enumerate(zip(tokens, counts, strict=True)):
+        pieces = [PIECES[i] for i in row[:count]]
+        text = b"".join(pieces)
+        expected = reference_parser.parse_free_form(
+            prefix, text, read_text, LONGEST, MOST, thinking
+        )
+        got = tuple(a for a in actions[index].tolist() if a != reply_parser.NO_ACTION)
+        found = (got, bool(valid[index]), bool(closed[index]))
+        wanted = (expected.actions, expected.is_valid, expected.is_closed)
+        assert found == wanted, text
+        seen_valid += expected.is_valid
+        # The thought: what stands before the text of the answer.
+        begun = re.search(rb"</think>\s*<answer>", text) if thinking else None
+        end = begun.end() if begun else (len(text) if thinking else 0)
+        lengths = np.cumsum([len(piece) for piece in pieces])
+        before = int((lengths < end).sum()) if begun else count * thinking
+        assert thought[index] == before, text
+        assert grounded[index] == (b"(1, 2)" in text[:end]), text
+        seen_grounded += grounded[index]
+    assert seen_valid > 1000
+    assert seen_grounded > 5 or not thinking
+
+
+def test_a_thought_that_names_one_of_two_places_is_half_grounded():
+    reply = [PIECES.index(piece) for piece in (b"(1, ", b"2)", b" ", b"(1, ")]
+    tokens = np.zeros((1, TOKENS), np.int32)
+    tokens[0, : len(reply)] = reply
+    grounded = read_all(True, tokens, np.array([4]), ((1, 2), (1, 3)))[-1]
+    assert grounded.tolist() == [0.5]
+    grounded = read_all(True, tokens, np.array([4]), ((-1, -1), (-1, -1)))[-1]
+    assert grounded.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "actions", "is_valid"),
+    [
+        (b"ab||u", (195, 117), True),
+        (b"  A ||| b", (97, 254), True),  # "| b" is a text: 124 + 32 + 98.
+        (b"||||", (), False),
+        (b"abcd||u", (117,), False),
+        (b"u||u||u||abcd", (), False),  # Thirteen bytes: too long to be read at all.
+        (b"u||u||u||abc", (117, 117, 117), True),  # The fourth is not read.
+    ],
+)
+def test_hand_written_answers_mean_what_they_should(answer, actions, is_valid):
+    parsed = reference_parser.parse_free_form(
+        b"<answer>", answer + b"</answer>", read_text, LONGEST, MOST, False
+    )
+    assert (parsed.actions, parsed.is_valid) == (actions, is_valid)

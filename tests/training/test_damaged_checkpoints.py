@@ -1,0 +1,200 @@
+"""Damaged checkpoints: every one is noticed, named, and replaced by an older one."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.cli import verification
+from ragen_jax.errors import UserError
+from ragen_jax.training import checkpoint_files, checkpoints
+from ragen_jax.training.checkpoints import Checkpoints, DamagedError
+
+ABSTRACT = {
+    "actor": {"kernel": jax.ShapeDtypeStruct((40, 30), jnp.float32)},
+    "step": jax.ShapeDtypeStruct((), jnp.int32),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two steps, of which the second is the better one."""
+    directory = tmp_path_factory.mktemp("whole") / checkpoints.FOLDER
+    kernel = jax.random.normal(jax.random.key(0), (40, 30))
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        for step in (2, 4):
+            state = {"actor": {"kernel": kernel * step}, "step": jnp.int32(step)}
+            saved.save(step, state, {"validation": step / 10}, score=step / 10)
+    return directory
+
+
+@pytest.fixture
+def directory(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / checkpoints.FOLDER)
+
+
+def write_record(folder: Path, change) -> None:
+    """Another record in a checkpoint that was saved without digests."""
+    path = folder / "info" / "info.json"
+    record = json.loads(path.read_text()) | {
+        "format": "ragen_jax checkpoint, version 1"
+    }
+    path.write_text(json.dumps(change(record)))
+
+
+def without(key: str):
+    return lambda record: {k: v for k, v in record.items() if k != key}
+
+
+def first(folder: Path, pattern: str) -> Path:
+    return next(path for path in sorted(folder.glob(pattern)) if path.is_file())
+
+
+# Of a step's folder; then what names the damage.
+DAMAGE = {
+    "no metadata": (lambda f: (f / "state/_METADATA").unlink(), "state/_METADATA"),
+    "empty metadata": (lambda f: (f / "state/_METADATA").write_text(""), "0 bytes"),
+    "no array": (
+        lambda f: shutil.rmtree(f / "state/actor.kernel"),
+        "actor.kernel (state/actor.kernel/.zarray) is missing",
+    ),
+    "empty array": (
+        lambda f: (f / "state/actor.kernel/0.0").write_bytes(b""),
+        "actor.kernel (state/actor.kernel/0.0) has 0 bytes of the",
+    ),
+    "half an array": (
+        lambda f: (f / "state/actor.kernel/0.0").write_bytes(
+            (f / "state/actor.kernel/0.0").read_bytes()[:99]
+        ),
+        "has 99 bytes of the",
+    ),
+    "foreign array": (
+        lambda f: shutil.copy(
+            f / "../2/state/actor.kernel/0.0", f / "state/actor.kernel"
+        ),
+        "actor.kernel (state/actor.kernel/0.0) has",
+    ),
+    "no state": (lambda f: shutil.rmtree(f / "state"), "is missing"),
+    "no info": (lambda f: (f / "info/info.json").unlink(), "is not a ragen_jax check"),
+    "deep info": (
+        lambda f: (f / "info/info.json").write_text("[" * 100_000),
+        "is not a ragen_jax checkpoint",
+    ),
+    "info of another": (
+        lambda f: shutil.copy(f / "../2/info/info.json", f / "info"),
+        "was saved as step 2",
+    ),
+    "no digests": (lambda f: (f / "digests.json").unlink(), "digests.json is missing"),
+    "digests a list": (lambda f: (f / "digests.json").write_text("[]"), "digests.json"),
+    "digests of texts": (
+        lambda f: (f / "digests.json").write_text('{"crc32": {"a": 3}}'),
+        "digests.json",
+    ),
+    "a list": (lambda f: write_record(f, lambda record: [record]), "not a ragen_jax"),
+    "info a list": (
+        lambda f: write_record(f, lambda record: {**record, "info": [1]}),
+        "info.json has no usable score or info",
+    ),
+    "score a text": (
+        lambda f: write_record(f, lambda record: {**record, "score": "high"}),
+        "info.json has no usable score or info",
+    ),
+    "no step": (lambda f: write_record(f, without("step")), "saved as step None"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_step_is_named_and_the_one_before_it_is_resumed(directory, name):
+    damage, words = DAMAGE[name]
+    damage(directory / "4")
+    with pytest.raises(DamagedError) as caught:
+        found = checkpoints.find(directory)
+        checkpoints.restore(directory, found.step, ABSTRACT)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert f"{directory / '4'}" in str(caught.value)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        step, state = saved.restore_newest(ABSTRACT, told.append)
+        assert (step, int(state["step"])) == (2, 2)
+        assert saved.save(4, state, {}, score=None)  # Its name is free again.
+    assert len(told) == 1 and words in told[0]
+    assert told[0].endswith("set aside as 4.damaged")
+
+
+def test_every_flipped_bit_within_the_arrays_is_noticed(directory):
+    draw = random.Random(0)
+    paths = [p for p in (directory / "4" / "state").rglob("*") if p.is_file()]
+    paths = [p for p in paths if p.name != "commit_success.txt"]
+    for _ in range(60):
+        path = draw.choice(paths)
+        content = path.read_bytes()
+        place = draw.randrange(8 * len(content))
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedError, match="has another content than was written"):
+            checkpoints.restore(directory, 4, ABSTRACT)
+        path.write_bytes(content)
+    assert int(checkpoints.restore(directory, 4, ABSTRACT)["step"]) == 4
+
+
+def test_who_reads_some_leaves_does_not_ask_for_the_others(directory):
+    (directory / "4" / "state" / "step" / "0").write_bytes(b"x")
+    wanted = {"actor": ABSTRACT["actor"]}
+    part = checkpoints.restore(directory, 4, wanted, partial=True)
+    assert part["actor"]["kernel"].shape == (40, 30)
+    with pytest.raises(DamagedError, match=r"damaged: step \(state/step/0\)"):
+        checkpoints.restore(directory, 4, ABSTRACT)
+
+
+def test_folders_with_other_names_are_no_steps(directory):
+    for name in ("007", "٧", "²", "4 ", "-1", "99999999999", "4.5"):
+        shutil.copytree(directory / "2", directory / name)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
+    assert len(told) == 7 and all("is no step's folder" in line for line in told)
+    assert checkpoints.find(directory) == (directory, 4, "best")
+
+
+def test_a_renamed_folder_is_told(directory):
+    (directory / "4").rename(directory / "9")
+    with pytest.raises(UserError, match="checkpoints/9 was saved as step 4: give"):
+        checkpoints.find(directory)
+    with pytest.raises(UserError, match="whole are .*checkpoints/2$"):
+        checkpoints.find(directory)
+
+
+def test_without_any_whole_step_nothing_is_begun_anew(directory):
+    for step in ("2", "4"):
+        (directory / step / "state" / "step" / "0").write_bytes(b"x")
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        with pytest.raises(UserError, match="no whole checkpoint: restore one from a"):
+            saved.restore_newest(ABSTRACT, lambda line: None)
+    assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4.damaged"]
+
+
+def test_a_step_of_before_there_were_digests_is_still_read(directory):
+    write_record(directory / "4", lambda record: record)
+    (directory / "4" / "digests.json").unlink()
+    restored = checkpoints.restore(directory, 4, ABSTRACT)
+    expected = jax.random.normal(jax.random.key(0), (40, 30)) * 4
+    np.testing.assert_array_equal(restored["actor"]["kernel"], expected)
+    assert not checkpoint_files.has_digests(directory / "4")
+
+
+def test_verify_tells_each_step_and_refuses_a_damaged_one(directory, capsys):
+    verification.verify(str(directory.parent))
+    out = capsys.readouterr().out.splitlines()
+    assert [line[:8] for line in out] == ["2  whole", "4  whole"]
+    (directory / "2" / "state" / "step" / "0").write_bytes(b"x")
+    with pytest.raises(UserError, match="^1 of 2 checkpoints in .* are damaged: 2; re"):
+        verification.verify(str(directory.parent))
+    out = capsys.readouterr().out.splitlines()
+    assert "2  damaged: " in out[0] and "step (state/step/0) has 1 bytes" in out[0]
+    verification.verify(str(directory / "4"))

@@ -1,0 +1,97 @@
+"""The memory that a run is said to need against what its programs then take."""
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import runs
+
+from ragen_jax import starpo
+from ragen_jax.errors import UserError
+from ragen_jax.training import memory_plan, weights
+from ragen_jax.training import programs as programs_lib
+
+
+@pytest.fixture(scope="module")
+def run():
+    runs.share_compilations()
+    return runs.prepare()
+
+
+@pytest.fixture(scope="module")
+def needs(run):
+    return memory_plan.plan(run)
+
+
+def held(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.slow
+def test_parameters_and_optimizers_are_counted_to_the_byte(run, needs):
+    state = weights.new_state(run)
+    assert needs.resident["actor"] == held(state.actor)
+    assert needs.resident["actor's optimizer"] == held(state.actor_optimizer)
+    assert needs.resident["critic"] == held(state.critic)
+    assert needs.resident["reference of the KL term"] == held(state.actor)
+    assert needs.rollout["sampler's copy of the weights"] == held(state.actor)
+
+
+@pytest.mark.slow
+def test_the_episodes_and_the_cache_are_counted_to_the_byte(run, needs):
+    plan, config = run.plan, run.model.config
+    programs, state = programs_lib.make_programs(run), weights.new_state(run)
+    _, _, rollout = starpo.iterate(run, programs, state)
+    assert needs.resident["episodes"] == held(rollout)
+    each = config.kv_heads * config.head_dim * 4
+    assert needs.rollout["keys and values"] == (
+        2 * config.layers * plan.slots * plan.context * each
+    )
+    assert needs.update["gradients and activations"] > held(state.actor)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_reported_with_a_way_out(run, needs):
+    assert memory_plan.advice(run, needs) == []
+    assert memory_plan.report(run, needs).endswith("This fits.")
+    small = dataclasses.replace(needs, available=1000)
+    report = memory_plan.report(run, small)
+    assert "This does not fit." in report
+    assert "--config.lora.rank=64" in report and "--config.model.remat=True" in report
+    unknown = dataclasses.replace(needs, available=None)
+    assert memory_plan.advice(run, unknown) == []
+
+
+def test_adapters_need_little_besides_their_base():
+    run = runs.prepare(lora__rank=2, loss__kl=0.1)
+    sizes = memory_plan.resident(run)
+    base = sizes["base model under the adapters"]
+    assert base == held(weights.load_parameters(run.model))
+    assert sizes["actor's optimizer"] < base / 2
+    assert "reference of the KL term" not in sizes
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_what_the_compiler_freed_goes_back_to_the_system():
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    # Blocks too small for maps of their own, and below one that stays.
+    blocks = [np.ones(8000) for _ in range(4000)]
+    last = blocks[-1]
+    blocks.clear()
+    before = resident()
+    programs_lib.return_free_memory()
+    assert before - resident() > 0.9 * 4000 * last.nbytes
+
+
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_compiled():
+    run = runs.prepare()
+    memory_plan.check_least(run)
+    with pytest.raises(UserError, match="needs at least .*--plan shows every part"):
+        memory_plan.check_least(run, limit=100_000)

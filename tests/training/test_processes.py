@@ -1,0 +1,179 @@
+"""One run in two processes: the same episodes and numbers, saved and resumed."""
+
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import runs
+
+pytestmark = pytest.mark.slow  # Several processes, each of which compiles a run.
+
+# launch/train.py as it is, but each process also notes what it holds and looks at.
+WATCHED = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {launch!r})
+sys.path.insert(0, {tests!r})
+
+from ragen_jax import cli
+import numpy as np
+import train
+from jax.experimental import multihost_utils
+
+from ragen_jax import starpo
+
+iterate, gather = starpo.iterate, multihost_utils.process_allgather
+notes = Path({notes!r})
+
+
+def watched_iterate(run, programs, state):
+    multihost_utils.process_allgather = refuse
+    result = iterate(run, programs, state)
+    multihost_utils.process_allgather = gather
+    rows = result[2].rows
+    for shard in rows.tokens.addressable_shards:
+        name = f"{{int(result[0].iteration)}}.{{shard.index[0].start or 0}}.npy"
+        np.save(notes / name, np.asarray(shard.data))
+    assert not rows.tokens.is_fully_addressable or {processes} == 1
+    return result
+
+
+def refuse(*_, **__):
+    raise AssertionError("a batch was gathered for training")
+
+
+starpo.iterate = watched_iterate
+cli.run(train.main)
+"""
+
+
+def start(workdir: Path, notes: Path, processes: int, **changes) -> list:
+    """The processes of one run, all watched."""
+    notes.mkdir(exist_ok=True)
+    script = notes / "watched.py"
+    script.write_text(
+        WATCHED.format(
+            launch=str(runs.ROOT / "launch"),
+            tests=str(runs.ROOT / "tests"),
+            notes=str(notes),
+            processes=processes,
+        )
+    )
+    arguments = runs.arguments(workdir, **changes)
+    if processes == 1:
+        return [runs.start(arguments, script)]
+    place = [f"--coordinator=127.0.0.1:{runs.free_port()}", f"--processes={processes}"]
+    return [
+        runs.start([*arguments, *place, f"--process={index}"], script)
+        for index in range(processes)
+    ]
+
+
+def tokens(notes: Path, iteration: int) -> np.ndarray:
+    """int32[R, T], the rows of one iteration from all processes' notes."""
+    parts = [
+        (int(path.name.split(".")[1]), np.load(path))
+        for path in notes.glob(f"{iteration}.*.npy")
+    ]
+    return np.concatenate([part for _, part in sorted(parts, key=lambda x: x[0])])
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Two processes until one gets SIGTERM."""
+    folder = tmp_path_factory.mktemp("story")
+    workdir = folder / "run"
+    processes = start(workdir, folder / "first", 2, iterations=500)
+    written = workdir / "metrics.jsonl"
+    runs.wait_until(
+        lambda: written.exists() and '"iteration": 2,' in written.read_text(),
+        processes[0],
+    )
+    processes[1].send_signal(signal.SIGTERM)
+    ended = [runs.finish(process) for process in processes]
+    return folder, workdir, runs.steps(workdir)[-1], ended
+
+
+@pytest.fixture(scope="module")
+def story(stopped):
+    """Then two again, for one iteration."""
+    folder, workdir, last, ended = stopped
+    processes = start(workdir, folder / "then", 2, iterations=last + 1)
+    return folder, workdir, last, [ended, [runs.finish(p) for p in processes]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The first two iterations in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    (process,) = start(folder / "run", folder / "notes", 1, iterations=2)
+    assert runs.finish(process)[0] == 0
+    return folder
+
+
+def test_sigterm_to_any_process_saves_in_all_at_one_step(stopped):
+    _, _, last, ended = stopped
+    assert 2 <= last < 500
+    assert f"saved after iteration {last}; the same command continues" in ended[0][1]
+
+
+def test_all_processes_end_well_and_only_the_first_speaks(story):
+    *_, story_ends = story
+    for ended in story_ends:
+        for index, (code, output, _) in enumerate(ended):
+            assert code == 0, ended
+            # The transport's own note on its connections comes from each process.
+            assert (re.sub(r"\[Gloo\].*\n", "", output) == "") == (index > 0)
+        assert "mesh         data 2 x fsdp 1 x tensor 1 (cpu)" in ended[0][1]
+
+
+def test_a_checkpoint_of_two_processes_is_resumed_by_two(story):
+    _, workdir, last, story_ends = story
+    assert f"resuming after iteration {last}\n" in story_ends[1][0][1]
+    assert runs.steps(workdir)[-1] == last + 1
+
+
+def test_each_iteration_is_written_once_by_the_first_process(story):
+    _, workdir, last, _ = story
+    records = [r for r in runs.records(workdir) if "train/success" in r]
+    assert [r["iteration"] for r in records] == list(range(1, last + 2))
+    assert len(list((workdir / "tensorboard").iterdir())) == 2  # One a start.
+
+
+def test_two_processes_sample_the_same_tokens_as_one(story, alone):
+    folder = story[0]
+    for iteration in (1, 2):
+        two, one = (
+            tokens(folder / "first", iteration),
+            tokens(alone / "notes", iteration),
+        )
+        assert two.shape == one.shape and len(one) == 8
+        np.testing.assert_array_equal(two, one)
+    names = sorted(path.name for path in (folder / "first").glob("1.*.npy"))
+    assert names == ["1.0.npy", "1.4.npy"]  # Four rows each, and no more.
+
+
+def test_two_processes_learn_the_same_as_one(story, alone):
+    two, one = runs.records(story[1]), runs.records(alone / "run")
+    for iteration in (0, 1):
+        a, b = two[iteration], one[iteration]
+        # Read on the host, from whole rows, which no process of several holds.
+        b.pop("health/thought_answer_agreement", None)
+        assert a.keys() == b.keys()
+        assert any(name.startswith("validation/") for name in b) == (iteration == 1)
+        per_device = "rollout/utilization"  # Each device counts its own passes.
+        a, b = ({k: v for k, v in r.items() if k != per_device} for r in (a, b))
+        for name in b:
+            assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-5), name
+    one = runs.leaves(alone / "run", 1)
+    for name, leaf in runs.leaves(story[1], 1).items():
+        np.testing.assert_allclose(leaf, one[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_nothing_alarming_is_said(story):
+    for ended in story[-1]:
+        for _, _, errors in ended:
+            assert not re.search(r"Traceback|error|fatal|warn", errors, re.I), errors

@@ -1,0 +1,170 @@
+"""The iteration: what it compiles, what it brings to the host, what it changes."""
+
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from helpers import runs
+from safetensors.numpy import load_file, save_file
+
+from ragen_jax import starpo
+from ragen_jax.errors import UserError
+from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import weights
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def run():
+    runs.share_compilations()
+    return runs.prepare()
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """A list that grows by one with every program that JAX builds or loads."""
+    seen = []
+
+    def listen(event: str, seconds: float, **_):
+        if event == EVENT:
+            seen.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def iterations(run, compilations):
+    """Three iterations: (compilations, sizes fetched to the host, metrics, rollout)."""
+    programs, state = programs_lib.make_programs(run), weights.new_state(run)
+    seen = []
+    for _ in range(3):
+        before = len(compilations)
+        with pytest.MonkeyPatch.context() as patch:
+            fetched = watch_host(patch)
+            state, metrics, rollout = starpo.iterate(run, programs, state)
+        seen.append((len(compilations) - before, fetched, metrics, rollout))
+    return seen, state
+
+
+def watch_host(patch) -> list[tuple]:
+    """The shapes of the arrays whose numbers Python has looked at from now on."""
+    kind, seen = type(jax.numpy.zeros(())), []
+    original = kind._value
+
+    def look(array):
+        seen.append(array.shape)
+        return original.fget(array)
+
+    patch.setattr(kind, "_value", property(look))
+
+    # On CPU these two read an array's memory without asking it.
+    def watched(make):
+        def convert(value, *args, **kwargs):
+            if isinstance(value, jax.Array):
+                seen.append(value.shape)
+            return make(value, *args, **kwargs)
+
+        return convert
+
+    for name in ("asarray", "array"):
+        patch.setattr(np, name, watched(getattr(np, name)))
+    return seen
+
+
+def test_the_watch_sees_every_way_to_the_host(monkeypatch):
+    fetched = watch_host(monkeypatch)
+    array = jax.numpy.arange(6).reshape(1, 6)
+    np.asarray(array[:, :2])
+    jax.device_get(array[:, :3])
+    float(array[0, 4])
+    assert [shape for shape in fetched if shape != (6,)] == [(1, 2), (1, 3), ()]
+
+
+def test_only_the_first_iteration_compiles(iterations):
+    counts = [count for count, *_ in iterations[0]]
+    assert counts[0] >= 3  # Rollout, summary, update.
+    assert counts[1:] == [0, 0]
+
+
+@pytest.mark.slow
+def test_runs_that_differ_in_seed_alone_share_their_programs(run):
+    texts = []
+    for one in (run, runs.prepare(seed=run.settings.seed + 1)):
+        programs = programs_lib.make_programs(one)
+        rollout = programs.rollout.lower(*programs_lib.rollout_arguments(one))
+        update = programs.update.lower(*programs_lib.update_arguments(one, rollout))
+        texts.append((rollout.as_text(), update.as_text()))
+    assert texts[0] == texts[1]
+
+
+def test_the_host_sees_numbers_and_no_batch(iterations):
+    for _, fetched, metrics, _ in iterations[0]:
+        assert len(fetched) >= len(metrics) - 3  # Three are times.
+        assert set(fetched) == {()}
+
+
+def test_every_metric_is_a_finite_float_and_counts_are_right(iterations):
+    seen, state = iterations
+    for number, (_, _, metrics, _) in enumerate(seen, start=1):
+        assert all(type(v) is float and math.isfinite(v) for v in metrics.values())
+        assert metrics["update/count"] == number
+        assert metrics["update/skipped_nonfinite"] == 0
+        assert metrics["update/logprob_gap_max"] < 1e-4
+    assert (int(state.iteration), int(state.updates)) == (3, 3)
+
+
+def test_metrics_agree_with_the_episodes_they_are_of(iterations):
+    for _, _, metrics, rollout in iterations[0]:
+        episodes = jax.device_get(rollout.episodes)
+        assert metrics["train/success"] == pytest.approx(episodes.success.mean())
+        returns = episodes.reward.sum(axis=1)
+        assert metrics["train/return"] == pytest.approx(returns.mean())
+        spread = [returns[episodes.group == g].std(ddof=1) for g in (0, 1)]
+        assert metrics["filter/reward_std"] == pytest.approx(np.mean(spread))
+        assert metrics["rollout/turns"] == pytest.approx(episodes.turns.mean())
+        sampled = episodes.reply_tokens.sum()
+        turns = episodes.turns.sum()
+        assert metrics["rollout/reply_tokens"] == pytest.approx(sampled / turns)
+        assert jax.device_get(rollout.rows.is_reply).sum() == sampled
+
+
+def test_each_iteration_plays_other_levels_with_the_policy_of_its_time(iterations):
+    rollouts = [rollout for *_, rollout in iterations[0]]
+    one, two = (jax.device_get(rollout.rows.tokens) for rollout in rollouts[:2])
+    assert (one != two).any()
+    for updates, rollout in enumerate(rollouts):
+        assert jax.device_get(rollout.rows.policy_version).tolist() == [updates] * 8
+
+
+def test_the_abstract_state_is_the_real_ones_shape(run):
+    state, abstract = weights.new_state(run), weights.abstract_state(run)
+    assert jax.tree.structure(state) == jax.tree.structure(abstract)
+    for real, said in zip(
+        jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True
+    ):
+        assert (real.shape, real.dtype) == (said.shape, said.dtype)
+        assert real.sharding.is_equivalent_to(said.sharding, real.ndim)
+
+
+def test_a_run_without_a_critic_has_none_and_reports_none():
+    run = runs.prepare(estimator="grpo", model__compute_dtype="bfloat16")
+    abstract = weights.abstract_state(run)
+    assert abstract.critic == {} and jax.tree.leaves(abstract.actor)
+    assert run.model.dtype == jax.numpy.bfloat16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, value):
+    folder = shutil.copytree(runs.model(), tmp_path / "model")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = value
+    save_file(tensors, path)
+    run = runs.prepare(model__path=str(folder))
+    with pytest.raises(UserError, match=r"weights of layers\.up are not finite"):
+        weights.load_parameters(run.model)

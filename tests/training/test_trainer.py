@@ -1,0 +1,194 @@
+"""Whole runs within one process: signals, more iterations, and runs that stop."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import runs
+
+from ragen_jax.errors import UserError
+from ragen_jax.reporting import metrics
+from ragen_jax.training import interrupts, safety, weights
+from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.workdir import check_workdir
+
+
+@pytest.fixture(scope="module")
+def run():
+    runs.share_compilations()
+    return runs.prepare()
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    """A run of four iterations that nobody disturbed, and what it printed."""
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, runs.train(run, workdir)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_rest_equals_a_whole_run(run, whole, tmp_path):
+    written = tmp_path / metrics.FILE
+
+    def interrupt():
+        while not (written.exists() and written.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    thread.start()
+    printed = runs.train(run, tmp_path)
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    step = runs.steps(tmp_path)[-1]
+    assert step < 4
+    assert "stopping after this iteration, with a saved state ...\n" in printed
+    assert printed.endswith(
+        f"saved after iteration {step}; the same command continues from there:\n"
+        f"  {runs.COMMAND}\n"
+    )
+    printed = runs.train(run, tmp_path)
+    assert f"resuming after iteration {step}\n" in printed
+    runs.assert_same_leaves(runs.leaves(tmp_path, 4), runs.leaves(whole[0], 4))
+    assert runs.records(tmp_path) == runs.records(whole[0])
+
+
+@pytest.mark.slow
+def test_a_finished_run_continues_when_it_is_given_more_iterations(
+    run, whole, tmp_path
+):
+    runs.train(runs.replace_settings(run, iterations=2), tmp_path)
+    assert runs.steps(tmp_path) == [1, 2]
+    assert "resuming after iteration 2\n" in runs.train(run, tmp_path)
+    runs.assert_same_leaves(runs.leaves(tmp_path, 4), runs.leaves(whole[0], 4))
+    assert [r for r in runs.records(tmp_path) if "train/success" in r] == [
+        r for r in runs.records(whole[0]) if "train/success" in r
+    ]
+
+
+@pytest.mark.slow
+def test_a_finished_run_only_prints_its_result_again(run, whole):
+    workdir, printed = whole
+    before = metrics.read(workdir), runs.leaves(workdir, 4)
+    result = json.loads((workdir / "test.json").read_text())
+    again = runs.train(run, workdir)
+    assert again.splitlines()[-14:] == printed.splitlines()[-14:]
+    assert "before and after training" in "".join(again.splitlines()[-14:])
+    assert metrics.read(workdir) == before[0]
+    runs.assert_same_leaves(runs.leaves(workdir, 4), before[1])
+    assert json.loads((workdir / "test.json").read_text()) == result
+
+
+@pytest.mark.slow
+def test_the_settings_of_a_run_lie_beside_it(run, whole):
+    saved = json.loads((whole[0] / "settings.json").read_text())
+    assert saved["rollout"]["prompts"] == 2
+    check_workdir(whole[0], run.settings)
+    longer = runs.settings(iterations=9, safety__max_bad_updates=1)
+    check_workdir(whole[0], longer)
+    with pytest.raises(UserError, match="seed was 0 and is 7"):
+        check_workdir(whole[0], runs.settings(seed=7))
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
+    run, tmp_path
+):
+    state = weights.new_state(run)
+    broken = state.actor["final_norm"].at[0].set(jnp.nan)
+    state = state.replace(actor={**state.actor, "final_norm": broken})
+    with Checkpoints(tmp_path / "checkpoints", keep_last=9, keep_best=0) as writer:
+        writer.save(0, state, {"validation": None}, score=None)
+    with pytest.raises(UserError) as caught:
+        runs.train(
+            runs.replace_settings(run, safety__max_bad_updates=2, iterations=9),
+            tmp_path,
+        )
+    assert str(caught.value) == (
+        "gradients were not finite in 2 iterations running (safety.max_bad_updates ="
+        " 2); the state was saved: start in another --workdir with a lower"
+        " optimizer.actor_lr, or delete the last of this one's checkpoints to continue"
+        " from an earlier one"
+    )
+    records = runs.records(tmp_path)
+    assert [r["iteration"] for r in records] == [1, 2]
+    assert [r["update/skipped_nonfinite"] for r in records] == [1, 2]
+    assert [r["update/count"] for r in records] == [0, 0]
+    assert records[0]["update/actor_grad_norm"] is None  # JSON has no NaN.
+    first, last = runs.leaves(tmp_path, 0), runs.leaves(tmp_path, 2)
+    counts = ("iteration", "bad_in_row", "skipped_bad")
+    assert [int(last.pop(name)) for name in counts] == [2, 2, 2]
+    assert [int(first.pop(name)) for name in counts] == [0, 0, 0]
+    runs.assert_same_leaves(first, last)
+
+
+@pytest.mark.slow
+def test_a_gap_between_sampler_and_update_ends_the_run_saved_and_it_can_be_resumed(
+    run, whole, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(interrupts, "STALLED_AT_FIRST", 0.01)
+    strict = runs.replace_settings(run, loss__logprob_gap_limit=1e-9)
+    with pytest.raises(UserError) as caught:
+        runs.train(strict, tmp_path)
+    gap = runs.records(tmp_path)[0]["update/logprob_gap"]
+    assert f"disagree by {gap:.3g} nats a token in an iteration" in str(caught.value)
+    assert "10 times loss.logprob_gap_limit = 1e-09; the state" in str(caught.value)
+    runs.assert_same_leaves(runs.leaves(tmp_path, 1), runs.leaves(whole[0], 1))
+    # Its only iteration took longer than was allowed before the stacks are shown.
+    stacks = capfd.readouterr().err
+    assert "not ended in 0.01 s" in stacks and "in iterate" in stacks
+    check_workdir(tmp_path, run.settings)
+    shorter = runs.replace_settings(run, iterations=2)
+    assert "resuming after iteration 1\n" in runs.train(shorter, tmp_path)
+    runs.assert_same_leaves(runs.leaves(tmp_path, 2), runs.leaves(whole[0], 2))
+
+
+def test_an_iteration_counts_as_stalled_after_ten_times_the_longest():
+    assert interrupts.stalled_after([]) == 3600
+    assert interrupts.stalled_after([200.0]) == 2000
+    assert interrupts.stalled_after([500.0, 3.0]) == 600
+    assert interrupts.stalled_after([500.0, 90.0, 3.0]) == 900
+
+
+def test_runs_in_which_nothing_is_kept_end_only_if_that_is_asked_for(run):
+    state = weights.new_state(run).replace(empty_in_row=jnp.int32(3))
+    gaps = [0.0]
+    assert safety.problem(run.settings, state, gaps) == ""
+    limited = runs.settings(safety__max_empty_updates=3)
+    assert safety.problem(limited, state, gaps).startswith(
+        "no group was kept in 3 iterations running (safety.max_empty_updates = 3)"
+    )
+    state = state.replace(empty_in_row=jnp.int32(2))
+    assert safety.problem(limited, state, gaps) == ""
+
+
+def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gross(
+    run,
+):
+    state = weights.new_state(run)
+
+    def problem(*gaps):
+        return safety.problem(run.settings, state, gaps)
+
+    assert run.settings.loss.logprob_gap_limit == 0.05
+    assert problem(0.1, 0.1, 0.1, 0.1) == ""
+    assert problem(0.2, 0.0, 0.0, 0.0, 0.04) == ""
+    assert "by 0.06 nats a token in the mean of 5" in problem(0.1, 0, 0.1, 0.1, 0)
+    assert "by 0.6 nats a token in an iteration" in problem(0, 0.6)
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once():
+    printed = []
+    with interrupts.InterruptHandler(printed.append) as handler:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert handler.should_stop(1)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            jax.block_until_ready(jnp.zeros(1))
+    assert printed == ["stopping after this iteration, with a saved state ..."]
