@@ -4,10 +4,12 @@ r"""StarPO-S with a critic (PPO) on word problems, with several attempts.
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was never taught this environment, and shows only that all works: to see
-learning, name one that can read, --config.model.path=FOLDER, or smollm2.
-Variants, after a colon:
+learning, take the variant smollm2, or name a model that can read,
+--config.model.path=FOLDER. Variants, after a colon:
 
   --config=configs/math.py:smoke  two small iterations, to see that all works
+  --config=configs/math.py:smollm2  SmolLM2-135M-Instruct on problems of one step, in
+                                  sizes for a CPU; see configs/frozenlake.py:smollm2
   --config=configs/math.py:paper  Qwen2.5-0.5B-Instruct, one attempt, as in
                                   RAGEN's settings of MetaMathQA; wants a GPU
                                   or TPU
@@ -25,8 +27,8 @@ _BASE = Path(__file__).with_name("frozenlake.py")
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "", "smoke" or "paper"."""
-    config = derive(_BASE, variant, inherited=["smoke", "paper"])
+    """Returns the settings; `variant` is "", "smoke", "smollm2" or "paper"."""
+    config = derive(_BASE, variant, inherited=["smoke", "smollm2", "paper"])
     is_paper = variant == "paper"
     config.env = environment(
         "math",
@@ -39,4 +41,11 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.update(turns=turns, actions_per_turn=1, actions=turns)
     if not is_paper:
         config.rollout.reply_tokens = 64
+    if variant == "smollm2":
+        config.env.max_steps = 1
+        config.iterations = 20
+        # One attempt; with several, who guesses near numbers is paid as well.
+        config.rollout.update(turns=1, actions=1, prompts=8, group_size=8)
+        config.optimizer.update(minibatch=32, microbatch=8)
+        config.evaluation.update(prompts=64, test_prompts=64, slots=64)
     return config

@@ -1,7 +1,8 @@
-"""StarPO: the whole method, in two functions.
+"""StarPO: the whole method, in three functions.
 
-`iterate` samples episodes from the current policy and learns from them; `update` is how
-it learns: filter, score, reward, estimate advantages, optimize, as one traced program.
+`iterate` samples episodes from the current policy and learns from them. `update` is how
+it learns, one traced program: `score` (filter, log-probabilities, rewards, advantages),
+then optimize.
 
 State-Thinking-Actions-Reward Policy Optimization: RAGEN, arXiv:2504.20073.
 """
@@ -13,11 +14,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
-from ragen_jax.envs.base import TRAIN
 from ragen_jax.learning import forward, shaping, summary, train_state
-from ragen_jax.learning.batch import gather_kept_rows, make_batch
+from ragen_jax.learning.batch import ScoredRecord, gather_kept_rows, make_batch
 from ragen_jax.learning.estimators import ESTIMATORS, Evidence
 from ragen_jax.learning.filters import uncertainty_filter
 from ragen_jax.learning.forward import UpdatePlan
@@ -26,7 +25,7 @@ from ragen_jax.learning.rescale import rescale
 from ragen_jax.learning.summary import UpdateMetrics
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.rollout.rollout import Rollout, RolloutArgs
+from ragen_jax.rollout.rollout import Rollout, training_args
 from ragen_jax.rollout.tasks import Task, TaskTokens
 from ragen_jax.rollout.types import RolloutPlan
 from ragen_jax.settings import Settings
@@ -68,14 +67,7 @@ def iterate(
       the episodes that it learned from.
     """
     started = time.perf_counter()
-    call = RolloutArgs(
-        seed=np.uint32(run.settings.seed),
-        split=np.int32(TRAIN),
-        iteration=state.iteration,
-        first_prompt=np.int32(0),
-        temperature=np.float32(run.settings.rollout.temperature),
-        policy_version=state.updates,
-    )
+    call = training_args(run.settings, state.iteration, state.updates)
     actor = programs.merge(state.actor, programs.frozen)
     rollout = programs.rollout(actor, run.tokens, call)
     seen = programs.summarize(rollout.rows, rollout.episodes)
@@ -91,10 +83,10 @@ def iterate(
         learned.append(one)
     jax.block_until_ready(state.updates)
     times = summary.Times(sampled - started, time.perf_counter() - sampled)
-    passes = (rollout.passes.decode_steps + rollout.passes.extend_steps).sum()
+    passes = run.plan.slots * rollout.passes.total()
     labels = [task.label for task in run.tasks]
     metrics = summary.iteration_metrics(
-        run.settings, state, learned, seen, run.plan.slots * passes, labels, times
+        run.settings, state, learned, seen, passes, labels, times
     )
     return state, metrics, rollout
 
@@ -104,11 +96,8 @@ def make_update(plan: UpdatePlan) -> Callable:
 
     (state, frozen, reference, rows, episodes, UpdateArgs) -> (state, UpdateMetrics).
     """
-    return jax.jit(
-        functools.partial(update, plan),
-        donate_argnums=(0,),
-        out_shardings=(plan.shardings, None),
-    )
+    learn = functools.partial(update, plan)
+    return jax.jit(learn, donate_argnums=(0,), out_shardings=(plan.shardings, None))
 
 
 def update(
@@ -123,18 +112,31 @@ def update(
     """Learns from a record: a better policy, and what it was like to learn it.
 
     Args:
-      plan: what is static.
-      old: the state before.
-      frozen: the parameters that are not trained; {} in full training.
-      reference: the frozen policy of the KL term; {} without one.
+      plan, old: what is static, and the state before.
+      frozen, reference: as in `Programs`.
       rows, episodes: the record of B episodes.
       given: seed, learning rate, and which use of the record this is.
     """
-    settings, iteration = plan.settings, old.iteration
+    scored = score(plan, old, frozen, reference, rows, episodes)
+    new, steps = optimize(plan, frozen, old, scored.batch, given)
+    new = train_state.count(plan.settings, old, new, steps.made, given)
+    return new, summary.update_metrics(scored.chosen, scored.batch, steps)
+
+
+def score(
+    plan: UpdatePlan,
+    state: TrainState,
+    frozen: Parameters,
+    reference: Parameters,
+    rows: Rows,
+    episodes: Episodes,
+) -> ScoredRecord:
+    """`update`'s first half: what to learn from, and what each token was worth."""
+    settings, iteration = plan.settings, state.iteration
     chosen = uncertainty_filter(settings, rows, episodes, iteration)
     kept = gather_kept_rows(settings, rows, episodes, chosen.keep)
     kept = kept.replace(rows=forward.share_rows(plan, kept.rows))
-    scores = forward.score_before(plan, old, frozen, reference, kept)
+    scores = forward.score_before(plan, state, frozen, reference, kept)
     by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
     by_token = shaping.token_rewards(
         settings, kept.rows, by_turn, scores.ref_logprobs, iteration
@@ -145,6 +147,4 @@ def update(
     estimate = ESTIMATORS[settings.estimator](settings, evidence)
     gains = rescale(settings, estimate, kept, episodes, chosen)
     batch = make_batch(settings, kept, episodes, scores, estimate, gains)
-    new, steps = optimize(plan, frozen, old, batch, given)
-    new = train_state.count(settings, old, new, steps.made, given)
-    return new, summary.update_metrics(chosen, batch, steps)
+    return ScoredRecord(chosen, kept, batch)

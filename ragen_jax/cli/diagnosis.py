@@ -16,9 +16,8 @@ from ragen_jax.diagnostics import (
 )
 from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
-from ragen_jax.envs.base import TRAIN
 from ragen_jax.errors import UserError
-from ragen_jax.rollout.rollout import Rollout, RolloutArgs
+from ragen_jax.rollout.rollout import Rollout, training_args
 from ragen_jax.settings import Settings
 from ragen_jax.text import token_bytes
 
@@ -61,14 +60,7 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
       actor: plain parameters.
       iteration: whose prompts and noise are drawn.
     """
-    call = RolloutArgs(
-        seed=np.uint32(run.settings.seed),
-        split=np.int32(TRAIN),
-        iteration=np.int32(iteration),
-        first_prompt=np.int32(0),
-        temperature=np.float32(run.settings.rollout.temperature),
-        policy_version=np.int32(0),
-    )
+    call = training_args(run.settings, np.int32(iteration), np.int32(0))
     return programs.rollout(actor, run.tokens, call)
 
 

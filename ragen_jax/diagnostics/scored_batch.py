@@ -8,12 +8,10 @@ from typing import Any
 import jax
 from flax import struct
 
-from ragen_jax.learning import forward, shaping
-from ragen_jax.learning.batch import Batch, KeptRows, gather_kept_rows, make_batch
-from ragen_jax.learning.estimators import ESTIMATORS, Evidence
+from ragen_jax import starpo
+from ragen_jax.learning.batch import Batch, KeptRows
 from ragen_jax.learning.filters import uncertainty_filter
 from ragen_jax.learning.forward import UpdatePlan
-from ragen_jax.learning.rescale import rescale
 from ragen_jax.trajectory import Episodes, Rows
 
 
@@ -62,21 +60,7 @@ def _score(
     rows: Rows,
     episodes: Episodes,
 ) -> ScoredBatch:
-    """The steps of `starpo.update` up to the batch. `frozen`, `reference`: as there."""
-    settings, iteration = scoring.settings, state.iteration
-    by_run = uncertainty_filter(plan.settings, rows, episodes, iteration)
-    chosen = uncertainty_filter(settings, rows, episodes, iteration)
-    kept = gather_kept_rows(settings, rows, episodes, chosen.keep)
-    kept = kept.replace(rows=forward.share_rows(scoring, kept.rows))
-    scores = forward.score_before(scoring, state, frozen, reference, kept)
-    by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
-    by_token = shaping.token_rewards(
-        settings, kept.rows, by_turn, scores.ref_logprobs, iteration
-    )
-    evidence = Evidence(
-        kept.rows, episodes, chosen.keep, by_turn, by_token, scores.old_values
-    )
-    estimate = ESTIMATORS[settings.estimator](settings, evidence)
-    gains = rescale(settings, estimate, kept, episodes, chosen)
-    batch = make_batch(settings, kept, episodes, scores, estimate, gains)
-    return ScoredBatch(kept, batch, by_run.keep, by_run.std)
+    """`starpo.score`, and what the run's own filter says of the same record."""
+    record = starpo.score(scoring, state, frozen, reference, rows, episodes)
+    by_run = uncertainty_filter(plan.settings, rows, episodes, state.iteration)
+    return ScoredBatch(record.kept, record.batch, by_run.keep, by_run.std)

@@ -46,6 +46,15 @@ class Batch:
     has_bonus: jax.Array | None = None  # bool[C, T], with an entropy bonus
 
 
+@struct.dataclass
+class ScoredRecord:
+    """A record of episodes, scored: what to learn from, and how much."""
+
+    chosen: filters.Selection  # of the record's B episodes
+    kept: KeptRows  # their rows as recorded
+    batch: Batch  # the same rows as the losses read them
+
+
 def gather_kept_rows(
     settings: Settings, rows: Rows, episodes: Episodes, keep: jax.Array
 ) -> KeptRows:

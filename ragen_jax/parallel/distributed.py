@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -72,6 +74,12 @@ def start(
     _hearts.append(_join(place, heart, port))
     import jax
 
+    if _is_on_cpus(jax.config.jax_platforms):
+        # XLA's CPU runtime starts a collective while a loop in front of it, which holds
+        # others, still runs on other threads. Gloo tells them apart by their order
+        # alone, and the processes abort ("collective mismatch", jaxlib 0.10). With one
+        # thread a process there is one order. Read when the backend starts.
+        os.environ.setdefault("NPROC", "1")
     jax.distributed.initialize(
         coordinator_address=place.coordinator,
         num_processes=place.processes,
@@ -80,6 +88,14 @@ def start(
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
     )
+
+
+def _is_on_cpus(platforms: str | None) -> bool:
+    """Whether JAX will compute on CPUs, as far as can be told before it starts."""
+    if platforms:
+        return platforms == "cpu"
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return not plugins and importlib.util.find_spec("libtpu") is None
 
 
 def finish() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
+from ragen_jax.envs.base import TRAIN
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
@@ -21,6 +23,7 @@ from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.rollout.env_step import EnvInputs, step_environments
 from ragen_jax.rollout.tasks import Task, TaskTokens, longest_row
 from ragen_jax.rollout.types import IDLE, EngineInputs, EnvShard, Prompts, RolloutPlan
+from ragen_jax.settings import Settings
 from ragen_jax.text.prompts import first_message, message_tokens
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -55,12 +58,36 @@ class RolloutArgs:
     policy_version: Scalar  # int32[], real updates made so far
 
 
+def training_args(
+    settings: Settings, iteration: Scalar, policy_version: Scalar = 0
+) -> RolloutArgs:
+    """Of the batch of training levels that an iteration plays.
+
+    Args:
+      settings: of the run: seed and temperature.
+      iteration: int32[], whose levels and noise are drawn.
+      policy_version: int32[], real updates made so far.
+    """
+    return RolloutArgs(
+        seed=np.uint32(settings.seed),
+        split=np.int32(TRAIN),
+        iteration=iteration,
+        first_prompt=np.int32(0),
+        temperature=np.float32(settings.rollout.temperature),
+        policy_version=policy_version,
+    )
+
+
 @struct.dataclass
 class PassCounts:
     """How many forward passes each shard's loop took."""
 
     decode_steps: jax.Array  # int32[shards], of one token for all slots of a shard
     extend_steps: jax.Array  # int32[shards], of messages for the slots that waited
+
+    def total(self) -> jax.Array:
+        """int32[], of all shards."""
+        return (self.decode_steps + self.extend_steps).sum()
 
 
 @struct.dataclass

@@ -10,7 +10,6 @@ import optax
 import pytest
 from helpers import models, updates
 
-from ragen_jax import starpo
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
 from ragen_jax.learning.forward import UpdatePlan
@@ -165,7 +164,6 @@ def test_a_group_without_spread_has_no_task_gradient():
 
 
 def test_the_batch_of_kept_rows_is_the_updates_own():
-    assert callable(starpo.update)  # Whose steps `_score` repeats:
     few = dataclasses.replace(
         plan(),
         settings=updates.settings(

@@ -12,13 +12,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.envs import walks
+from ragen_jax.envs.base import Environment
 from ragen_jax.envs.frozen_lake import planning
 from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE
 from ragen_jax.envs.frozen_lake.types import FrozenLake, State
 
-_AT, _GOAL_AT, _COLON, _COMMA, _FULL_STOP, _CLOSE, _END = range(7)
-_FIXED = (" At", ", goal", ":", ",", ".", "</think><answer>", "</answer>")
+_LANDMARKS = (", goal",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,48 +35,29 @@ def with_demonstrations(
     env: Environment, settings: FrozenLake, player: Demonstrator, *, thinking: bool
 ) -> Environment:
     """`env` with `reply_phrases` and `demonstrate` filled in."""
-    size = settings.size
-    coordinates = tuple(f" ({r}, {c})" for r in range(size) for c in range(size))
-    names = env.action_names
-    spaced = tuple(f" {name}" for name in names)
-    more = tuple(f" || {name}" for name in names)
     return dataclasses.replace(
         env,
-        reply_phrases=_FIXED + coordinates + spaced + names + more,
-        demonstrate=functools.partial(
-            _demonstrate, settings=settings, player=player, thinking=thinking
-        ),
+        reply_phrases=walks.walk_phrases(_LANDMARKS, settings.size, env.action_names),
+        demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
     )
 
 
 def _demonstrate(
-    key: jax.Array,
-    state: State,
-    settings: FrozenLake,
-    player: Demonstrator,
-    thinking: bool,
+    key: jax.Array, state: State, player: Demonstrator, thinking: bool
 ) -> jax.Array:
     """int32[Md], one reply as phrase ids, without the end-of-turn token."""
     actions, tiles, random_plan = plan(key, state, player)
-    size, names = settings.size, 4
-    coordinate = len(_FIXED)
-    spaced = coordinate + size * size
-    first, more = spaced + names, spaced + 2 * names
-    goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
-    taken = actions >= 0
-    is_first = jnp.arange(player.longest) == 0
-    answer = jnp.where(taken, jnp.where(is_first, first, more) + actions, NO_PHRASE)
-    if not thinking:
-        return jnp.concatenate([answer, jnp.array([_END])]).astype(jnp.int32)
-    player_at = state.player[0] * size + state.player[1]
-    seen = [jnp.where(random_plan, NO_PHRASE, x) for x in (_GOAL_AT, coordinate + goal)]
-    head = [_AT, coordinate + player_at, *seen, _COLON]
-    comma = jnp.where(is_first, NO_PHRASE, _COMMA)
-    walk = jnp.stack([comma, spaced + actions, coordinate + tiles], axis=1)
-    walk = jnp.where(taken[:, None], walk, NO_PHRASE).reshape(-1)
-    tail = jnp.array([_FULL_STOP, _CLOSE])
-    parts = [jnp.stack(head), walk, tail, answer, jnp.array([_END])]
-    return jnp.concatenate(parts).astype(jnp.int32)
+    size = state.tiles.shape[0]
+    return walks.walk_reply(
+        actions,
+        tiles,
+        state.player[0] * size + state.player[1],
+        [jnp.argmax(state.tiles.reshape(-1) == GOAL)],
+        random_plan,
+        side=size,
+        names=4,
+        thinking=thinking,
+    )
 
 
 def plan(

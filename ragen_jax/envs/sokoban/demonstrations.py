@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.envs import walks
+from ragen_jax.envs.base import Environment
 from ragen_jax.envs.sokoban import texts
 from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.types import Sokoban, State
 
 UNSOLVABLE = 100_000  # Stands for an infinite number of actions.
-_AT, _BOX_AT, _TARGET_AT, _COLON, _COMMA, _FULL_STOP, _CLOSE, _END = range(8)
-_FIXED = (" At", ", box", ", target", ":", ",", ".", "</think><answer>", "</answer>")
+_LANDMARKS = (", box", ", target")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +46,9 @@ def with_demonstrations(
             f"sokoban.boxes = {settings.boxes} has no demonstrations, whose plans know"
             " a single box: choose 1"
         )
-    size = settings.size
-    coordinates = tuple(f" ({r}, {c})" for r in range(size) for c in range(size))
-    names = env.action_names
-    spaced = tuple(f" {name}" for name in names)
-    more = tuple(f" || {name}" for name in names)
     return dataclasses.replace(
         env,
-        reply_phrases=_FIXED + coordinates + spaced + names + more,
+        reply_phrases=walks.walk_phrases(_LANDMARKS, settings.size, env.action_names),
         demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
     )
 
@@ -63,25 +58,17 @@ def _demonstrate(
 ) -> jax.Array:
     """int32[Md], one reply as phrase ids, without the end-of-turn token."""
     actions, cells, random_plan = plan(key, state, player)
-    size, names = state.tiles.shape[0], len(texts.ACTION_NAMES)
-    coordinate = len(_FIXED)
-    spaced = coordinate + size * size
-    first, more = spaced + names, spaced + 2 * names
-    taken = actions >= 0
-    is_first = jnp.arange(player.longest) == 0
-    answer = jnp.where(taken, jnp.where(is_first, first, more) + actions, NO_PHRASE)
-    if not thinking:
-        return jnp.concatenate([answer, jnp.array([_END])]).astype(jnp.int32)
-    at, box, target = _places(state)
-    seen = (_BOX_AT, coordinate + box, _TARGET_AT, coordinate + target)
-    seen = [jnp.where(random_plan, NO_PHRASE, x) for x in seen]
-    head = [_AT, coordinate + at, *seen, _COLON]
-    comma = jnp.where(is_first, NO_PHRASE, _COMMA)
-    walk = jnp.stack([comma, spaced + actions, coordinate + cells], axis=1)
-    walk = jnp.where(taken[:, None], walk, NO_PHRASE).reshape(-1)
-    tail = jnp.array([_FULL_STOP, _CLOSE])
-    parts = [jnp.stack(head), walk, tail, answer, jnp.array([_END])]
-    return jnp.concatenate(parts).astype(jnp.int32)
+    at, *landmarks = _places(state)
+    return walks.walk_reply(
+        actions,
+        cells,
+        at,
+        landmarks,
+        random_plan,
+        side=state.tiles.shape[0],
+        names=len(texts.ACTION_NAMES),
+        thinking=thinking,
+    )
 
 
 def plan(
