@@ -44,8 +44,6 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "smollm2":
         config.env.max_steps = 1
         config.iterations = 20
-        # One attempt; with several, who guesses near numbers is paid as well.
-        config.rollout.update(turns=1, actions=1, prompts=8, group_size=8)
-        config.optimizer.update(minibatch=32, microbatch=8)
-        config.evaluation.update(prompts=64, test_prompts=64, slots=64)
+        config.rollout.update(turns=1, actions=1)  # One attempt.
+        config.evaluation.update(test_prompts=128, slots=32)
     return config

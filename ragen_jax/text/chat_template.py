@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
 from ragen_jax.text import template_process
+from ragen_jax.text.phrases import encode
 
 _SECONDS = 60  # by the clock on the wall; a busy machine is slow
 
@@ -91,7 +92,7 @@ def cut_pieces(tokenizer: PreTrainedTokenizerFast, where: str) -> ChatPieces:
         parts.append(piece)
     added = tokenizer.added_tokens_decoder.items()
     specials = {index for index, token in added if token.special}
-    closing = tokenizer.encode(parts[3], add_special_tokens=False)
+    closing = encode(tokenizer, parts[3])
     if not closing or closing[0] not in specials:
         raise UserError(
             f"{where}: the chat template closes a reply with {parts[3]!r}, which does"

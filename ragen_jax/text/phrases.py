@@ -6,6 +6,8 @@ import numpy as np
 from flax import struct
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax.errors import UserError
+
 
 @struct.dataclass
 class PhraseTokens:
@@ -15,11 +17,31 @@ class PhraseTokens:
     lengths: jax.Array  # int32[n]
 
 
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """The text's tokens and no others; control tokens in it are recognized.
+
+    Raises:
+      UserError: if the tokenizer breaks down on it, as one does whose expression for
+        cutting text tries more ways than its library allows.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # The library's panics are no Exception.
+        where = tokenizer.name_or_path or "the model"
+        raise UserError(
+            f"{where}: the tokenizer cannot cut {text[:40]!r} into tokens"
+            f" ({type(error).__name__}: {error}".splitlines()[0]
+            + "); choose another model, or copy its maker's tokenizer.json again"
+        ) from None
+
+
 def tokenize_phrases(
     tokenizer: PreTrainedTokenizerFast, phrases: tuple[str, ...]
 ) -> PhraseTokens:
-    """Tokenizes each phrase by itself; control tokens in it are recognized."""
-    encoded = [tokenizer.encode(p, add_special_tokens=False) for p in phrases]
+    """Tokenizes each phrase by itself. Raises: as `encode`."""
+    encoded = [encode(tokenizer, phrase) for phrase in phrases]
     longest = max(1, max(len(ids) for ids in encoded))
     tokens = np.zeros((len(phrases), longest), np.int32)
     for row, ids in zip(tokens, encoded, strict=True):

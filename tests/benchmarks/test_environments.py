@@ -44,6 +44,7 @@ def test_a_finished_game_begins_again_and_nothing_else_is_played():
     assert {action for _, action in calls} == set(range(5))
 
 
+@pytest.mark.slow
 def test_an_environment_and_its_installed_peers_are_measured(monkeypatch):
     monkeypatch.setattr(environments, "STEPS", 20)
     monkeypatch.setattr(other_environments, "_SECONDS", 0.02)

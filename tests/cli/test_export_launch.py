@@ -59,6 +59,7 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["agent"]
 
 
+@pytest.mark.slow
 def test_a_model_that_has_moved_is_found_by_its_new_path(workdir, tmp_path):
     settings = settings_lib.to_dict(runs.settings(model__path=str(tmp_path / "gone")))
     wrong_input.save_checkpoint(tmp_path / "run", runs.model(), settings)

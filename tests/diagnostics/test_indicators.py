@@ -115,7 +115,9 @@ def plain_overlap(rows, episodes, mask, length):
     return len(at) / count, within / count, across / count
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_overlap_equals_the_definition_on_random_records(seed, length):
     rng = np.random.default_rng(seed)

@@ -52,7 +52,7 @@ def _host_lake(tiles, player, **options):
 # Rules.
 
 
-@pytest.mark.parametrize("size", [4, 7])
+@pytest.mark.parametrize("size", [4, pytest.param(7, marks=pytest.mark.slow)])
 def test_every_move_equals_gymnasiums_before_and_after_the_end(size):
     lakes = _lakes(FrozenLake(size=size, frozen_probability=0.8))
     directions = np.random.default_rng(0).integers(0, 4, (30, 3 * LAKES), np.int32)
@@ -193,6 +193,7 @@ def test_ice_is_as_frequent_as_the_settings_say_before_lakes_are_sorted_out():
     assert off_diagonal.max() <= count * rng + 5 * np.sqrt(count * rng)
 
 
+@pytest.mark.slow
 def test_different_keys_give_different_lakes():
     # On 8 x 8 there are far too many lakes for two of 600 to agree by accident.
     lakes = _lakes(FrozenLake(size=8, frozen_probability=0.6))

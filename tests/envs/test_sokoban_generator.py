@@ -110,6 +110,7 @@ def test_a_level_is_turned_into_any_of_its_looks_that_fits_the_split():
 # The solver.
 
 
+@pytest.mark.slow
 def test_solutions_are_as_short_as_a_plain_search_finds_and_solve_the_level():
     random = np.random.default_rng(0)
     states = list(one_by_one(levels(Sokoban())))[::2]

@@ -81,6 +81,7 @@ def test_the_planner_succeeds_as_often_as_its_values_say(planned, levels):
     assert (np.abs(rates - rngs) < 4.5 * noise + 0.02).all()
 
 
+@pytest.mark.slow
 def test_the_random_player_does_worse_on_the_same_levels(planned, random):
     best = evaluator_lib.score(planned, ROLLOUTS)
     worst = evaluator_lib.score(random, ROLLOUTS)

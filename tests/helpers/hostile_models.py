@@ -31,6 +31,23 @@ def replace(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
     return edit
 
 
+def expression(pattern: str) -> Callable[[Path], None]:
+    """Damage: another expression by which the tokenizer cuts text into pieces."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        written = json.loads(path.read_text())
+        cutting = {"behavior": "Isolated", "invert": False}
+        written["pre_tokenizer"] = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            **cutting,
+        }
+        path.write_text(json.dumps(written))
+
+    return edit
+
+
 def endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
@@ -114,6 +131,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "tokenizer a list": (write("tokenizer.json", "[1]"), ("no tokenizer that can",)),
     "tokenizer nothing": (write("tokenizer.json", ""), ("no tokenizer that can",)),
     "tokenizer endless": (replace("tokenizer.json", endless), ("tokenizer.json",)),
+    "tokenizer backtracks": (expression(r"(.*)*x\z"), ("cannot cut", "choose another")),
+    "tokenizer unclosed": (expression("((a"), ("no tokenizer that can",)),
     "its config deep": (write("tokenizer_config.json", _DEEP), ("no tokenizer that",)),
     "its config a pipe": (
         replace("tokenizer_config.json", os.mkfifo),

@@ -108,6 +108,7 @@ def test_values_are_those_of_the_position_before():
     )
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_computed_once_changes_no_score_and_no_gradient():
     prefix, tokens = jnp.asarray(TOKENS[0, :5]), jnp.asarray(TOKENS)
     tokens = tokens.at[:, :5].set(prefix)

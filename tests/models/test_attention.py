@@ -29,7 +29,15 @@ def _plain_attention(query, key, value):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("length", [1, 5, 64, 150])  # blocks of 64 and 128
+@pytest.mark.parametrize(
+    "length",  # Blocks of 64 and 128.
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        5,
+        pytest.param(64, marks=pytest.mark.slow),
+        150,
+    ],
+)
 def test_attention_equals_a_plain_softmax_and_so_do_its_gradients(path, length):
     assert attention._QUERY_BLOCK == 64
     rng = np.random.default_rng(length)

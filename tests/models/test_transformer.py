@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers import models
 
 from ragen_jax.models import parameters as model_parameters
@@ -75,6 +76,7 @@ def test_rows_do_not_see_each_other():
     np.testing.assert_allclose(states(tokens)[jnp.array([2, 0, 1])], turned, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_recomputing_layers_leaves_gradients_as_they_are():
     weights = models.random_parameters(CONFIG)
     tokens = np.random.default_rng(2).integers(0, 40, (2, 9))

@@ -59,7 +59,7 @@ def together():
         child.wait()
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
     [

@@ -53,9 +53,8 @@ def test_a_value_that_is_not_finite_is_null_and_stays_out_of_the_views(tmp_path)
     assert _scalars(tmp_path) == [("train/success", 1, 0.5)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_name_that_is_not_documented_is_refused(tmp_path):
+    wrong = (
         "train/sucess",
         "success",
         "validation/",
@@ -63,14 +62,11 @@ def test_a_value_that_is_not_finite_is_null_and_stays_out_of_the_views(tmp_path)
         "test/pass_at_0",
         "validation/pass_at_<k>",
         "validation/success/extra",
-    ],
-)
-def test_a_name_that_is_not_documented_is_refused(name, tmp_path):
-    with (
-        _metrics_writer(tmp_path) as metrics_writer,
-        pytest.raises(KeyError, match="METRICS"),
-    ):
-        metrics_writer.write(1, {"train/success": 0.5, name: 1.0})
+    )
+    with _metrics_writer(tmp_path) as metrics_writer:
+        for name in wrong:
+            with pytest.raises(KeyError, match="METRICS"):
+                metrics_writer.write(1, {"train/success": 0.5, name: 1.0})
     assert metrics.read(tmp_path) == []
 
 
@@ -91,13 +87,11 @@ def test_the_two_evaluations_share_one_set_of_names_and_pass_at_any_k():
     assert "pass@k" in metrics.describe("validation/pass_at_4_standard_error").meaning
 
 
-@pytest.mark.parametrize("value", ["0.5", None, True, [1.0]])
-def test_what_is_not_a_number_is_refused(value, tmp_path):
-    with (
-        _metrics_writer(tmp_path) as metrics_writer,
-        pytest.raises(TypeError, match="train/success"),
-    ):
-        metrics_writer.write(1, {"train/success": value})
+def test_what_is_not_a_number_is_refused(tmp_path):
+    with _metrics_writer(tmp_path) as metrics_writer:
+        for value in ("0.5", None, True, [1.0]):
+            with pytest.raises(TypeError, match="train/success"):
+                metrics_writer.write(1, {"train/success": value})
 
 
 def test_iterations_never_fall_but_may_add_a_second_line(tmp_path):
@@ -171,6 +165,7 @@ def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(tmp_path):
     assert (resumed / metrics.FILE).read_bytes() == (whole / metrics.FILE).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_lets_tensorboard_forget_what_is_repeated(tmp_path):
     with _metrics_writer(tmp_path) as metrics_writer:
         metrics_writer.write(1, {"train/success": 0.25})

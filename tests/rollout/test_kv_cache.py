@@ -32,10 +32,15 @@ CASES = {
     "normalized queries and keys, wide heads": [models.QWEN3, CONTEXT],
     "scaled rotations": [models.LLAMA3, CONTEXT],
 }
+QUICK = "grouped heads, short bucket"
+EACH = [
+    pytest.param(case, id=name, marks=[] if name == QUICK else pytest.mark.slow)
+    for name, case in CASES.items()
+]
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_cached_passes_give_the_logits_of_the_full_forward_pass(case, attention):
     changes, bucket = case
     config = models.small_config(VOCABULARY, **changes)

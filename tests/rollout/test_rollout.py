@@ -71,6 +71,7 @@ def test_rows_and_episodes_equal_a_plain_replay(task, changes):
     _check_replay(task, call, record, group_size=4, stop_at_answer=False)
 
 
+@pytest.mark.slow
 def test_replies_that_stop_at_the_answer_equal_a_plain_replay(stopping):
     task, record = stopping
     assert (np.asarray(record.episodes.reply_end) == ANSWER_CLOSED).sum() >= 4
@@ -110,6 +111,7 @@ def test_every_reply_token_is_the_one_that_its_own_key_draws(task, record):
     np.testing.assert_array_equal(record.rows.tokens[row, at], expected)
 
 
+@pytest.mark.slow
 def test_fewer_slots_than_episodes_give_the_same_record(task, record):
     program = models.compile_rollout(task, task.plan(slots=5))
     other = program(task.parameters, (task.tokens,), models.call())

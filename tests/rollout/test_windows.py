@@ -72,6 +72,7 @@ def sampled(environments):
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EACH)
 def test_rows_equal_windows_put_together_in_plain_python(environments, sampled, case):
     plan, record = sampled(case)

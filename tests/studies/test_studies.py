@@ -205,7 +205,7 @@ def test_a_verdict_follows_from_where_the_whole_interval_lies(
     rng = np.random.default_rng(1)
 
     def arm(share):
-        return [record(seed, rng.random(500) < share) for seed in range(3)]
+        return [record(seed, rng.random(150) < share) for seed in range(3)]
 
     claim = Claim("x", "one", "other", relation=relation, margin=margin)
     judged = verdicts.judge(claim, {"one": arm(one), "other": arm(other)})

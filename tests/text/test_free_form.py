@@ -88,7 +88,9 @@ def draw(thinking, replies_wanted):
     return table, np.array([len(reply) for reply in drawn])
 
 
-@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize(
+    "thinking", [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_random_replies_are_read_as_the_reference_reads_them(thinking):
     tokens, counts = draw(thinking, 30_000)
     actions, valid, closed, thought, grounded = read_all(thinking, tokens, counts)

@@ -86,6 +86,7 @@ def test_of_a_tensor_no_more_is_asked_for_than_the_part_takes():
     assert asked[1][0] == 1 and len(asked) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_holds_one_part_of_a_leaf_and_one_tensor_beside_the_model(tmp_path):
     """A model of 170 MB in bfloat16 files, onto four devices that share every leaf."""
