@@ -45,5 +45,5 @@ def get_config(variant: str = "") -> ConfigDict:
         config.env.max_steps = 1
         config.iterations = 20
         config.rollout.update(turns=1, actions=1)  # One attempt.
-        config.evaluation.update(test_prompts=128, slots=32)
+        config.evaluation.update(prompts=32, test_prompts=128, slots=32)
     return config

@@ -21,7 +21,7 @@ SETTINGS_FILE = "settings.json"
 
 
 def check_workdir(workdir: Path, settings: Settings) -> None:
-    """Refuses a workdir that holds a run made with other settings.
+    """Refuses a workdir that holds a run made with other settings, and the root.
 
     One that holds settings and nothing else was given up before its first iteration
     ended: there is nothing to protect.
@@ -29,6 +29,11 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     Raises:
       UserError: naming the keys that differ.
     """
+    if workdir.resolve() == Path(workdir.resolve().anchor):  # Its superuser may.
+        raise UserError(
+            f"--workdir={workdir} is the root of the file system, where a run's files"
+            " would lie among the machine's; choose a folder below it"
+        )
     path = workdir / SETTINGS_FILE
     now = settings_lib.to_dict(settings)
     if path.exists():

@@ -265,6 +265,8 @@ WORKDIRS = {
     "another run": workdir("{place}/other", "seed was 9 and is 0", "choose another"),
     "unreadable": workdir("{place}/unreadable", "not readable", "give another"),
     "unknown": workdir("{place}/unknown", "no settings.json", "give another"),
+    "root": workdir("/", "root of the file system", "choose a folder"),
+    "root by another name": workdir("/tmp/..", "root of the file system"),
     "file": workdir("{place}/file", "cannot be written to", "choose a folder"),
     "under a file": workdir("{place}/file/run", "cannot be written", "choose a fold"),
     "no disk": workdir("/proc/nothing/run", "cannot be written to", "choose a folder"),

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow  # Several processes, each of which compiles a run
 
 # launch/train.py as it is, but each process also notes what it holds and looks at.
 WATCHED = """
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def watched_iterate(run, programs, state):
     multihost_utils.process_allgather = refuse
     result = iterate(run, programs, state)
     multihost_utils.process_allgather = gather
+    (notes / "threads").write_text(os.environ.get("NPROC", "all"))
     rows = result[2].rows
     for shard in rows.tokens.addressable_shards:
         name = f"{{int(result[0].iteration)}}.{{shard.index[0].start or 0}}.npy"
@@ -128,6 +130,12 @@ def test_all_processes_end_well_and_only_the_first_speaks(story):
             # The transport's own note on its connections comes from each process.
             assert (re.sub(r"\[Gloo\].*\n", "", output) == "") == (index > 0)
         assert "mesh         data 2 x fsdp 1 x tensor 1 (cpu)" in ended[0][1]
+
+
+def test_each_of_several_processes_on_cpus_computes_with_one_thread(story, alone):
+    """With more, Gloo's collectives meet in another order. See docs/clusters.md."""
+    assert (story[0] / "first" / "threads").read_text() == "1"
+    assert (alone / "notes" / "threads").read_text() == "all"
 
 
 def test_a_checkpoint_of_two_processes_is_resumed_by_two(story):
