@@ -248,6 +248,7 @@ def _ending_in_one_sentence() -> Iterator[None]:
             line = f"error: the output cannot be written ({error.strerror})"
             endings.leave(2, f"{line}: send it to a place with room")
         if not (said := machine_errors.sentence(error)):
+            distributed.wait_for_verdict()
             raise
         _end_with(said)
 

@@ -104,6 +104,16 @@ def finish() -> None:
         _hearts.pop().stop()
 
 
+def wait_for_verdict() -> None:
+    """Before an error is raised that may come from another process's end.
+
+    A collective with a process that is gone fails at once; that it is gone is known,
+    and said in a sentence that ends this process, a few seconds later.
+    """
+    if _hearts:
+        time.sleep(heartbeat.GRACE_SECONDS + heartbeat.BEAT_SECONDS)
+
+
 def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.Heartbeat:
     """This process's heartbeat. See there."""
     try:
