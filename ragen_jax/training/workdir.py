@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     Raises:
       UserError: naming the keys that differ.
     """
-    if workdir.resolve() == Path(workdir.resolve().anchor):  # Its superuser may.
+    whole = os.path.realpath(workdir)  # Other than `resolve` it bears circles.
+    if whole == Path(whole).anchor:  # The superuser may write there.
         raise UserError(
             f"--workdir={workdir} is the root of the file system, where a run's files"
             " would lie among the machine's; choose a folder below it"

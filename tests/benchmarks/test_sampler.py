@@ -44,6 +44,7 @@ def spoken(run, actor):
     return conversation, np.asarray(runner.converse())
 
 
+@pytest.mark.slow
 def test_a_conversation_is_its_messages_and_the_likeliest_replies(run, actor, spoken):
     conversation, rows = spoken
     assert rows.shape == (BATCH, conversation.row) == (BATCH, TURNS * (FED + REPLY))

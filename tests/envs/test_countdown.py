@@ -57,7 +57,10 @@ def _state(numbers, target, verdict=NO_ACTION):
     "settings",
     [
         Countdown(),
-        Countdown(min_numbers=5, max_numbers=6, use_all=True),
+        pytest.param(
+            Countdown(min_numbers=5, max_numbers=6, use_all=True),
+            marks=pytest.mark.slow,
+        ),
         SMALLEST,
     ],
 )

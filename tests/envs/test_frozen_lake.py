@@ -307,6 +307,7 @@ def test_the_instruction_speaks_of_slipping_and_symbols_only_where_they_exist():
 # Helpers.
 
 
+@pytest.mark.slow
 def test_the_solver_walks_a_shortest_way_over_firm_ice():
     lakes = _lakes(FrozenLake(size=8, frozen_probability=0.6))
     reached = jax.jit(jax.vmap(lambda s: distances(s.tiles != HOLE, s.player)))(lakes)

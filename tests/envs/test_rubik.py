@@ -142,7 +142,11 @@ def test_a_cube_is_solved_however_it_is_held():
 
 @pytest.mark.parametrize(
     "settings",
-    [Rubik(depth=1), Rubik(depth=2, faces="URF"), Rubik(depth=4, half_turns=True)],
+    [
+        Rubik(depth=2, faces="URF"),
+        pytest.param(Rubik(depth=1), marks=pytest.mark.slow),
+        pytest.param(Rubik(depth=4, half_turns=True), marks=pytest.mark.slow),
+    ],
 )
 def test_cubes_are_scrambled_by_so_many_turns_and_belong_to_their_split(settings):
     cubes = _fresh(settings)

@@ -100,7 +100,13 @@ PLAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", PLAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "usual" else pytest.param(name, marks=pytest.mark.slow)
+        for name in PLAYERS
+    ],
+)
 def test_replies_are_valid_and_their_thoughts_true(name):
     texts, (actions, cells, _) = demonstrate(PLAYERS[name])
     lengths = set()

@@ -27,7 +27,9 @@ def _fresh(settings):
     return jax.tree.map(np.asarray, reset(keys, splits))
 
 
-@pytest.mark.parametrize("settings", [SMALL, LARGE])
+@pytest.mark.parametrize(
+    "settings", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)]
+)
 def test_every_puzzle_has_one_solution_and_belongs_to_its_split(settings):
     levels, size = _fresh(settings), settings.size
     numbers = set(range(1, size + 1))

@@ -80,7 +80,9 @@ def test_scores_equal_those_of_bm25s_on_the_same_tokens():
         np.testing.assert_allclose(ours, theirs, atol=0.6 * len(query) * index.step)
 
 
-@pytest.mark.parametrize("documents", [1, 7, 300, 1000])
+@pytest.mark.parametrize(
+    "documents", [7, 300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 1000))]
+)
 def test_the_best_come_first_with_ties_by_index_page_after_page(documents):
     index = _index(documents)
     chance = random.Random(2)

@@ -270,6 +270,7 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(arguments, message, tmp
     assert message in errors
 
 
+@pytest.mark.slow
 def test_games_are_played_on_the_cpu_even_where_jax_is_imported_already(tmp_path):
     """As the cache of compiled programs imports it, before the script's own code."""
     script = tmp_path / "show_platforms.py"

@@ -43,7 +43,7 @@ PLAIN = tuple(
     "print('Hello,|The speed of light is|Whales are|Practice makes".split("|")
 )
 TEXTS = (
-    "Hello environment",
+    "Hello world",
     " leading and  double   spaces ",
     "I'm you're they'll we've he'd it's don't I'M",
     "numbers 0 12 345 6789 1234567 3.14159 1e-6 x2y3",

@@ -45,7 +45,9 @@ def test_gae_equals_the_numbers_worked_out_by_hand(compiled):
 
 
 @pytest.mark.usefixtures("on")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_gae_equals_the_double_sum_over_reply_tokens(seed):
     rewards, values, is_reply = _random(seed)
     gamma, lam = 0.9, 0.8

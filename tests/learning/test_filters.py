@@ -319,7 +319,13 @@ PARAMETERS = (
 ENDS = tuple(itertools.product(("largest", "smallest"), (False, True)))
 
 
-@pytest.mark.parametrize("strategy", sorted(strategies.STRATEGIES))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        name if name == "top_p" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(strategies.STRATEGIES)
+    ],
+)
 def test_ten_thousand_score_vectors_are_kept_as_a_plain_loop_keeps_them(strategy):
     """With ties, zeros and negative scores, from either end, zeros kept or not."""
     rng = np.random.default_rng(len(strategy))

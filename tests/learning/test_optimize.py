@@ -28,7 +28,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST, *OTHERS = CASES
+
+
+@pytest.mark.parametrize(
+    "case", [FIRST, *(pytest.param(c, marks=pytest.mark.slow) for c in OTHERS)]
+)
 def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     chosen = updates.settings(**CASES[case])
     mesh = models.one_device()

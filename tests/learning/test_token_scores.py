@@ -49,7 +49,9 @@ def plain():
 
 
 # 4 + 4 + 3 positions, so that the last chunk is padded; one by one.
-@pytest.mark.parametrize("most_logits", [4 * 3 * 40, 1])
+@pytest.mark.parametrize(
+    "most_logits", [4 * 3 * 40, pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_scores_in_chunks_equal_whole_ones_and_so_do_their_gradients(
     monkeypatch, plain, most_logits
 ):

@@ -62,8 +62,8 @@ def check_only_counters_differ(state, start) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "ppo, starpo",
         "grpo, starpo_s",
+        pytest.param("ppo, starpo", marks=pytest.mark.slow),
         pytest.param("ppo, starpo_s", marks=pytest.mark.slow),
         pytest.param("grpo, starpo", marks=pytest.mark.slow),
     ],

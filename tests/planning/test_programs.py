@@ -236,6 +236,7 @@ def test_jax_allocates_three_quarters_unless_told(monkeypatch):
     assert target.memory_fraction() == 0.9
 
 
+@pytest.mark.slow
 def test_within_a_target_its_devices_answer_and_outside_those_that_are_here():
     there = [types.SimpleNamespace(id=i) for i in range(4)]
     absent = backend.Backend("gpu", tuple(there), tuple(there[:2]), (9, 0))

@@ -84,7 +84,14 @@ def test_a_slot_of_full_length_writes_nothing(attention):
         assert np.count_nonzero(new != old) == 2 * config.kv_heads * config.head_dim
 
 
-@pytest.mark.parametrize("buckets", [(17, CONTEXT), (16, CONTEXT), (5, 18, CONTEXT)])
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        (5, 18, CONTEXT),
+        pytest.param((17, CONTEXT), marks=pytest.mark.slow),
+        pytest.param((16, CONTEXT), marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_message_leaves_in_the_cache_does_not_depend_on_the_bucket(buckets):
     """The longest slot reads 17 positions."""
     config = models.small_config(VOCABULARY)

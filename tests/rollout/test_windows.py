@@ -137,6 +137,7 @@ def _check_row(host, plan, row, index, messages, replies) -> int:
     return oldest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EACH)
 def test_recorded_log_probabilities_are_those_of_the_rows(environments, sampled, case):
     _, record = sampled(case)
@@ -185,6 +186,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
     assert one == other
 
 
+@pytest.mark.slow
 def test_transcripts_of_windows_hold_every_message_and_reply(environments, sampled):
     task, (_, record) = environments[0], sampled("what fits, greedy")
     reader = transcripts.make_reader(

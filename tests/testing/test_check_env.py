@@ -28,7 +28,7 @@ CASES = [
     ("math", dict(fractions=True)),
     ("household", {}),
 ]
-QUICK = ("frozen_lake", "bandit", "rubik")
+QUICK = ("frozen_lake", "bandit")
 
 
 def test_every_environment_of_the_table_is_checked_here():

@@ -155,6 +155,7 @@ for step in range(1, 1000):
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_leaves_a_checkpoint_to_resume_from(directory):
     child = subprocess.Popen([sys.executable, "-c", _KILLED, str(directory)])
     try:

@@ -59,6 +59,7 @@ def test_a_lock_whose_file_says_nothing_still_holds(tmp_path, holder, text):
             pass
 
 
+@pytest.mark.slow
 def test_of_many_that_try_at_once_only_one_is_inside(tmp_path):
     script = """
 import sys, time
