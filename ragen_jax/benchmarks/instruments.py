@@ -47,8 +47,7 @@ def measure(
     """
     run = run_lib.prepare(settings)
     weights.check_weights(run.model)
-    made = programs_lib.make_programs(run)
-    programs, _ = programs_lib.compile_ahead(run, made, {})
+    programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
     made = monitor.make_monitor(run, programs_lib.update_plan(run))
     state, remembered = weights.new_state(run), HealthState()
     policy = monitor.policy(settings)
