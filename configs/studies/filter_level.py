@@ -1,30 +1,42 @@
 """Filtering prompts or single episodes (arXiv:2604.06268, Table 7).
 
-python launch/study.py --study=configs/studies/filter_level.py --jobs=2
+python launch/study.py --study=configs/studies/filter_level.py --jobs=2 --only=Bandit
 """
 
 from ragen_jax.studies.definition import Claim, Study
+
+# The paper's table is of Sokoban; episodes of Bandit, one turn each, cost far less.
+_ENVIRONMENTS = {"Sokoban": "configs/sokoban.py", "Bandit": "configs/bandit.py"}
+_LEVELS = {
+    "all": {"filter.strategy": "none"},
+    "prompts": {"filter.strategy": "top_p", "filter.fraction": 0.9},
+    "episodes": {"filter.strategy": "within_group", "filter.fraction": 0.5},
+}
 
 
 def get_study() -> Study:
     """The study."""
     arms = {
-        "all": {"filter.strategy": "none"},
-        "prompts": {"filter.strategy": "top_p", "filter.fraction": 0.9},
-        "episodes": {"filter.strategy": "within_group", "filter.fraction": 0.5},
+        f"{name}, {level}": {"config": config, **changes}
+        for name, config in _ENVIRONMENTS.items()
+        for level, changes in _LEVELS.items()
     }
-    claims = (
+    better = tuple(
         Claim(
-            text="Keeping the prompts that vary most ends above keeping all.",
-            left="prompts",
-            right="all",
-        ),
+            text=f"On {name} keeping prompts that vary most ends above keeping all.",
+            left=f"{name}, prompts",
+            right=f"{name}, all",
+        )
+        for name in _ENVIRONMENTS
+    )
+    coarser = tuple(
         Claim(
-            text="It ends above keeping of each prompt the half of the episodes that"
-            " varies most.",
-            left="prompts",
-            right="episodes",
-        ),
+            text=f"On {name} it ends above keeping of each prompt the half of the"
+            " episodes that varies most.",
+            left=f"{name}, prompts",
+            right=f"{name}, episodes",
+        )
+        for name in _ENVIRONMENTS
     )
     return Study(
         name="filter_level",
@@ -32,9 +44,9 @@ def get_study() -> Study:
         source="arXiv:2604.06268, Table 7",
         config="configs/sokoban.py",
         changes={
-            "iterations": 200,
-            "every.evaluate": 20,
-            "every.checkpoint": 20,
+            "iterations": 100,
+            "every.evaluate": 10,
+            "every.checkpoint": 10,
             "checkpoint.keep_last": 10,
         },
         arms=arms,
@@ -47,7 +59,7 @@ def get_study() -> Study:
             "seconds",
         ),
         curves=("validation/success", "filter/kept_fraction", "rollout/entropy"),
-        claims=claims,
+        claims=(*better, *coarser),
         paper={"iterations": 400, "rollout.actions_per_turn": 2},
         diagnose=("--all", "--nogradients"),
         notes="PPO without a KL term. Mutual information is measured of the kept"

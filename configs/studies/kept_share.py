@@ -10,7 +10,7 @@ _SHARES = {
     "25": {"filter.strategy": "top_fraction", "filter.fraction": 0.25},
     "50": {"filter.strategy": "top_fraction", "filter.fraction": 0.5},
     "75": {"filter.strategy": "top_fraction", "filter.fraction": 0.75},
-    "100": {"filter.strategy": "none"},
+    "100": {},  # No filter; so far the runs of the study "baseline".
 }
 
 

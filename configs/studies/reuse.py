@@ -1,30 +1,34 @@
 """Online-k: one batch of episodes used for k updates (arXiv:2504.20073, Figure 10).
 
-python launch/study.py --study=configs/studies/reuse.py --jobs=2
+python launch/study.py --study=configs/studies/reuse.py --jobs=2 --only=Bandit
 """
 
 from ragen_jax.studies.definition import Claim, Study
 
+_ENVIRONMENTS = {"Bandit": "configs/bandit.py", "FrozenLake": "configs/frozenlake.py"}
 _UPDATES = 200
 
 
 def get_study() -> Study:
     """The study."""
     arms = {
-        f"Online-{k}": {
+        f"{name}, Online-{k}": {
+            "config": config,
             "optimizer.reuse": k,
             "iterations": _UPDATES // k,
             "every.evaluate": 20 // k,
         }
+        for name, config in _ENVIRONMENTS.items()
         for k in (1, 2, 5, 10)
     }
     claims = tuple(
         Claim(
-            text=f"After {_UPDATES} updates, a fresh batch for each ends above one for"
-            f" {k} of them.",
-            left="Online-1",
-            right=f"Online-{k}",
+            text=f"On {name}, after {_UPDATES} updates, a fresh batch for each ends"
+            f" above one for {k} of them.",
+            left=f"{name}, Online-1",
+            right=f"{name}, Online-{k}",
         )
+        for name in _ENVIRONMENTS
         for k in (2, 5, 10)
     )
     return Study(
