@@ -15,6 +15,7 @@ from ragen_jax.studies.definition import Study
 from ragen_jax.studies.measures import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
 from ragen_jax.studies.verdicts import Verdict, judge
+from ragen_jax.utils import atomic_files
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
@@ -28,6 +29,7 @@ def write(
     *,
     command: str,
     scale: str,
+    entries: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Writes FOLDER/NAME.md, NAME.png and NAME.json, and returns the page's path.
 
@@ -38,6 +40,7 @@ def write(
       folder: of the pages.
       command: that trains these runs and makes this page.
       scale: of the runs.
+      entries: the runs as `archive.entry` makes them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = study.name if scale == "tiny" else f"{study.name}-{scale}"
@@ -47,11 +50,12 @@ def write(
     }
     verdicts = [judge(claim, runs) for claim in study.claims]
     has_figure = draw(study, runs, folder / f"{name}.png")
-    data = _data(study, runs, table, verdicts, failed, scale)
-    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    data = _data(study, table, verdicts, failed, scale)
+    atomic_files.write_text(folder / f"{name}.json", _json(data, entries))
     page = folder / f"{name}.md"
-    page.write_text(
-        _page(study, runs, table, verdicts, failed, command, name, has_figure, scale)
+    atomic_files.write_text(
+        page,
+        _page(study, runs, table, verdicts, failed, command, name, has_figure, scale),
     )
     return page
 
@@ -167,7 +171,7 @@ def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> b
     return True
 
 
-def _data(study, runs, table, verdicts, failed, scale) -> dict[str, Any]:
+def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:
     def plain(value: Interval) -> dict[str, Any]:
         values = dataclasses.asdict(value)
         return {
@@ -175,22 +179,10 @@ def _data(study, runs, table, verdicts, failed, scale) -> dict[str, Any]:
             for k, v in values.items()
         }
 
-    curves = {
-        arm: {
-            name: {
-                str(r.seed): [x.tolist() for x in r.series(name)]
-                for r in found
-                if len(r.series(name)[0])
-            }
-            for name in study.curves
-        }
-        for arm, found in runs.items()
-    }
     return {
         "study": study.name,
         "scale": scale,
         "arms": {arm: dict(changes) for arm, changes in study.arms.items()},
-        "seeds": {arm: [r.seed for r in found] for arm, found in runs.items()},
         "failed": list(failed),
         "measures": {
             arm: {m: plain(v) for m, v in row.items()} for arm, row in table.items()
@@ -204,5 +196,11 @@ def _data(study, runs, table, verdicts, failed, scale) -> dict[str, Any]:
             }
             for v in verdicts
         ],
-        "curves": curves,
     }
+
+
+def _json(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    """Indented, but for the runs: one a line."""
+    runs = ",\n  ".join(json.dumps(entry) for entry in entries)
+    head = json.dumps(data, indent=1).rstrip().removesuffix("}").rstrip()
+    return f'{head},\n "runs": [\n  {runs}\n ]\n}}\n'

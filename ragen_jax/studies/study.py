@@ -2,12 +2,12 @@
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import definition, measures, report, runner
+from ragen_jax.studies import archive, definition, measures, report, runner
 from ragen_jax.studies.definition import PlannedRun, Study
 
 
@@ -33,6 +33,20 @@ class StudyPlan:
     runs: tuple[PlannedRun, ...]  # to do now
     reported: tuple[PlannedRun, ...]  # that the page is about
     folder: Path  # of the runs
+    kept: Mapping[archive.Key, measures.RunRecord]  # finished, in data files of pages
+
+    def state_of(self, planned: PlannedRun) -> str:
+        """As `runner.state_of`; FINISHED too where a data file has the run."""
+        if archive.key(planned) in self.kept:
+            return runner.FINISHED
+        return runner.state_of(self.folder, planned)
+
+    def record_of(self, planned: PlannedRun) -> measures.RunRecord:
+        """Of a finished run: what its workdir has, or else what a data file kept."""
+        if runner.state_of(self.folder, planned) == runner.FINISHED:
+            workdir = runner.workdir_of(self.folder, planned)
+            return measures.read_run(workdir, planned.seed)
+        return self.kept[archive.key(planned)]
 
 
 def prepare(choice: Choice) -> StudyPlan:
@@ -58,7 +72,8 @@ def prepare(choice: Choice) -> StudyPlan:
     every = definition.planned_runs(study, scale=choice.scale, seeds=seeds)
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
-    return StudyPlan(study, choice, tuple(runs), tuple(every), folder)
+    kept = archive.read(choice.pages)
+    return StudyPlan(study, choice, tuple(runs), tuple(every), folder, kept)
 
 
 def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
@@ -76,7 +91,7 @@ def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
 def listing(plan: StudyPlan) -> str:
     """One line a run: number, state, arguments of launch/train.py; then SLURM's."""
     lines = [
-        f"{number:3d}  {runner.state_of(plan.folder, run):8s}  {run.label:40s}"
+        f"{number:3d}  {plan.state_of(run):8s}  {run.label:40s}"
         f"  {' '.join(run.arguments())}"
         for number, run in enumerate(plan.runs)
     ]
@@ -97,8 +112,12 @@ def run(
 ) -> None:
     """Runs what is missing; see `runner.run_missing`."""
     console.line(f"{plan.study.name}: {plan.study.question}")
+    unkept = [run for run in plan.runs if archive.key(run) not in plan.kept]
+    if len(unkept) < len(plan.runs):
+        count = len(plan.runs) - len(unkept)
+        console.line(f"{count} runs are in the data files of {plan.choice.pages}")
     failed = runner.run_missing(
-        plan.runs,
+        unkept,
         plan.folder,
         jobs=jobs,
         train=train,
@@ -116,12 +135,13 @@ def run(
 def write_page(plan: StudyPlan) -> Path:
     """Writes the page of all finished runs of the study at its scale."""
     runs: dict[str, list[measures.RunRecord]] = {arm: [] for arm in plan.study.arms}
-    failed = []
+    failed, entries = [], []
     for planned in plan.reported:
-        state = runner.state_of(plan.folder, planned)
+        state = plan.state_of(planned)
         if state == runner.FINISHED:
-            workdir = runner.workdir_of(plan.folder, planned)
-            runs[planned.arm].append(measures.read_run(workdir, planned.seed))
+            record = plan.record_of(planned)
+            runs[planned.arm].append(record)
+            entries.append(archive.entry(planned, record, plan.study.curves))
         elif state == runner.FAILED:
             failed.append(planned.label)
     return report.write(
@@ -131,6 +151,7 @@ def write_page(plan: StudyPlan) -> Path:
         plan.choice.pages,
         command=_command(plan.choice),
         scale=plan.choice.scale,
+        entries=entries,
     )
 
 

@@ -17,7 +17,16 @@ from helpers.paths import ROOT
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import definition, measures, report, runner, statistics, verdicts
+from ragen_jax.studies import (
+    archive,
+    definition,
+    measures,
+    report,
+    runner,
+    statistics,
+    study,
+    verdicts,
+)
 from ragen_jax.studies.definition import Claim, Study, planned_runs
 from ragen_jax.studies.measures import RunRecord
 
@@ -234,8 +243,84 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert "| one | 2 | 80.0 % [" in text and "left out: one-seed7" in text
     data = json.loads((tmp_path / "two.json").read_text())
     assert data["claims"][0]["verdict"] == "holds"
-    assert data["curves"]["one"]["validation/success"]["0"] == [[1, 2], [0.3, 0.8]]
+    assert data["runs"] == []
     assert (tmp_path / "two.png").stat().st_size > 1000
+
+
+STUDY_FILE = """
+from ragen_jax.studies.definition import Study
+
+def get_study():
+    return Study(
+        name="kept",
+        question="?",
+        source="nothing",
+        config="configs/frozenlake.py",
+        changes={"iterations": 2},
+        arms={"one": {}},
+        seeds=(0, 1),
+        curves=("own/curve",),
+    )
+"""
+
+
+def test_a_page_keeps_its_runs_where_their_workdirs_are_gone(tmp_path):
+    path = tmp_path / "kept.py"
+    path.write_text(STUDY_FILE)
+    folder, pages = tmp_path / "runs", tmp_path / "pages"
+    choice = study.Choice(path=str(path), folder=folder, pages=pages)
+    workdir = folder / "kept" / "one-seed0"
+    workdir.mkdir(parents=True)
+    made = record(0, [1.0, 0.0], success=(0.25,), **{"own/curve": (1.5, 2.123456789)})
+    lines = [json.dumps(row) for row in made.records]
+    (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (workdir / "test.json").write_text(json.dumps(made.test))
+    first = study.write_page(study.prepare(choice)).read_text()
+
+    shutil.rmtree(folder)
+    plan = study.prepare(choice)
+    states = [plan.state_of(run) for run in plan.runs]
+    assert states == ["finished", "missing"]
+    assert study.write_page(plan).read_text() == first
+    curve = plan.record_of(plan.runs[0]).series("own/curve")
+    assert curve[1].tolist() == [1.5, 2.12346]
+    # The same arguments in another study are the same run; another seed is not.
+    path.write_text(STUDY_FILE.replace('"kept"', '"again"'))
+    again = study.prepare(choice)
+    assert [again.state_of(run) for run in again.runs] == states
+
+
+def test_every_measure_can_be_taken_of_a_kept_run():
+    rng = np.random.default_rng(0)
+    series = {name: tuple(rng.random(40)) for name in archive.KEPT}
+    success = np.concatenate([np.linspace(0.1, 1, 20), np.linspace(1, 0, 20)])
+    series["train/success"] = series["filter/reward_std"] = tuple(success)
+    series["health/level"] = (0,) * 30 + (2,) * 10
+    made = record(3, rng.random(20) < 0.5, **series)
+    diagnoses = [
+        {
+            "text": {"success": x},
+            "information": {
+                f"trajectory/token/{name}": x * x
+                for name in ("mutual", "zscore", "conditional_entropy")
+            },
+        }
+        for x in (0.1, 0.4, 0.9)
+    ]
+    made = RunRecord(3, made.records, made.test, diagnoses)
+    run = planned_runs(STUDY)[0]
+    item = json.loads(json.dumps(archive.entry(run, made, ())))
+    kept = archive._record(item)
+    for name in measures.MEASURES:
+        value = measures.value(made, name)
+        assert math.isfinite(value), name
+        assert math.isclose(measures.value(kept, name), value, rel_tol=1e-5), name
+
+
+def test_a_data_file_that_is_none_is_named(tmp_path):
+    (tmp_path / "x.json").write_text('{"runs": [{}]}')
+    with pytest.raises(UserError, match=r"x\.json is not the data of a study"):
+        archive.read(tmp_path)
 
 
 TRAIN = """
