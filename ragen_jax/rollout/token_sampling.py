@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 _LARGE = 8192  # tokens; a larger vocabulary is drawn from in two steps
+_LOW = -1e30  # below all logits
 _BLOCK = 128  # tokens; the vocabularies of Qwen, Llama 3 and SmolLM2 are whole blocks
 
 
@@ -28,13 +29,14 @@ def sample(
       temperature: float32[], above 0; not read when greedy.
       greedy: take the likeliest token; log-probabilities are those at temperature 1.
     """
+    if logits.shape[1] > _LARGE:
+        return _sample_in_blocks(keys, logits, temperature, greedy)
     if greedy:
         log_policy = jax.nn.log_softmax(logits, axis=-1)
         token = argmax(logits)
     else:
         log_policy = jax.nn.log_softmax(logits / temperature, axis=-1)
-        draw = _draw if logits.shape[1] <= _LARGE else _draw_in_two_steps
-        token = draw(keys, log_policy)
+        token = _draw(keys, log_policy)
     model = jnp.exp(log_policy)
     # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
     terms = jnp.where(model > 0, model * log_policy, 0)
@@ -42,6 +44,47 @@ def sample(
         token=token.astype(jnp.int32),
         logprob=jnp.take_along_axis(log_policy, token[:, None], axis=1)[:, 0],
         entropy=-terms.sum(axis=-1),
+    )
+
+
+def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
+    """`sample` of a large vocabulary: first a block of tokens, then a token of it.
+
+    The same distribution, for V / _BLOCK + _BLOCK random numbers a slot instead of V,
+    and with two readings of the logits, which no cache holds: one for the largest of
+    each block, one for both sums over it. All else is taken from the blocks.
+    """
+    divisor = jnp.float32(1) if greedy else temperature
+    raw = _blocks(logits)
+    blocks = raw / divisor
+    # Finite for a block of impossible tokens; and held back, lest XLA take the largest
+    # of all from the logits once more.
+    highest = jax.lax.optimization_barrier(blocks.max(axis=-1, initial=_LOW))
+    behind = blocks - highest[..., None]
+    weights = jnp.exp(behind)
+    total = weights.sum(axis=-1)
+    # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
+    tilt = jnp.where(weights > 0, weights * behind, 0).sum(axis=-1)
+
+    top = highest.max(axis=-1, keepdims=True)
+    share = jnp.exp(highest - top)
+    normalizer = (share * total).sum(axis=-1)
+    # With x the logits below the highest of all: log sum e^x - sum x e^x / sum e^x.
+    mean = (share * (tilt + total * (highest - top))).sum(axis=-1) / normalizer
+    keys = jax.vmap(jax.random.split)(keys)
+    if greedy:
+        block = jnp.argmax(highest, axis=-1)
+    else:
+        block = _draw(keys[:, 0], highest + jnp.log(total))
+    candidates = _block(raw, block) / divisor
+    inside = (
+        jnp.argmax(candidates, axis=-1) if greedy else _draw(keys[:, 1], candidates)
+    )
+    chosen = jnp.take_along_axis(candidates, inside[:, None], axis=1)[:, 0]
+    return Sampled(
+        token=(block * _BLOCK + inside).astype(jnp.int32),
+        logprob=chosen - top[:, 0] - jnp.log(normalizer),
+        entropy=jnp.log(normalizer) - mean,
     )
 
 
@@ -57,18 +100,6 @@ def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:
     # It stands for what lies between 0 and the next, 2^-23.
     waits = jnp.maximum(waits, 2.0**-24)
     return argmax(log_weights - jnp.log(waits))
-
-
-def _draw_in_two_steps(keys: jax.Array, log_policy: jax.Array) -> jax.Array:
-    """int32[S]: first a block of tokens, by its probability, then a token of it.
-
-    The same distribution for V / _BLOCK + _BLOCK random numbers a slot instead of V,
-    which cost more than everything else that is done with the logits.
-    """
-    blocks = _blocks(log_policy)
-    keys = jax.vmap(jax.random.split)(keys)
-    block = _draw(keys[:, 0], jnp.log(jnp.exp(blocks).sum(axis=-1)))
-    return block * _BLOCK + _draw(keys[:, 1], _block(blocks, block))
 
 
 def argmax(x: jax.Array) -> jax.Array:

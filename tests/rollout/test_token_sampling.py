@@ -70,6 +70,29 @@ def test_log_probability_and_entropy_are_those_worked_out_by_hand():
     np.testing.assert_allclose(drawn.entropy, 1.875 * np.log(2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("impossible", [-1e4, -np.inf])
+def test_a_large_vocabulary_is_scored_as_by_the_whole_softmax(greedy, impossible):
+    rng = np.random.default_rng(5)
+    logits = 20 * rng.standard_normal((4, 8192 + 300)) + [[0], [5000], [-5000], [0]]
+    logits[0, 128:384] = impossible  # Two whole blocks, and one token of another.
+    logits[3] = impossible
+    logits[3, 700] = 7.0
+    key = jax.random.split(jax.random.key(6), 4)
+    logits = logits.astype(np.float32)
+    drawn = _sample(key, jnp.asarray(logits), jnp.float32(0.7), greedy=greedy)
+    scaled = logits.astype(float) / (1 if greedy else np.float32(0.7))
+    scaled -= scaled.max(axis=1, keepdims=True)
+    policy = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    expected = np.take_along_axis(policy, np.asarray(drawn.token)[:, None], 1)[:, 0]
+    np.testing.assert_allclose(drawn.logprob, expected, rtol=1e-5, atol=2e-3)
+    terms = np.exp(policy) * np.maximum(policy, -1e9)  # What is impossible adds 0.
+    np.testing.assert_allclose(drawn.entropy, -terms.sum(axis=1), rtol=1e-4, atol=2e-3)
+    assert drawn.token[3] == 700
+    if greedy:
+        np.testing.assert_array_equal(drawn.token, logits.argmax(axis=1))
+
+
 def test_the_temperature_divides_the_logits_and_shifts_of_them_do_not_matter():
     key = jax.random.split(jax.random.key(1), 6)
     logits = jax.random.normal(jax.random.key(2), (6, 7))
