@@ -110,6 +110,9 @@ def _rollout() -> dict:
         decode_chunk=0,  # Tokens between two looks at whether all are done.
         buckets=0,  # Lengths of the cache that decoding chooses from.
         decode_attention="auto",  # or "xla", "cudnn": the kernel of decoding.
+        # "int8" and "float8" halve what a GPU reads for a token, and sample from a
+        # policy that is a little off: see update/logprob_gap, loss.sampler_correction.
+        decode_weights="same",
         cuda_graph=False,  # On an NVIDIA GPU: the whole rollout as one CUDA graph.
     )
 

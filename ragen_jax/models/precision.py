@@ -10,16 +10,52 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+
+# Weights of a sampler in 8 bits, and the largest number that each kind holds.
+EIGHT_BITS = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 
 
-def project(spec: str, x: jax.Array, weight: jax.Array, *, out_dtype=None) -> jax.Array:
+@struct.dataclass
+class Quantized:
+    """A weight in 8 bits with one factor an output feature. It has no gradient."""
+
+    values: jax.Array  # int8 or float8_e4m3fn, of the weight's shape
+    scale: jax.Array  # float32, of its last axes: those that a product keeps
+
+
+def quantize(weight: jax.Array, kind: str, summed: int = 1) -> Quantized:
+    """The weight in 8 bits, rounded to the nearest, its largest number kept exactly.
+
+    Each output feature has a factor of its own (LLM.int8, arXiv:2208.07339, section
+    2.1): a product is taken of the 8 bits, and then multiplied.
+
+    Args:
+      weight: float[...].
+      kind: one of EIGHT_BITS.
+      summed: how many leading axes a product adds up over.
+    """
+    dtype, most = EIGHT_BITS[kind]
+    wide = weight.astype(jnp.float32)
+    axes = tuple(range(summed))
+    scale = jnp.abs(wide).max(axis=axes, keepdims=True) / most
+    values = wide / jnp.where(scale > 0, scale, 1)
+    if jnp.issubdtype(dtype, jnp.integer):
+        values = jnp.round(values)
+    return Quantized(values=values.astype(dtype), scale=scale.squeeze(axes))
+
+
+def project(
+    spec: str, x: jax.Array, weight: jax.Array | Quantized, *, out_dtype=None
+) -> jax.Array:
     """`einsum(spec, x, weight)` in x's dtype, with a gradient in the weight's own.
 
     Args:
       spec: of two operands without an ellipsis; each letter of an operand stands in
         the other or in the result.
       x: float[...], in the computation's dtype.
-      weight: float[...], in that dtype or a wider one; cast for the product.
+      weight: float[...], in that dtype or a wider one; cast for the product. Or one
+        in 8 bits, by which nothing is differentiated.
       out_dtype: of the result; None: x's.
 
     Returns:
@@ -27,6 +63,11 @@ def project(spec: str, x: jax.Array, weight: jax.Array, *, out_dtype=None) -> ja
       taken from the product without a rounding to x's dtype.
     """
     out_dtype = x.dtype if out_dtype is None else jnp.dtype(out_dtype)
+    if isinstance(weight, Quantized):
+        values = weight.values.astype(x.dtype)
+        product = jnp.einsum(spec, x, values, preferred_element_type=out_dtype)
+        scale = jnp.expand_dims(weight.scale, range(product.ndim - weight.scale.ndim))
+        return (product * scale).astype(out_dtype)
     return _project(spec, out_dtype, x, weight)
 
 

@@ -40,6 +40,7 @@ class RolloutContext:
     # Whether thoughts are searched for the landmarks that they name; costs time.
     with_grounding: bool = False
     decode_attention: str = "auto"  # or "xla", "cudnn": the kernel
+    decode_weights: str = "same"  # or "int8", "float8": what is sampled with
     cuda_graph: bool = False  # the whole rollout as one graph, on NVIDIA GPUs
 
 
@@ -212,6 +213,8 @@ def make_rollout(
     everywhere = PartitionSpec()
 
     def one_shard(weights, tokens, args):
+        if rollout_context.decode_weights != "same":
+            weights = kv.in_eight_bits(weights, rollout_context.decode_weights)
         return _shard_rollout(rollout_context, plan, model, weights, tokens, args)
 
     on_shards = jax.shard_map(

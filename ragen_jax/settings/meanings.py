@@ -43,6 +43,7 @@ MEANINGS = {
     "rollout.decode_chunk": "tokens between looks whether all are done; 0: by device",
     "rollout.buckets": "lengths of the cache that decoding chooses from; 0: by device",
     "rollout.decode_attention": 'the kernel of decoding: "auto", "xla" or "cudnn"',
+    "rollout.decode_weights": 'of the sampler: "same", "int8" or "float8"',
     "rollout.cuda_graph": "one CUDA graph holds the whole rollout; on NVIDIA GPUs",
     "reward.format_penalty": "reward of a turn with an invalid reply",
     "reward.length_bonus": "reward of a turn whose thought is of a length within:",

@@ -130,6 +130,8 @@ class RolloutSettings:
     decode_attention: str = limits.one_of(
         "auto", "xla", "cudnn"
     )  # the kernel of decoding
+    # What is sampled with; less than the update's precision makes it off-policy.
+    decode_weights: str = limits.one_of("same", "int8", "float8")
     cuda_graph: bool  # one CUDA graph holds the whole rollout; on NVIDIA GPUs
 
     @property

@@ -63,7 +63,7 @@ class Run:
     @property
     def context(self) -> RolloutContext:
         """What the rollouts of training batches have in common."""
-        return tasks_lib.rollout_context(self.model, self.tasks)
+        return tasks_lib.rollout_context(self.model, self.tasks, is_training=True)
 
 
 def prepare(

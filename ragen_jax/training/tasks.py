@@ -64,8 +64,14 @@ def make_task(
     return task, tokens
 
 
-def rollout_context(model: Model, tasks: Sequence[Task]) -> RolloutContext:
-    """What all rollouts of some tasks by a model have in common."""
+def rollout_context(
+    model: Model, tasks: Sequence[Task], *, is_training: bool = False
+) -> RolloutContext:
+    """What all rollouts of some tasks by a model have in common.
+
+    Training alone samples with weights in 8 bits, if the settings say so: what is
+    evaluated is the policy itself.
+    """
     rollout = model.settings.rollout
     return RolloutContext(
         config=model.config,
@@ -75,6 +81,7 @@ def rollout_context(model: Model, tasks: Sequence[Task]) -> RolloutContext:
         layout=rollout.layout,
         with_grounding=model.settings.reward.grounding > 0,
         decode_attention=rollout.decode_attention,
+        decode_weights=rollout.decode_weights if is_training else "same",
         cuda_graph=rollout.cuda_graph,
     )
 

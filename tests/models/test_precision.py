@@ -23,6 +23,40 @@ def test_a_product_equals_that_of_cast_weights():
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("int8", [[127, -127], [64, 51], [-1, 0]]),
+        ("float8", [[448, -448], [224, 176], [-3.5, 0.875]]),
+    ],
+)
+def test_a_weight_in_8_bits_keeps_its_largest_number_and_rounds_the_others(
+    kind, expected
+):
+    weight = jnp.array([[2.54, -1.27], [1.27, 0.508], [-0.02, 0.0025]])
+    quantized = precision.quantize(weight, kind)
+    most = precision.EIGHT_BITS[kind][1]
+    np.testing.assert_allclose(quantized.scale, [2.54 / most, 1.27 / most], rtol=1e-6)
+    np.testing.assert_array_equal(quantized.values.astype(jnp.float32), expected)
+
+
+@pytest.mark.parametrize("kind", precision.EIGHT_BITS)
+def test_a_product_in_8_bits_is_that_of_the_rounded_weight(kind):
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.standard_normal((2, 3, 4, 5)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal((4, 5, 6)), jnp.float32).at[..., 1].set(0)
+    quantized = precision.quantize(weight, kind, summed=2)
+    assert quantized.scale.shape == (6,)
+    scale = quantized.scale[None, None]
+    rounded = quantized.values.astype(jnp.float32) * scale
+    # Half a step of int8; 1/16 of a number with three bits behind the first.
+    step = scale / 2 if kind == "int8" else jnp.abs(weight) / 15
+    assert (jnp.abs(rounded - weight) <= step + 1e-3 * scale).all()
+    found = precision.project("rthk,hkd->rtd", x, quantized)
+    expected = precision.project("rthk,hkd->rtd", x, rounded)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_of_a_weight_are_not_rounded_to_bfloat16():
     rng = np.random.default_rng(1)
     x, upstream = _bfloat16(rng, 40, 50, 8), _bfloat16(rng, 40, 50, 6)

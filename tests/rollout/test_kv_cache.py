@@ -1,5 +1,6 @@
 """The cache's three passes against the full forward pass, position by position."""
 
+import dataclasses
 import functools
 
 import jax
@@ -118,6 +119,25 @@ def test_laid_out_weights_are_the_stacked_ones_layer_by_layer_in_the_given_type(
         for name, weight in layer.items():
             expected = parameters["layers"][name][index].astype(jnp.bfloat16)
             np.testing.assert_array_equal(weight, expected)
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_weights_in_8_bits_are_all_matrices_and_score_tokens_a_little_off(has_head):
+    config = dataclasses.replace(models.small_config(VOCABULARY), tied=not has_head)
+    parameters = models.random_parameters(config)
+    exact = kv.to_decode_layout(parameters, jnp.float32)
+    rough = kv.in_eight_bits(exact, "int8")
+    wide = {leaf.size for leaf in jax.tree.leaves(rough) if leaf.dtype != jnp.int8}
+    vectors = {leaf.size for leaf in jax.tree.leaves(exact) if leaf.ndim == 1}
+    assert max(wide - {exact["embedding"].size}) <= max(*vectors, VOCABULARY)
+    model = kv.ShardedModel(config, jnp.float32)
+    decode = jax.jit(kv.decode, static_argnums=(1, 5))
+    start = kv.prefill_prompts(exact, model, _tokens())
+    given = (model, start, jnp.arange(SLOTS), jnp.array([7, 9, 20]), CONTEXT)
+    one, _ = decode(exact, *given)
+    two, _ = decode(rough, *given)
+    error = np.abs(one - two).mean() / np.abs(one).mean()
+    assert 1e-4 < error < 0.03
 
 
 def _tokens():
