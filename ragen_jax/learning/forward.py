@@ -26,7 +26,7 @@ class UpdatePlan:
 
     settings: Settings
     config: ModelConfig
-    mesh: Mesh
+    mesh: Mesh | None  # None: arrays are one device's own, inside `shard_map`
     dtype: Any  # of the transformers' computation
     shardings: TrainState  # of the state, before and after
     lengths: tuple[int, ...]  # row lengths compiled for, rising; the last is T
@@ -34,6 +34,9 @@ class UpdatePlan:
     # Trainable and frozen tree -> parameters; full training: the trainable one.
     assemble: Callable[[Any, Any], Parameters] = lambda trainable, frozen: trainable
 
+
+# Axes of the mesh that share arrays of `microbatches`.
+MICROBATCHES = PartitionSpec(None, *meshes.ROWS)
 
 # Passes over one microbatch -----------------------------------------------------------
 
@@ -90,8 +93,7 @@ def _shared_options(plan: UpdatePlan) -> dict[str, Any]:
 
 def _gather_vocabulary(plan: UpdatePlan, parameters: Parameters) -> Parameters:
     """The embedding whole on every device, for looking tokens up in it."""
-    whole = NamedSharding(plan.mesh, PartitionSpec())
-    embedding = jax.lax.with_sharding_constraint(parameters["embedding"], whole)
+    embedding = _constrain(plan, parameters["embedding"], PartitionSpec())
     return {**parameters, "embedding": embedding}
 
 
@@ -211,19 +213,30 @@ def by_length(plan: UpdatePlan, compute: Callable, is_reply: jax.Array, piece):
 
 def share_rows(plan: UpdatePlan, tree):
     """Every array's leading axis shared over data and fsdp."""
-    return jax.lax.with_sharding_constraint(tree, NamedSharding(plan.mesh, meshes.ROWS))
+    return _constrain(plan, tree, meshes.ROWS)
 
 
 def microbatches(plan: UpdatePlan, tree):
     """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
     micro = plan.settings.optimizer.microbatch
-    placed = NamedSharding(plan.mesh, PartitionSpec(None, *meshes.ROWS))
-    return jax.tree.map(
-        lambda x: jax.lax.with_sharding_constraint(
-            x.reshape(-1, micro, *x.shape[1:]), placed
-        ),
-        tree,
-    )
+    cut_up = jax.tree.map(lambda x: x.reshape(-1, micro, *x.shape[1:]), tree)
+    return _constrain(plan, cut_up, MICROBATCHES)
+
+
+def _constrain(plan: UpdatePlan, tree, spec: PartitionSpec):
+    if plan.mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(plan.mesh, spec))
+
+
+def own_plan(plan: UpdatePlan) -> UpdatePlan:
+    """The plan of one device's part of each microbatch, inside `shard_map`."""
+    assert plan.mesh is not None
+    optimizer = plan.settings.optimizer
+    rows = optimizer.microbatch // meshes.row_shards(plan.mesh)
+    optimizer = dataclasses.replace(optimizer, microbatch=rows)
+    settings = dataclasses.replace(plan.settings, optimizer=optimizer)
+    return dataclasses.replace(plan, settings=settings, mesh=None)
 
 
 def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
@@ -232,6 +245,8 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     Left to the compiler, the loop over rows would visit them one by one on all devices.
     """
     config, mesh = plan.config, plan.mesh
+    if mesh is None:
+        return causal_attention
     shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
     heads = (None, meshes.TENSOR if shared else None, None)
     own, common = PartitionSpec(*meshes.ROWS, *heads), PartitionSpec(None, *heads)
@@ -255,6 +270,10 @@ def _score_on_shards(
 
     Each adds up its own gradient of the vocabulary; they are summed once, at the end.
     """
+    if plan.mesh is None:
+        return score_vocabulary(
+            weight, hidden, token, wanted, temperature=temperature, **options
+        )
     own, everywhere = meshes.ROWS, PartitionSpec()
 
     def score(weight, hidden, token, wanted, temperature):

@@ -12,20 +12,24 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.sharding import Mesh, PartitionSpec
 
 from ragen_jax.learning import aggregation, losses, train_state
 from ragen_jax.learning.aggregation import Mean
 from ragen_jax.learning.batch import Batch, reply_lengths
 from ragen_jax.learning.forward import (
+    MICROBATCHES,
     UpdatePlan,
     by_length,
     critic_values,
     cut,
     microbatches,
+    own_plan,
     policy_scores,
 )
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
+from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
 
 
@@ -95,7 +99,17 @@ def _one_update(
 ):
     """Accumulates the gradients of one minibatch and applies them."""
     pieces = microbatches(plan, picked)
-    is_first = steps.made.attempted == 0
+    count = -(-(picked.weight > 0).sum() // plan.settings.optimizer.microbatch)
+    add_up = _add_up_apart if _adds_up_apart(plan.mesh) else _add_up
+    gradients, counts, added = add_up(
+        plan, frozen, old, pieces, count, steps.made.attempted == 0
+    )
+    optimizer = train_state.actor_optimizer(plan.settings, actor_lr)
+    return _apply(plan.settings, optimizer, old, gradients, counts, added, steps)
+
+
+def _add_up(plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_first):
+    """What `_gradients` returns, added up over the first `count` microbatches."""
 
     def gradients_of(length: int, piece: Batch):
         return _gradients(plan, frozen, old, cut(piece, length), is_first)
@@ -104,12 +118,41 @@ def _one_update(
         piece = jax.tree.map(lambda x: x[index], pieces)
         return _add(carry, by_length(plan, gradients_of, piece.is_reply, piece))
 
-    micro_count = -(-(picked.weight > 0).sum() // plan.settings.optimizer.microbatch)
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (old.actor, old.critic))
     blank = none, (jnp.zeros(()), jnp.zeros(())), _no_sums()
-    gradients, counts, added = jax.lax.fori_loop(0, micro_count, accumulate, blank)
-    optimizer = train_state.actor_optimizer(plan.settings, actor_lr)
-    return _apply(plan.settings, optimizer, old, gradients, counts, added, steps)
+    return jax.lax.fori_loop(0, count, accumulate, blank)
+
+
+def _adds_up_apart(mesh: Mesh | None) -> bool:
+    """Whether each of several devices has all parameters."""
+    if mesh is None:
+        return False
+    return mesh.shape[meshes.DATA] == mesh.size > 1
+
+
+def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_first):
+    """`_add_up` where each device adds up its own rows, and all are summed once.
+
+    A sum over devices after each microbatch would send the same bytes as often as there
+    are microbatches; and here each device takes the length that its own rows need.
+    """
+    everywhere, own = PartitionSpec(), own_plan(plan)
+
+    def one_device(frozen, old, pieces, count, is_first):
+        added = _add_up(own, frozen, old, pieces, count, is_first)
+        total = jax.lax.psum(added, meshes.DATA)
+        highest = {
+            name: jax.lax.pmax(getattr(added[2], name), meshes.DATA) for name in _MAXIMA
+        }
+        return *total[:2], total[2].replace(**highest)
+
+    return jax.shard_map(
+        one_device,
+        mesh=plan.mesh,
+        in_specs=(everywhere, everywhere, MICROBATCHES, everywhere, everywhere),
+        out_specs=everywhere,
+        check_vma=False,
+    )(frozen, old, pieces, count, is_first)
 
 
 def _gradients(plan: UpdatePlan, frozen, old: TrainState, piece: Batch, is_first):
@@ -126,10 +169,12 @@ def _gradients(plan: UpdatePlan, frozen, old: TrainState, piece: Batch, is_first
         )
         critic_count = value_loss.count
     sums = sums.replace(value_loss=value_loss)
-    # Shared like the parameters, so that no device adds up whole gradients.
-    gradients = jax.lax.with_sharding_constraint(
-        (actor, critic), (plan.shardings.actor, plan.shardings.critic)
-    )
+    gradients = actor, critic
+    if plan.mesh is not None:
+        # Shared like the parameters, so that no device adds up whole gradients.
+        gradients = jax.lax.with_sharding_constraint(
+            gradients, (plan.shardings.actor, plan.shardings.critic)
+        )
     return gradients, (actor_count, critic_count), sums
 
 

@@ -219,7 +219,7 @@ def compiled(
 ) -> Callable:
     """(rows, episodes, state=None) -> (state, UpdateMetrics), in and out on the host.
 
-    Compiled for records of the shapes of `sampled()`.
+    Compiled for records of the shapes of `sampled()`; `as_text()` is the program.
     Without a state the run begins with `new_state`; the reference is `reference()`, the
     base of adapters `parameters()[0]`.
     """
@@ -249,6 +249,7 @@ def compiled(
     def run(rows, episodes, state=None):
         return jax.device_get(program(*arguments(rows, episodes, state)))
 
+    run.as_text = program.as_text
     return run
 
 

@@ -4,9 +4,11 @@ import jax
 import numpy as np
 import pytest
 from helpers import updates
+from jax.sharding import Mesh
 
 from ragen_jax.models import lora
 from ragen_jax.parallel import mesh as meshes
+from ragen_jax.planning import programs
 
 USUAL = dict(estimator="ppo", algorithm="starpo_s") | updates.TWICE
 # Axes data, fsdp, tensor; what else differs from one device's update, which takes all
@@ -19,11 +21,16 @@ SPLITS = {
         dict(optimizer__microbatch=4),
         dict(lengths=(14, updates.LENGTH)),
     ),
+    "data alone": (
+        (8, 1, 1),
+        HALF_PADDING,
+        dict(prefix=updates.OPENING, lengths=(14, updates.LENGTH)),
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["data and fsdp", "all three"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_eight_devices_learn_what_one_device_learns(split):
     sizes, changes, plan = SPLITS[split]
     mesh = meshes.make_mesh(*sizes)
@@ -33,10 +40,33 @@ def test_eight_devices_learn_what_one_device_learns(split):
 
 
 @pytest.mark.slow
-def test_eight_devices_adapt_a_model_as_one_device_does():
+def test_gradients_of_whole_parameters_cross_devices_once_a_minibatch():
+    """Two devices, four microbatches of a row each; the sums stand in no loop."""
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), meshes.AXES)
+    chosen = updates.settings(**USUAL | dict(optimizer__microbatch=2))
+    lengths = (14, updates.LENGTH)
+    shared = updates.compiled(chosen, mesh=mesh, lengths=lengths)
+    alone = updates.compiled(updates.settings(**USUAL))
+    updates.check_same(shared(*updates.record()), alone(*updates.record()))
+    inside = {"epochs": 1, "minibatches": 2}  # loops, one in the other
+    depths = set(_depths_of_collectives(programs.read(shared.as_text())))
+    assert max(depths) == inside["minibatches"]
+
+
+def _depths_of_collectives(block, depth=0):
+    """Of each collective, in how many loops it stands."""
+    for part in block.without_loops():
+        yield from (depth for _ in part.collectives)
+        for loop in part.loops:
+            yield from _depths_of_collectives(loop.body, depth + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1)])
+def test_eight_devices_adapt_a_model_as_one_device_does(sizes):
     """Actor's and critic's adapters of every weight, sharing one sharded base."""
     adapters = lora.Adapters(rank=2, alpha=3.0, targets=tuple(lora.TARGETS))
-    mesh = meshes.make_mesh(2, 2, 2)
+    mesh = meshes.make_mesh(*sizes)
     chosen = updates.settings(**USUAL)
     shared = updates.compiled(chosen, mesh=mesh, adapters=adapters)
     alone = updates.compiled(chosen, adapters=adapters)
