@@ -47,7 +47,8 @@ def measure(
     """
     run = run_lib.prepare(settings)
     weights.check_weights(run.model)
-    programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
+    made = programs_lib.make_programs(run)
+    programs, _ = programs_lib.compile_ahead(run, made, {})
     made = monitor.make_monitor(run, programs_lib.update_plan(run))
     state, remembered = weights.new_state(run), HealthState()
     policy = monitor.policy(settings)

@@ -104,7 +104,8 @@ def iteration_figures(
     state = weights.new_state(run)
     started = time.perf_counter()
     with device.counting() as compiled:
-        programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
+        made = programs_lib.make_programs(run)
+        programs, _ = programs_lib.compile_ahead(run, made, {})
         state, _, _ = starpo.iterate(run, programs, state)
     first = time.perf_counter() - started
     rows = []

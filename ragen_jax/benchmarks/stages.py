@@ -82,6 +82,10 @@ def stages(sizes: Sizes) -> tuple[Stage, ...]:
             "the whole rollout as one CUDA graph",
             {"rollout.cuda_graph": True},
         ),
+        "int8": (
+            "decoding with weights in 8 bits, and the gap that it makes",
+            {"rollout.decode_weights": "int8"},
+        ),
         "starpo": ("plain StarPO: every row, and KL", {"algorithm": "starpo"}),
     }
     whole = [

@@ -48,6 +48,12 @@ class Choices:
     # for rows of 2,624, some 16 ms, and 9 with all tokens at once (compiled). A CPU
     # keeps the sums' order, and with it the numbers of earlier runs.
     has_token_loop: bool
+    # Whether evaluations compile behind the update, in its thread, while the first
+    # episodes are sampled. On two CPU cores that took them from the sampling: 30.6 and
+    # 38.4 s instead of 28.3 and 26.3 until the first iteration was over (measured). A
+    # GPU's host is idle meanwhile, and the evaluation's program takes it as long as the
+    # rollout's, 29 s against 35 for `:paper` (compiled).
+    compiles_evaluations_ahead: bool
     # Rows and caches are a multiple of so many tokens long: then every row of the cache
     # begins at an address that 16-byte loads can use.
     row_multiple: int
@@ -62,6 +68,7 @@ _CPU = Choices(
     extend_share=4,
     counts_busy=False,
     has_token_loop=True,
+    compiles_evaluations_ahead=False,
     row_multiple=1,
 )
 _ACCELERATOR = Choices(
@@ -73,6 +80,7 @@ _ACCELERATOR = Choices(
     extend_share=8,
     counts_busy=True,
     has_token_loop=False,
+    compiles_evaluations_ahead=True,
     row_multiple=64,
 )
 

@@ -5,11 +5,14 @@ import contextlib
 import ctypes
 import dataclasses
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ragen_jax.evaluation.evaluator import Evaluator
 from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.summary import summarize, summarize_tasks
 from ragen_jax.learning.train_state import NO_UPDATES, UpdateArgs
@@ -140,34 +143,57 @@ def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
     )
 
 
-def compile_ahead(run: Run, programs: Programs) -> Programs:
-    """The programs, with the update compiling in a thread while episodes are sampled.
+def compile_ahead(
+    run: Run, programs: Programs, evaluators: Mapping[str, Evaluator]
+) -> tuple[Programs, dict[str, Evaluator]]:
+    """The same, with a thread that compiles while the first episodes are sampled.
 
-    The update takes longest to compile, or to load from the cache; without this the
-    first rollout would be over before either began. Several processes compile one
-    program after the other, in the same order.
+    It compiles the update, which takes longest, and behind it the evaluations where
+    that suits the backend; without this each would begin when it is first called.
+    Several processes compile one program after the other, in the same order.
     """
     if jax.process_count() > 1:
-        return programs
+        return programs, dict(evaluators)
+    parameters, _, call = rollout_arguments(run)
     sampling = programs.rollout.lower(*rollout_arguments(run))
-    arguments = update_arguments(run, sampling)
-    compiled: concurrent.futures.Future = concurrent.futures.Future()
+    too = backend_choices.choices().compiles_evaluations_ahead
+    update = _Ahead(programs.update, update_arguments(run, sampling))
+    evaluating = {
+        label: _Ahead(one.rollout, (parameters, one.tokens, call))
+        for label, one in (evaluators if too else {}).items()
+    }
 
-    def compile_update() -> None:
-        try:
-            update = programs.update.lower(*arguments).compile()
-            return_free_memory()
-            compiled.set_result(update)
-        except BaseException as error:  # Raised where the update is first called.
-            compiled.set_exception(error)
+    def compile_all() -> None:
+        for program in (update, *evaluating.values()):
+            program.compile()
 
     # A daemon: a run that ends before its first update does not wait for it.
-    threading.Thread(target=compile_update, daemon=True).start()
-    return dataclasses.replace(
-        programs,
-        rollout=sampling.compile(),
-        update=lambda *given: compiled.result()(*given),
-    )
+    threading.Thread(target=compile_all, daemon=True).start()
+    ahead = dataclasses.replace(programs, rollout=sampling.compile(), update=update)
+    return ahead, {
+        label: dataclasses.replace(one, rollout=evaluating.get(label, one.rollout))
+        for label, one in evaluators.items()
+    }
+
+
+class _Ahead:
+    """A program that another thread compiles; a call waits for it."""
+
+    def __init__(self, program: Any, arguments: tuple):
+        self._program, self._arguments = program, arguments
+        self._compiled: concurrent.futures.Future = concurrent.futures.Future()
+
+    def compile(self) -> None:
+        """In the other thread."""
+        try:
+            compiled = self._program.lower(*self._arguments).compile()
+            return_free_memory()
+            self._compiled.set_result(compiled)
+        except BaseException as error:  # Raised where the program is first called.
+            self._compiled.set_exception(error)
+
+    def __call__(self, *given):
+        return self._compiled.result()(*given)
 
 
 def return_free_memory() -> None:

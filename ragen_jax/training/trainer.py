@@ -187,9 +187,12 @@ def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
 
 def _prepare(run: Run) -> _Prepared:
     chosen = run.settings.evaluation
-    programs = programs_lib.compile_ahead(run, programs_lib.make_programs(run))
-    validators = validation.make_evaluators(
-        run, rollouts=chosen.rollouts, prompts=chosen.prompts
+    programs, validators = programs_lib.compile_ahead(
+        run,
+        programs_lib.make_programs(run),
+        validation.make_evaluators(
+            run, rollouts=chosen.rollouts, prompts=chosen.prompts
+        ),
     )
     monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
     return _Prepared(run.settings, programs, validators, monitor)

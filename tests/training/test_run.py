@@ -1,5 +1,6 @@
 """The iteration: what it compiles, what it brings to the host, what it changes."""
 
+import dataclasses
 import math
 import shutil
 
@@ -10,9 +11,11 @@ from helpers import runs
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax import starpo
+from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import backend_choices
 from ragen_jax.training import programs as programs_lib
-from ragen_jax.training import weights
+from ragen_jax.training import tasks, validation, weights
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -168,3 +171,33 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
     run = runs.prepare(model__path=str(folder))
     with pytest.raises(UserError, match=r"weights of layers\.up are not finite"):
         weights.load_parameters(run.model)
+
+
+def test_weights_in_8_bits_sample_for_training_and_never_for_an_evaluation():
+    run = runs.prepare(**{"rollout.decode_weights": "int8"})
+    assert run.context.decode_weights == "int8"
+    assert tasks.rollout_context(run.model, ()).decode_weights == "same"
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_compiles_ahead_is_the_one_that_compiles_when_called(
+    run, compilations, monkeypatch
+):
+    made = programs_lib.make_programs(run)
+    evaluators = validation.make_evaluators(run, rollouts=1, prompts=8)
+    actor = weights.new_state(run).actor
+    given = dict(split=VALIDATION, prompts=8)
+    alone = validation.evaluate(run, evaluators, actor, **given)
+    ahead = dataclasses.replace(
+        backend_choices.choices(), compiles_evaluations_ahead=True
+    )
+    monkeypatch.setattr(backend_choices, "choices", lambda: ahead)
+    programs, evaluators = programs_lib.compile_ahead(run, made, evaluators)
+    for one in evaluators.values():
+        one.rollout._compiled.result()
+    before = len(compilations)
+    found = validation.evaluate(run, evaluators, actor, **given)
+    assert len(compilations) == before
+    for label, score in alone.items():
+        np.testing.assert_array_equal(found[label].by_level, score.by_level)
+        assert found[label].metrics() == score.metrics()
