@@ -5,16 +5,22 @@ r"""The supervised start of the embedded `tiny` model, from nothing.
 Trains the tokenizer, then the model, on demonstrated episodes of training levels of
 FrozenLake, Sokoban and Bandit. The result is a Hugging Face folder. Takes above an hour
 on two CPU cores; docs/tiny_model.md says how the shipped file was made and what it
-scores.
+scores. One variant:
+
+  python launch/warm_start.py --config=configs/warm_start.py:solver --start=tiny \
+      --first_stage=sokoban_boards --last_stage=sokoban_dialogues --out=my_solver
+
+goes on from the embedded model with what a solver does in rooms of Sokoban, and forgets
+the other environments.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "" or "smoke"."""
-    if variant not in ("", "smoke"):
-        raise ValueError(f"unknown variant {variant!r}; choose '' or 'smoke'")
+    """Returns the settings; `variant` is "", "smoke" or "solver"."""
+    if variant not in ("", "smoke", "solver"):
+        raise ValueError(f"unknown variant {variant!r}; choose '', 'smoke' or 'solver'")
     config = ConfigDict()
     config.seed = 0
     config.model = "tiny"  # The embedded model, its shape, words and stages.
@@ -83,6 +89,16 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     config.bandit_mixed = _stage(170, lr=1e-3, random_plan=0.65, draws=9, rows=16)
     config.bandit_mixed.update(context=704, kinds="all")
+    if variant == "solver":
+        config.sokoban.demonstrator.update(ignore_target=0.0, noise=0.05)
+        config.sokoban_boards = _stage(
+            1100, lr=2e-3, random_plan=0.0, draws=21, rows=48, context=176
+        )
+        config.sokoban_boards.update(short=True, kinds="sokoban")
+        config.sokoban_dialogues = _stage(
+            240, lr=7e-4, random_plan=0.0, draws=22, rows=16, context=704
+        )
+        config.sokoban_dialogues.kinds = "sokoban"
     if variant == "smoke":
         for section in config.values():
             if isinstance(section, ConfigDict) and "steps" in section:

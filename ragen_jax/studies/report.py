@@ -97,6 +97,8 @@ def _page(
 
 def _sentence(verdict: Verdict) -> str:
     claim, quantity = verdict.claim, verdict.quantity
+    if not quantity.seeds:
+        return f"not judged: no seed has {claim.measure} in every arm compared"
     what, share = f"{claim.measure} of {claim.left}", " %"
     if claim.right is not None:
         what, share = f"{what} minus that of {claim.right}", " points"
@@ -129,7 +131,11 @@ def _meaning(measure: str) -> str:
 def _table(study: Study, table, counts) -> list[str]:
     head = ["arm", "seeds", *study.measures]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    if not any(counts.values()):
+        return ["No run has finished yet."]
     for arm, row in table.items():
+        if not counts[arm]:
+            continue
         cells = [_shown(row[m], m) for m in study.measures]
         lines.append("| " + " | ".join([arm, str(counts[arm]), *cells]) + " |")
     return lines

@@ -48,6 +48,7 @@ _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 KINDS = {
     "lake": LAKES[:1],
     "lakes": LAKES,
+    "sokoban": (Kind(1, "sokoban", {}),),
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),

@@ -240,6 +240,16 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert (
         "**holds: test_success of one minus that of other, too is 50.0 points" in text
     )
+    alone = report.write(
+        STUDY,
+        runs | {"other, too": []},
+        [],
+        tmp_path / "alone",
+        command="python x",
+        scale="tiny",
+    ).read_text()
+    assert "**not judged: no seed has test_success in every arm compared**" in alone
+    assert "| one | 2 |" in alone and "| other, too |" not in alone
     assert "| one | 2 | 80.0 % [" in text and "left out: one-seed7" in text
     data = json.loads((tmp_path / "two.json").read_text())
     assert data["claims"][0]["verdict"] == "holds"
