@@ -23,6 +23,7 @@ KEPT = (
     "rollout/entropy",
     "rollout/reply_tokens",
     "rollout/valid_reply_rate",
+    "rollout/grounded",
     "filter/reward_std",
     "update/actor_grad_norm",
     "health/level",

@@ -245,6 +245,10 @@ MEASURES: dict[str, Measure] = {
         "valid replies, mean of the last tenth",
         lambda run: _last_tenth(run, "rollout/valid_reply_rate"),
     ),
+    "last_grounded": _share(
+        "places that thoughts name rightly, mean of the last tenth",
+        lambda run: _last_tenth(run, "rollout/grounded"),
+    ),
     "last_distinct_thoughts": _share(
         "different thoughts among thoughts, mean of the last tenth",
         lambda run: _last_tenth(run, "health/distinct_thoughts"),

@@ -48,16 +48,18 @@ def test_every_run_of_every_study_could_start(path, monkeypatch):
 
 def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):
     path = ROOT / "configs" / "studies" / "reuse.py"
-    choice = study.Choice(path=str(path), folder=tmp_path, pages=tmp_path, only="-1")
+    choice = study.Choice(
+        path=str(path), folder=tmp_path, pages=tmp_path, only="dit.*-1"
+    )
     plan = study.prepare(dataclasses.replace(choice, seeds=("0", "4")))
     *lines, array = study.listing(plan).splitlines()
     assert [line.split()[:2] for line in lines] == [
         [str(number), "missing"] for number in range(4)
     ]
-    assert lines[1].split()[2] == "Online_10-seed0"
-    assert "--array=0-3 " in array and '--seeds=0,4 --only="-1"' in array
+    assert lines[1].split()[2] == "Bandit_Online_10-seed0"
+    assert "--array=0-3 " in array and '--seeds=0,4 --only="dit.*-1"' in array
     one = study.prepare(dataclasses.replace(plan.choice, run=3))
-    assert [run.label for run in one.runs] == ["Online_10-seed4"]
+    assert [run.label for run in one.runs] == ["Bandit_Online_10-seed4"]
 
 
 def test_the_list_of_studies_names_each_with_its_number_of_runs():
@@ -81,7 +83,7 @@ def test_a_study_at_the_papers_scale_takes_the_papers_variant(monkeypatch):
     monkeypatch.chdir(ROOT)
     reuse = definition.load("configs/studies/reuse.py")
     run = planned_runs(reuse, scale="paper")[1]
-    assert run.config == "configs/frozenlake.py:paper"
+    assert run.config == "configs/bandit.py:paper"
     settings = settings_of(run)
     assert settings.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
     assert settings.optimizer.reuse == 2 and settings.iterations == 100

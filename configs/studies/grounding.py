@@ -1,0 +1,53 @@
+"""A reward for thoughts that name places rightly, over 200 iterations.
+
+python launch/study.py --study=configs/studies/grounding.py --jobs=2
+"""
+
+from ragen_jax.studies.definition import Claim, Study
+
+
+def get_study() -> Study:
+    """The study."""
+    return Study(
+        name="grounding",
+        question="Does a reward for right facts in thoughts keep thoughts grounded, at"
+        " no loss of success?",
+        source="an open question of arXiv:2504.20073: rewards that see the reasoning",
+        config="configs/frozenlake.py",
+        changes={
+            "iterations": 200,
+            "every.evaluate": 20,
+            "optimizer.schedule": "constant",
+        },
+        arms={
+            # Too little to be learned from; a reward of 0 would not be measured.
+            "without": {"reward.grounding": 1e-9},
+            "with": {"reward.grounding": 0.1},
+        },
+        measures=(
+            "last_grounded",
+            "test_success",
+            "last_success",
+            "last_valid",
+            "last_entropy",
+        ),
+        curves=("rollout/grounded", "train/success", "rollout/entropy"),
+        claims=(
+            Claim(
+                text="With the reward thoughts name more places rightly in the end.",
+                left="with",
+                right="without",
+                measure="last_grounded",
+            ),
+            Claim(
+                text="It costs less than 5 points of success.",
+                left="with",
+                right="without",
+                margin=-0.05,
+            ),
+        ),
+        paper={"iterations": 200},
+        notes="StarPO-S with PPO at a constant learning rate. On each turn the share of"
+        " the player's and the goal's places that the thought names where they truly"
+        " are, times 0.1, is added to the reward.",
+    )
