@@ -5,6 +5,8 @@ r"""StarPO-S with a critic (PPO) on Sokoban: 6x6 rooms with one box.
 trains the small model that comes with ragen_jax, on whatever devices there are.
 Variants, after a colon:
 
+  --config=configs/sokoban.py:solver       the embedded model after a supervised start
+                                           from a solver's play, instead of `tiny`
   --config=configs/sokoban.py:larger       8x8 rooms with two boxes
   --config=configs/sokoban.py:newvocab     other symbols
   --config=configs/sokoban.py:coordinates  places instead of a drawing
@@ -27,6 +29,7 @@ from ragen_jax.utils.derived_configs import derive, environment
 
 _BASE = Path(__file__).with_name("frozenlake.py")
 _OWN = (
+    "solver",
     "larger",
     "newvocab",
     "coordinates",
@@ -54,7 +57,9 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     if not is_paper:
         config.rollout.reply_tokens = 64  # A push is written with both its places.
-    if variant == "larger":
+    if variant == "solver":
+        config.model.path = "tiny_sokoban"
+    elif variant == "larger":
         config.env.update(size=8, boxes=2)
         config.rollout.update(_LARGER_LIMITS)
     elif variant == "newvocab":

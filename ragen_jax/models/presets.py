@@ -6,8 +6,12 @@ from pathlib import Path
 from ragen_jax.models.config import ModelConfig
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
-# The embedded models by name: of boards and arms, and of worlds of words.
-EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny_words")}
+# The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
+# and of worlds of words.
+EMBEDDED = {
+    name: Path(__file__).parent / name
+    for name in ("tiny", "tiny_sokoban", "tiny_words")
+}
 
 # About 1 M parameters: Qwen2-shaped, so that every path it takes is a real model's.
 TINY = ModelConfig(

@@ -230,7 +230,7 @@ COMBINATIONS = {
     ),
 }
 MODELS = {
-    "no folder": model("nowhere", "there is no folder", "give 'tiny', 'tiny_words' or"),
+    "no folder": model("nowhere", "there is no folder", "give 'tiny', 'tiny_sokoban'"),
     "no config": model("no_config", "/config.json cannot be read", "needs the"),
     "broken config": model("broken_config", "/config.json cannot be read", "needs"),
     "foreign": model("foreign", "MistralForCausalLM is not supported", "choose"),

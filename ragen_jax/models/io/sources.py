@@ -30,8 +30,8 @@ _WANTED = (
 )
 _UNWANTED = ("*/*", "consolidated*")
 _REMEDY = (
-    "give 'tiny', 'tiny_words' or 'smollm2', a Hugging Face model folder or hub id, or"
-    " a .gguf file"
+    "give 'tiny', 'tiny_sokoban', 'tiny_words' or 'smollm2', a Hugging Face model"
+    " folder or hub id, or a .gguf file"
 )
 
 
