@@ -229,7 +229,7 @@ def test_every_variant_of_the_config_makes_an_environment():
     assert sizes["larger"] == Sokoban(size=8, boxes=2)
     assert sizes["newvocab"] == Sokoban(symbols=OTHER_SYMBOLS)
     assert sizes["coordinates"] == Sokoban(observation="coordinates")
-    with pytest.raises(ValueError, match="'huge': choose one of 'larger'"):
+    with pytest.raises(ValueError, match="'huge': choose one of 'solver'"):
         get_config("huge")
 
 
