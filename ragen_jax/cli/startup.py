@@ -26,6 +26,15 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.
 _PROCESSES = flags.DEFINE_integer("processes", None, "Processes of the run.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 
+# XLA's flags, which it reads once, before the first computation. Simulated devices meet
+# once a minibatch; on a busy machine one is minutes late, and after 40 s XLA would end
+# the process. Said after 5 minutes, ended after an hour.
+_PATIENCE = {
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
+    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+}
+_DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
+
 
 def run(main: Callable[[], None]) -> None:
     """Parses the command line and calls `main`; does not return.
@@ -60,9 +69,10 @@ def start_jax(deterministic: bool, facts: Mapping[str, str] | None = None) -> No
       deterministic: only operations that give the same numbers in every run; GPU.
       facts: in which the processes have to agree.
     """
-    if deterministic:
-        flag = "--xla_gpu_exclude_nondeterministic_ops=true"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    chosen = _PATIENCE | (_DETERMINISTIC if deterministic else {})
+    given = os.environ.get("XLA_FLAGS", "")
+    more = [f"--{name}={value}" for name, value in chosen.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([given, *more]).strip()
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
 
 

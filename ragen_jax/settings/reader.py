@@ -1,5 +1,6 @@
 """Reads a config into the tree of settings, with every preset resolved."""
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -109,7 +110,13 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def check_same_run(
     saved: Mapping[str, Any], now: Mapping[str, Any], where: str
 ) -> None:
-    """Raises SettingsError if a run saved in `where` was made with other settings."""
+    """Raises SettingsError if a run saved in `where` was made with other settings.
+
+    One that the saved run did not know yet had its default there (see schema.py): a
+    run goes on under a later version.
+    """
+    with contextlib.suppress(SettingsError):  # A key unknown here is told below.
+        saved = to_dict(from_dict(saved))
     if found := differences(saved, now):
         raise SettingsError(
             f"{where} holds a run made with other settings: {'; '.join(found)}. Go back"

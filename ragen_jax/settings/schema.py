@@ -1,7 +1,8 @@
 """The tree of settings: one frozen dataclass a section, each leaf beside its limits.
 
-No leaf has a default here: a config file says everything, except what it leaves to
-the algorithm (None), which the two tables of presets decide.
+A leaf has no default here: a config file says everything, except what it leaves to
+the algorithm (None), which the two tables of presets decide. A leaf that is younger
+than saved runs has one, namely what was done before it, so that they can be read.
 """
 
 import dataclasses
@@ -130,9 +131,9 @@ class RolloutSettings:
     decode_attention: str = limits.one_of(
         "auto", "xla", "cudnn"
     )  # the kernel of decoding
-    # What is sampled with; less than the update's precision makes it off-policy.
-    decode_weights: str = limits.one_of("same", "int8", "float8")
     cuda_graph: bool  # one CUDA graph holds the whole rollout; on NVIDIA GPUs
+    # What is sampled with; less than the update's precision makes it off-policy.
+    decode_weights: str = limits.one_of_with_default("same", "same", "int8", "float8")
 
     @property
     def window_turns(self) -> int:

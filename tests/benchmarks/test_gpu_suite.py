@@ -1,12 +1,12 @@
 """The suite of measurements: every stage in small, time-outs, and going on."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from helpers import runs
 from helpers.paths import ROOT
 
 from ragen_jax.benchmarks import stages, suite
@@ -103,12 +103,11 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own():
 
 
 def launched(out: Path, *flags: str) -> str:
-    command = [sys.executable, "launch/benchmark.py", "--suite=gpu", f"--out={out}"]
-    ended = subprocess.run(
-        [*command, "--smoke", *flags], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    command = ["--suite=gpu", f"--out={out}", "--smoke", *flags]
+    process = runs.start(command, ROOT / "launch" / "benchmark.py")
+    code, output, problems = runs.finish(process)
+    assert code == 0, problems
+    return output
 
 
 @pytest.mark.slow

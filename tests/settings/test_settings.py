@@ -468,6 +468,23 @@ def test_a_key_that_one_of_two_runs_lacks_is_a_difference():
     assert settings.differences(now, saved) == ["env.size was absent and is 4"]
 
 
+def test_a_setting_that_the_saved_run_did_not_know_yet_had_its_default():
+    saved = settings.to_dict(read())
+    del saved["rollout"]["decode_weights"]
+    settings.check_same_run(saved, settings.to_dict(read()), "runs/a")
+    now = settings.to_dict(read(rollout__decode_weights="int8"))
+    message = refusal(settings.check_same_run, saved, now, "runs/a")
+    assert "rollout.decode_weights was 'same' and is 'int8'" in message
+
+
+def test_a_setting_that_only_the_saved_run_knew_is_a_difference():
+    now = settings.to_dict(read())
+    saved = copy.deepcopy(now)
+    saved["rollout"]["colour"] = "red"
+    message = refusal(settings.check_same_run, saved, now, "runs/a")
+    assert "rollout.colour was 'red' and is absent" in message
+
+
 def test_settings_are_frozen_and_can_be_static_arguments():
     made = read()
     with pytest.raises(dataclasses.FrozenInstanceError):
