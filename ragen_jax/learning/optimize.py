@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ragen_jax.learning import aggregation, losses, train_state
 from ragen_jax.learning.aggregation import Mean
-from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.batch import Batch
 from ragen_jax.learning.forward import (
     MICROBATCHES,
     UpdatePlan,
@@ -27,6 +27,7 @@ from ragen_jax.learning.forward import (
     own_plan,
     policy_scores,
 )
+from ragen_jax.learning.minibatches import even_share, longest_first, shuffled
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
 from ragen_jax.parallel import mesh as meshes
@@ -81,14 +82,14 @@ def optimize(
             picked = even_share(batch, order, index, count, real_rows, size)
         else:
             rows = jax.lax.dynamic_slice_in_dim(order, index * size, size)
-            picked = _longest_first(batch, rows)
+            picked = longest_first(batch, rows)
         return *_one_update(plan, frozen, new, picked, steps, given.actor_lr), order
 
     def epoch(index, carry):
         key = jax.random.fold_in(jax.random.key(given.seed), old.iteration)
         if settings.optimizer.reuse > 1:  # Another order in each use of the episodes.
             key = jax.random.fold_in(key, old.updates)
-        order = _shuffled(jax.random.fold_in(key, index), batch.weight)
+        order = shuffled(jax.random.fold_in(key, index), batch.weight)
         return jax.lax.fori_loop(0, count, minibatch, (*carry, order))[:-1]
 
     return jax.lax.fori_loop(0, settings.optimizer.epochs, epoch, (old, _no_steps()))
@@ -333,49 +334,6 @@ def _all_finite(tree) -> jax.Array:
     return jnp.stack(
         [jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(tree))]
     ).all()
-
-
-def even_share(
-    batch: Batch,
-    order: jax.Array,
-    index: jax.Array,
-    count: jax.Array,
-    real_rows: jax.Array,
-    minibatch: int,
-) -> Batch:
-    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
-
-    How many turns are played is up to the episodes: cut into whole minibatches the last
-    could hold a single row, and yet make as large a step as the others.
-
-    Args:
-      batch: C rows, enough for `count` whole minibatches.
-      order: int32[C], the `real_rows` rows of weight 1 in front.
-      index, count, real_rows: int32[].
-      minibatch: rows of the result, of which the last are padding; static.
-    """
-    start, end = (real_rows * i // count for i in (index, index + 1))
-    rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
-    is_own = jnp.arange(minibatch) < end - start
-    picked = jax.tree.map(lambda x: x[rows], batch)
-    picked = picked.replace(
-        is_reply=picked.is_reply & is_own[:, None],
-        weight=jnp.where(is_own, picked.weight, 0),
-    )
-    return _longest_first(picked, jnp.arange(minibatch))
-
-
-def _longest_first(batch: Batch, rows: jax.Array) -> Batch:
-    """The given rows: microbatches of like length, padding rows last."""
-    lengths = reply_lengths(batch.is_reply)[rows]
-    rows = rows[jnp.argsort(-lengths, stable=True)]
-    return jax.tree.map(lambda x: x[rows], batch)
-
-
-def _shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
-    """int32[C], the rows of weight 1 in random order, then the others."""
-    rank = jax.random.uniform(key, weight.shape)
-    return jnp.argsort(jnp.where(weight > 0, rank, 2.0), stable=True)
 
 
 def _no_steps() -> Steps:

@@ -10,7 +10,7 @@ import optax
 import pytest
 from helpers import plain_update, updates
 
-from ragen_jax.learning import optimize, schedules
+from ragen_jax.learning import minibatches, schedules
 from ragen_jax.learning.batch import Batch
 from ragen_jax.trajectory import PADDING
 
@@ -262,7 +262,7 @@ def test_minibatches_of_turns_differ_by_one_row_at_most():
     order = jnp.asarray(np.concatenate([rng.permutation(real), np.arange(11)]))
     shares = []
     for index in range(3):
-        share = optimize.even_share(batch, order, jnp.int32(index), 3, 13, 5)
+        share = minibatches.even_share(batch, order, jnp.int32(index), 3, 13, 5)
         rows = share.tokens[share.weight > 0].astype(int).tolist()
         assert share.tokens.shape == (5,)
         own = share.is_reply.sum(axis=1).tolist()

@@ -1,0 +1,49 @@
+"""Which rows a minibatch holds, and in which order."""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.learning.batch import Batch, reply_lengths
+
+
+def shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
+    """int32[C], the rows of weight 1 in random order, then the others."""
+    rank = jax.random.uniform(key, weight.shape)
+    return jnp.argsort(jnp.where(weight > 0, rank, 2.0), stable=True)
+
+
+def even_share(
+    batch: Batch,
+    order: jax.Array,
+    index: jax.Array,
+    count: jax.Array,
+    real_rows: jax.Array,
+    minibatch: int,
+) -> Batch:
+    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
+
+    How many turns are played is up to the episodes: cut into whole minibatches the last
+    could hold a single row, and yet make as large a step as the others.
+
+    Args:
+      batch: C rows, enough for `count` whole minibatches.
+      order: int32[C], the `real_rows` rows of weight 1 in front.
+      index, count, real_rows: int32[].
+      minibatch: rows of the result, of which the last are padding; static.
+    """
+    start, end = (real_rows * i // count for i in (index, index + 1))
+    rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
+    is_own = jnp.arange(minibatch) < end - start
+    picked = jax.tree.map(lambda x: x[rows], batch)
+    picked = picked.replace(
+        is_reply=picked.is_reply & is_own[:, None],
+        weight=jnp.where(is_own, picked.weight, 0),
+    )
+    return longest_first(picked, jnp.arange(minibatch))
+
+
+def longest_first(batch: Batch, rows: jax.Array) -> Batch:
+    """The given rows: microbatches of like length, padding rows last."""
+    lengths = reply_lengths(batch.is_reply)[rows]
+    rows = rows[jnp.argsort(-lengths, stable=True)]
+    return jax.tree.map(lambda x: x[rows], batch)
