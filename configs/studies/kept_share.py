@@ -67,10 +67,17 @@ def get_study() -> Study:
             "peak_success",
             "lost_success",
             "collapsed",
+            "best_validation",
+            "drop",
             "last_reward_std",
             "seconds",
         ),
-        curves=("train/success", "filter/reward_std", "rollout/entropy"),
+        curves=(
+            "train/success",
+            "validation/success",
+            "filter/reward_std",
+            "rollout/entropy",
+        ),
         claims=(*better, *faster),
         paper={"iterations": 200},
         notes="Plain StarPO but for the filter, as in the paper; constant learning"

@@ -40,6 +40,11 @@ def key(run: PlannedRun) -> Key:
     return tuple(sorted(run.arguments())), tuple(run.diagnose)
 
 
+def key_of(item: dict[str, Any]) -> Key:
+    """The key of the run that became an entry."""
+    return tuple(sorted(item["arguments"])), tuple(item["diagnose"])
+
+
 def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str, Any]:
     """A run as JSON; numbers of series with six digits."""
     series = {}
@@ -69,14 +74,30 @@ def read(pages: Path) -> dict[Key, RunRecord]:
     for path in sorted(pages.glob("*.json")):
         try:
             for item in json.loads(path.read_text()).get("runs", ()):
-                where = tuple(sorted(item["arguments"])), tuple(item["diagnose"])
-                found[where] = _record(item)
+                found[key_of(item)] = _record(item)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path} is not the data of a study ({error!r}): move it away, or"
                 " restore it"
             ) from error
     return found
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """The runs in one data file, as `entry` made them; none where there is no file.
+
+    Raises:
+      UserError: for a file of before runs were kept, which is all that is known of its.
+    """
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text())
+    if "runs" not in data:
+        raise UserError(
+            f"{path} keeps no runs, so that a new page would lose what it says: move it"
+            " away first, or choose another folder with --pages"
+        )
+    return data["runs"]
 
 
 def _record(item: dict[str, Any]) -> RunRecord:

@@ -71,12 +71,13 @@ def _page(
     changed = {**study.changes, **({} if scale == "tiny" else getattr(study, scale))}
     settings = ", ".join(f"`{k}={v}`" for k, v in changed.items()) or "as in the config"
     lines += [f"Settings of all runs: `{study.config}` with {settings}.", ""]
-    lines += ["## Claims", ""]
-    for verdict in verdicts:
-        lines += [f"* {verdict.claim.text}", f"  **{_sentence(verdict)}**", ""]
-    if not verdicts:
-        lines += ["None: this study measures.", ""]
-    lines += ["## Figures", "", *_table(study, table, counts), ""]
+    lines += [
+        *_claims(verdicts, counts),
+        "## Figures",
+        "",
+        *_table(study, table, counts),
+        "",
+    ]
     lines += [
         "Mean over seeds with a 95 % bootstrap interval over seeds, and over test"
         " levels where the measure has them. Few seeds give too narrow intervals.",
@@ -95,10 +96,28 @@ def _page(
     return "\n".join([*lines, "", f"Data: [{name}.json]({name}.json).", ""])
 
 
+def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]:
+    """Each claim with its verdict; those that wait for runs by themselves."""
+    lines, waiting = ["## Claims", ""], []
+    for verdict in verdicts:
+        claim = verdict.claim
+        arms = [claim.left] if claim.right is None else [claim.left, claim.right]
+        if missing := [arm for arm in arms if not counts[arm]]:
+            waiting.append(f"* {claim.text} (no run of {' and '.join(missing)})")
+        else:
+            lines += [f"* {claim.text}", f"  **{_sentence(verdict)}**", ""]
+    if waiting:
+        lines += ["Not judged, for want of runs:", "", *waiting, ""]
+    if not verdicts:
+        lines += ["None: this study measures.", ""]
+    return lines
+
+
 def _sentence(verdict: Verdict) -> str:
     claim, quantity = verdict.claim, verdict.quantity
     if not quantity.seeds:
-        return f"not judged: no seed has {claim.measure} in every arm compared"
+        where = claim.left if claim.right is None else "both arms"
+        return f"not judged: no seed has a {claim.measure} in {where} (see below)"
     what, share = f"{claim.measure} of {claim.left}", " %"
     if claim.right is not None:
         what, share = f"{what} minus that of {claim.right}", " points"

@@ -69,10 +69,13 @@ def prepare(choice: Choice) -> StudyPlan:
                 f"--run={choice.run}: {study.name} has the runs 0 to {len(planned) - 1}"
             )
         runs = [planned[choice.run]]
-    every = definition.planned_runs(study, scale=choice.scale, seeds=seeds)
+    # A page is of all seeds: those that this command runs and those of before.
+    all_seeds = tuple(dict.fromkeys((*study.seeds, *(seeds or ()))))
+    every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
     kept = archive.read(choice.pages)
+    archive.entries(choice.pages / f"{folder.name}.json")
     return StudyPlan(study, choice, tuple(runs), tuple(every), folder, kept)
 
 
@@ -144,22 +147,27 @@ def write_page(plan: StudyPlan) -> Path:
             entries.append(archive.entry(planned, record, plan.study.curves))
         elif state == runner.FAILED:
             failed.append(planned.label)
+    # What stood there and is not of this page: other seeds, arms of before.
+    known = {archive.key(planned) for planned in plan.reported}
+    before = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")
+    entries += [item for item in before if archive.key_of(item) not in known]
     return report.write(
         plan.study,
         runs,
         failed,
         plan.choice.pages,
-        command=_command(plan.choice),
+        command=_command(plan),
         scale=plan.choice.scale,
         entries=entries,
     )
 
 
-def _command(choice: Choice) -> str:
+def _command(plan: StudyPlan) -> str:
     """The one that trains what the page is about; not where, nor how many at once."""
-    words = ["python", "launch/study.py", f"--study={choice.path}"]
-    if choice.scale != "tiny":
-        words.append(f"--scale={choice.scale}")
-    if choice.seeds is not None:
-        words.append(f"--seeds={','.join(choice.seeds)}")
+    words = ["python", "launch/study.py", f"--study={plan.choice.path}"]
+    if plan.choice.scale != "tiny":
+        words.append(f"--scale={plan.choice.scale}")
+    seeds = tuple(dict.fromkeys(planned.seed for planned in plan.reported))
+    if seeds != tuple(plan.study.seeds):
+        words.append(f"--seeds={','.join(map(str, seeds))}")
     return shlex.join(words)

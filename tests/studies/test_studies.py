@@ -1,5 +1,6 @@
 """Studies: what runs, what is measured, and when a claim holds."""
 
+import dataclasses
 import io
 import json
 import math
@@ -248,13 +249,23 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
         command="python x",
         scale="tiny",
     ).read_text()
-    assert "**not judged: no seed has test_success in every arm compared**" in alone
+    assert "Not judged, for want of runs:" in alone
+    assert "(no run of other, too)" in alone and "**holds" not in alone
     assert "| one | 2 |" in alone and "| other, too |" not in alone
     assert "| one | 2 | 80.0 % [" in text and "left out: one-seed7" in text
     data = json.loads((tmp_path / "two.json").read_text())
     assert data["claims"][0]["verdict"] == "holds"
     assert data["runs"] == []
     assert (tmp_path / "two.png").stat().st_size > 1000
+
+
+def test_a_page_says_that_what_a_claim_is_about_never_happened(tmp_path):
+    early = Claim("the spread falls first", "one", measure="std_lead")
+    study = dataclasses.replace(STUDY, claims=(early,), measures=("std_lead",))
+    steady = [record(s, np.ones(10), success=(0.5, 0.5)) for s in (0, 1)]
+    runs = {"one": steady, "other, too": []}
+    page = report.write(study, runs, [], tmp_path, command="x", scale="tiny")
+    assert "**not judged: no seed has a std_lead in one" in page.read_text()
 
 
 STUDY_FILE = """
@@ -294,6 +305,13 @@ def test_a_page_keeps_its_runs_where_their_workdirs_are_gone(tmp_path):
     assert study.write_page(plan).read_text() == first
     curve = plan.record_of(plan.runs[0]).series("own/curve")
     assert curve[1].tolist() == [1.5, 2.12346]
+    # A page is of all seeds, and keeps runs that the study no longer plans.
+    other = study.prepare(dataclasses.replace(choice, seeds=("1",)))
+    assert [run.seed for run in other.runs] == [1]
+    assert study.write_page(other).read_text() == first
+    path.write_text(STUDY_FILE.replace("seeds=(0, 1)", "seeds=(3,)"))
+    study.write_page(study.prepare(choice))
+    assert [item["seed"] for item in archive.entries(pages / "kept.json")] == [0]
     # The same arguments in another study are the same run; another seed is not.
     path.write_text(STUDY_FILE.replace('"kept"', '"again"'))
     again = study.prepare(choice)
@@ -331,6 +349,14 @@ def test_a_data_file_that_is_none_is_named(tmp_path):
     (tmp_path / "x.json").write_text('{"runs": [{}]}')
     with pytest.raises(UserError, match=r"x\.json is not the data of a study"):
         archive.read(tmp_path)
+
+
+def test_a_page_of_before_runs_were_kept_is_not_overwritten(tmp_path):
+    (tmp_path / "kept.py").write_text(STUDY_FILE)
+    choice = study.Choice(str(tmp_path / "kept.py"), tmp_path / "runs", tmp_path)
+    (tmp_path / "kept.json").write_text('{"study": "kept"}')
+    with pytest.raises(UserError, match=r"kept\.json keeps no runs.*move it away"):
+        study.prepare(choice)
 
 
 TRAIN = """
