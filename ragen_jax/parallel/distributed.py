@@ -155,8 +155,8 @@ def _host_and_port(coordinator: str) -> tuple[str, int]:
 def place_in_cluster(seconds: float) -> Place | None:
     """This process's place as the cluster reports it; None where it runs alone.
 
-    Known are what JAX knows: Open MPI up to version 4, SLURM steps, indexed Kubernetes
-    jobs and Cloud TPU.
+    Known are what JAX knows: Open MPI up to version 4 (by JAX 0.11 and mpi4py 5 too),
+    SLURM steps, indexed Kubernetes jobs and Cloud TPU.
 
     Args:
       seconds: how long to wait for the name of process 0's host to be known.
