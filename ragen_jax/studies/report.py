@@ -189,7 +189,10 @@ def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> b
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("iteration")
         axis.grid(alpha=0.3)
-    axes[0][-1].legend(fontsize=8)
+    # An arm may lack the last curve: of each the line that some axis has.
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.lines}
+    shown = [arm for arm in runs if arm in lines]
+    axes[0][-1].legend([lines[arm] for arm in shown], shown, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
