@@ -49,7 +49,7 @@ def get_study() -> Study:
         changes={
             "algorithm": "starpo",
             "estimator": "grpo",
-            "iterations": 200,
+            "iterations": 100,
             "optimizer.schedule": "constant",
             "optimizer.actor_lr": 3e-4,
             "loss.entropy": 0.0,
@@ -78,5 +78,6 @@ def get_study() -> Study:
         ),
         claims=(falls, *helps),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
-        notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them.",
+        notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
+        " 100 iterations, half of the paper's: the first run seen fell within 11.",
     )
