@@ -34,6 +34,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from ragen_jax.diagnostics import validation_decline
+
 WINDOW, LAG = 20, 4  # iterations: values of a reference, and between it and now
 LEAST = 10  # values that a reference needs before its signal is looked at
 HOLD = 40  # iterations for which a reference is held at most
@@ -44,6 +46,7 @@ SPREAD = "filter/reward_std"
 _MAD_TO_STD = 1.4826  # of a normal distribution
 _KEPT = WINDOW + LAG
 _LONGEST_DRIFT = 15.0  # iterations for which a drift is expected to go on
+_VALIDATION = "validation"  # its key beside those of the metrics, in JSON
 _SUSPECT = 1 / 2  # of the threshold: enough beside an outcome that rings
 
 HEALTHY, WATCH, COLLAPSE = "healthy", "watch", "collapse"
@@ -115,6 +118,7 @@ class AlarmState:
     """Everything that the alarm remembers."""
 
     tracks: tuple[tuple[str, Track], ...] = ()  # by metric, in the order of SIGNALS
+    validation: validation_decline.Record = validation_decline.Record()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +128,7 @@ class Verdict:
     level: str  # HEALTHY, WATCH or COLLAPSE
     ringing: tuple[str, ...]  # metrics whose signal rings now
     sentence: str  # for a person; "" when healthy
+    healthy_until: int = 0  # the iteration that is known to be; 0: none is
 
 
 def update(
@@ -152,7 +157,10 @@ def update(
         tracks[signal.metric] = track
         if rings:
             ringing.append(signal)
-    new = AlarmState(tuple((s.metric, tracks[s.metric]) for s in signals))
+    new = AlarmState(
+        tracks=tuple((s.metric, tracks[s.metric]) for s in signals),
+        validation=validation_decline.update(state.validation, iteration, metrics),
+    )
     return new, _judge(new, iteration, ringing, signals)
 
 
@@ -247,6 +255,13 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
             " what they were when the run began"
         )
         return Verdict(COLLAPSE, tuple(lost), sentence)
+    if state.validation.is_decline:
+        return Verdict(
+            COLLAPSE,
+            (*names, validation_decline.SUCCESS),
+            f"collapse at iteration {iteration}: {state.validation.sentence}",
+            state.validation.best_at,
+        )
     if names:
         sentence = (
             f"watch at iteration {iteration}: {_listed(names)} left the usual range of"
@@ -263,13 +278,16 @@ def _listed(names) -> str:
 
 def to_json(state: AlarmState) -> dict[str, Any]:
     """The state as JSON can hold it."""
-    return {name: dataclasses.asdict(track) for name, track in state.tracks}
+    tracks = {name: dataclasses.asdict(track) for name, track in state.tracks}
+    return tracks | {_VALIDATION: dataclasses.asdict(state.validation)}
 
 
 def from_json(saved: Mapping[str, Any] | None) -> AlarmState:
     """The state of `to_json`; None or {}: nothing seen yet."""
     tracks = []
-    for name, fields in (saved or {}).items():
+    saved = dict(saved or {})
+    validated = saved.pop(_VALIDATION, {})  # Older checkpoints have none.
+    for name, fields in saved.items():
         held = fields["held"]
         track = Track(
             values=tuple(fields["values"]),
@@ -280,7 +298,7 @@ def from_json(saved: Mapping[str, Any] | None) -> AlarmState:
             first=tuple(fields.get("first", ())),  # Older checkpoints have none.
         )
         tracks.append((name, track))
-    return AlarmState(tuple(tracks))
+    return AlarmState(tuple(tracks), validation_decline.Record(**validated))
 
 
 def replay(records) -> list[Verdict]:

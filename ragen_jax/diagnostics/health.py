@@ -89,8 +89,9 @@ def observe(
     watched, verdict = alarm.update(state.alarm, iteration, metrics)
     stops, reason = _count_stops(state.stops, metrics, EARLY_STOPS[policy.early_stops])
     rang = [track.rang_at for _, track in watched.tracks if track.rang_at >= 0]
-    healthy_until = state.healthy_until
-    if not any(iteration - at <= MEMORY for at in rang):
+    healthy_until = verdict.healthy_until or state.healthy_until
+    is_known = verdict.healthy_until > 0
+    if not is_known and not any(iteration - at <= MEMORY for at in rang):
         # A collapse that no signal announced began when the run did.
         healthy_until = START if verdict.level == COLLAPSE else iteration
     state = dataclasses.replace(

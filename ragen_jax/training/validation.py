@@ -1,6 +1,7 @@
 """Evaluations of a run: validation while it trains, test levels at its end."""
 
 import functools
+import math
 from collections.abc import Callable
 
 from ragen_jax.evaluation import evaluator as evaluator_lib
@@ -98,7 +99,11 @@ def named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
         (score,) = scores.values()
         return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
     successes = [score.success for score in scores.values()]
-    values = {f"{prefix}/success": sum(successes) / len(successes)}
+    errors = [score.success_standard_error for score in scores.values()]
+    values = {
+        f"{prefix}/success": sum(successes) / len(successes),
+        f"{prefix}/success_standard_error": math.hypot(*errors) / len(errors),
+    }
     for label, score in scores.items():
         own = score.metrics()
         values |= {f"{prefix}/{label}/{name}": value for name, value in own.items()}

@@ -1,0 +1,65 @@
+"""Whether success on validation levels has fallen from its best.
+
+Training can go on succeeding where its levels return, while the policy unlearns to read
+new ones: then the series of training say nothing (docs/echo_trap.md). So a decline is
+also where validation success lies, TIMES validations running, below its best by more
+than MARGIN and by more than ERRORS standard errors of the difference. Validations play
+the same levels, so that the true error is smaller; the best of many is too high by
+chance, which the three errors and the second look are for.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+SUCCESS = "validation/success"
+ERROR = "validation/success_standard_error"
+MARGIN = 0.1  # of success: a smaller fall does not matter
+ERRORS = 3.0  # standard errors of the difference from the best
+TIMES = 2  # validations running
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What is remembered of a run's validations."""
+
+    best: float = -1.0  # success; below 0: not validated yet
+    best_error: float = 0.0  # its standard error
+    best_at: int = 0  # iteration
+    last: float = -1.0  # success of the newest validation
+    low: int = 0  # validations running that lay below the best by too much
+
+    @property
+    def is_decline(self) -> bool:
+        """Whether the newest validations lay too low often enough."""
+        return self.low >= TIMES
+
+    @property
+    def sentence(self) -> str:
+        """What has fallen, from when on."""
+        return (
+            f"{SUCCESS} fell from {self.best:.1%} (iteration {self.best_at}) to"
+            f" {self.last:.1%}, whatever training shows"
+        )
+
+
+def update(
+    record: Record, iteration: int, metrics: Mapping[str, float | None]
+) -> Record:
+    """The next record; the same one where nothing was validated.
+
+    Args:
+      record: after the iteration before; `Record()` at first.
+      iteration: finished iterations.
+      metrics: by name. Without its standard error success counts as exact.
+    """
+    success = metrics.get(SUCCESS)
+    if success is None or not math.isfinite(success):
+        return record
+    error = metrics.get(ERROR)
+    error = error if error is not None and math.isfinite(error) else 0.0
+    if success > record.best:
+        return Record(success, error, iteration, success)
+    limit = max(MARGIN, ERRORS * math.hypot(error, record.best_error))
+    low = record.low + 1 if record.best - success > limit else 0
+    return dataclasses.replace(record, last=success, low=low)
