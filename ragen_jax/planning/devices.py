@@ -49,6 +49,7 @@ class Description:
     per_host: int  # devices of a usual host
     capability: tuple[int, int]  # CUDA's compute capability
     memory: int  # bytes that its driver offers
+    l2_cache: int  # bytes
     figures: Figures
     target_config: str  # XLA's GpuTargetConfigProto in text form
 
@@ -78,6 +79,7 @@ def read(name: str) -> Description:
         per_host=values["per_host"],
         capability=(major, minor),
         memory=compiler["memory_bytes"],
+        l2_cache=compiler["l2_bytes"],
         figures=Figures(**values["figures"]),
         target_config=_target_config(values["title"], compiler, major, minor),
     )

@@ -2,12 +2,14 @@
 
 Bytes are those of its arguments and results; of an argument that is only sliced or
 gathered from, those that it takes, and of one that is updated in place, those that
-change. What the caches of the device save is not known here.
+change (reads.py).
 """
 
 import dataclasses
+import math
 import re
 
+from ragen_jax.planning import reads
 from ragen_jax.planning.hlo import Array, Computation, Instruction, Module
 
 # Take neither time nor memory of their own.
@@ -17,6 +19,7 @@ _FREE = frozenset(
 )
 _TAKES = ("slice", "dynamic-slice", "gather")
 _UPDATES = ("scatter", "dynamic-update-slice")
+_MAKES_TUPLES = ("fusion", "custom-call")  # in one memory, for what is counted here
 _FLASH = re.compile(r"fmhaSoftmax")
 
 
@@ -33,6 +36,7 @@ class Kernel:
     place: str  # in the Python program, as JAX names it
     result: tuple[Array, ...]
     has_product_of: frozenset[int]  # all dimensions of its matrix products
+    sources: tuple[tuple[str, int], ...] = ()  # what wrote its arguments, bytes of each
 
     @property
     def bytes(self) -> int:
@@ -49,18 +53,19 @@ def measure(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Kernel:
     """The kernel that an instruction becomes; `is_kernel` holds of it."""
-    read, written = _traffic(module, computation, instruction)
+    sources, written = _traffic(module, computation, instruction)
     products = list(_products(module, computation, instruction))
     return Kernel(
         name=instruction.name,
         kind=_kind(instruction),
-        read=read,
+        read=sum(size for _, size in sources),
         written=written,
         operations=sum(operations for operations, _, _ in products),
         is_wide=any(wide for _, wide, _ in products),
         place=instruction.place,
         result=instruction.arrays,
         has_product_of=frozenset(n for _, _, sizes in products for n in sizes),
+        sources=sources,
     )
 
 
@@ -78,23 +83,39 @@ def _kind(instruction: Instruction) -> str:
 
 def _traffic(
     module: Module, computation: Computation, instruction: Instruction
-) -> tuple[int, int]:
-    """(read, written) bytes."""
-    written, read = instruction.bytes, 0
+) -> tuple[tuple[tuple[str, int], ...], int]:
+    """(bytes read by what wrote them, bytes written)"""
+    written, found = instruction.bytes, []
     called = instruction.called
     inner = module.computations.get(called, {}) if called else {}
     parameters = _parameters(inner)
+    needed = reads.needed_numbers(inner)
     for index, argument in enumerate(instruction.arguments):
         source = computation.get(argument)
         whole = source.bytes if source else 0
         used = whole
         if inner and index in parameters:
-            used, unwritten = _used(inner, parameters[index], whole)
-            written -= unwritten
+            name = parameters[index]
+            unwritten = _unwritten(inner, name, whole)
+            share = needed[name] / max(1, reads.size_of(inner[name]))
+            used = 0 if unwritten is not None else math.ceil(whole * share)
+            written -= unwritten or 0
         elif instruction.opcode in _TAKES and index == 0:
             used = min(whole, instruction.bytes)
-        read += used
-    return read, max(written, 0)
+        found.append((_writer(computation, argument), used))
+    return tuple(found), max(written, 0)
+
+
+def _writer(computation: Computation, name: str) -> str:
+    """The kernel whose memory a name stands for; of a loop's state, its part."""
+    source = computation.get(name)
+    while source and source.opcode in ("bitcast", "get-tuple-element"):
+        before = computation.get(source.arguments[0])
+        is_part = source.opcode == "get-tuple-element"
+        if before is None or (is_part and before.opcode not in _MAKES_TUPLES):
+            break
+        name, source = source.arguments[0], before
+    return name
 
 
 def _parameters(inner: Computation) -> dict[int, str]:
@@ -106,8 +127,11 @@ def _parameters(inner: Computation) -> dict[int, str]:
     return found
 
 
-def _used(inner: Computation, parameter: str, whole: int) -> tuple[int, int]:
-    """(bytes read of a fusion's argument, bytes of its result that stay as they are)"""
+def _unwritten(inner: Computation, parameter: str, whole: int) -> int | None:
+    """Bytes of an argument that is changed in place that stay as they are.
+
+    None where it is not changed in place.
+    """
     names = {parameter}
     for name, instruction in inner.items():  # In order: arguments stand before.
         if instruction.opcode == "bitcast" and names & set(instruction.arguments):
@@ -117,16 +141,14 @@ def _used(inner: Computation, parameter: str, whole: int) -> tuple[int, int]:
         for user in inner.values()
         if user.opcode != "bitcast" and names & set(user.arguments)
     ]
-    if users and all(user.opcode in _TAKES for user in users):
-        return min(whole, sum(user.bytes for user in users)), 0
     in_place = [u for u in users if u.opcode in _UPDATES and u.arguments[0] in names]
-    if in_place and len(in_place) == len(users):
-        changed = 0
-        for user in in_place:
-            update = inner.get(user.arguments[-1 if user.opcode == "scatter" else 1])
-            changed += update.bytes if update else 0
-        return 0, max(0, whole - changed)
-    return whole, 0
+    if not in_place or len(in_place) < len(users):
+        return None
+    changed = 0
+    for user in in_place:
+        update = inner.get(user.arguments[-1 if user.opcode == "scatter" else 1])
+        changed += update.bytes if update else 0
+    return max(0, whole - changed)
 
 
 # Operations --------------------------------------------------------------------------

@@ -99,7 +99,8 @@ def assemble(
             if name.startswith((compiling.VALIDATION, compiling.TEST))
         },
     )
-    costs = Costs(target.device.figures, target.count // target.hosts)
+    device, per_host = target.device, target.count // target.hosts
+    costs = Costs(device.figures, per_host, device.l2_cache)
     parts = roofline.read_rollout(run, trees[ROLLOUT], costs)
     most = run.settings.rollout.reply_tokens
     lengths = replies or (most / 8, most * 3 / 8, most)
@@ -163,7 +164,8 @@ def _programs(plan: Plan) -> Iterator[str]:
 
 def _passes(plan: Plan) -> Iterator[str]:
     yield "passes of the rollout, on one device"
-    yield f"  {'':28s} {'kernels':>8s} {'GB moved':>10s} {'GFLOP':>10s} {'ms':>8s}"
+    titles = f"{'GB moved':>10s} {'within L2':>10s} {'GFLOP':>10s} {'ms':>8s}"
+    yield f"  {'':28s} {'kernels':>8s} {titles}"
     buckets = plan.run.plan.buckets
     named = {"weights, levels, prompts": plan.parts.start}
     for index in range(len(plan.parts.decode)):
@@ -176,7 +178,8 @@ def _passes(plan: Plan) -> Iterator[str]:
     for name, each in named.items():
         yield (
             f"  {name:28s} {each.kernels:8.0f} {each.bytes / _GIGA:10.3f}"
-            f" {each.operations / _GIGA:10.1f} {1000 * each.seconds:8.3f}"
+            f" {each.cached / _GIGA:10.3f} {each.operations / _GIGA:10.1f}"
+            f" {1000 * each.seconds:8.3f}"
         )
     copies = programs.copies_in_loops(plan.trees[ROLLOUT], _cache_bytes(plan.run))
     verdict = f"{len(copies)} in each round: a fault" if copies else "none"

@@ -7,12 +7,14 @@ for its start. The shares of the data sheet that real kernels reach are assumpti
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from ragen_jax.planning import reads
 from ragen_jax.planning.devices import Figures
 from ragen_jax.planning.kernels import Kernel
 from ragen_jax.planning.programs import Block, Choice, Collective, Loop
 
 BANDWIDTH_SHARE = 0.8  # of the memory's bandwidth, for kernels that stream
 MATMUL_SHARE = 0.5  # of the dense peak, for products and attention together
+CACHE_SHARE = 0.5  # of the L2 cache: it has two halves, and data may be in both
 KERNEL_SECONDS = 1.5e-6  # from one kernel to the next within a CUDA graph
 COLLECTIVE_SECONDS = 15e-6  # of an exchange besides its bytes
 
@@ -25,7 +27,8 @@ class Work:
     bytes: float = 0.0  # read and written
     operations: float = 0.0  # floating-point, of products and attention
     exchanged: float = 0.0  # bytes of arrays exchanged with other devices
-    seconds: float = 0.0
+    seconds: float = 0.0  # as if all bytes were the memory's
+    cached: float = 0.0  # bytes among those read that L2 may still hold
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(sum, zip(_values(self), _values(other), strict=True)))
@@ -52,6 +55,7 @@ class Costs:
 
     figures: Figures
     per_host: int  # devices of a host
+    l2_cache: float = 0.0  # bytes
 
     def kernel(self, kernel: Kernel) -> Work:
         """One launch of a kernel."""
@@ -96,4 +100,6 @@ class Costs:
     def own(self, block: Block) -> Work:
         """A block's kernels and exchanges, without loops and conditions."""
         total = sum(map(self.kernel, block.kernels), NOTHING)
-        return sum(map(self.collective, block.collectives), total)
+        total = sum(map(self.collective, block.collectives), total)
+        hits = reads.from_cache(block.kernels, CACHE_SHARE * self.l2_cache)
+        return total + Work(cached=sum(hits))
