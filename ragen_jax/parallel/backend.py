@@ -1,13 +1,8 @@
 """The devices that programs are compiled for. All who ask about them ask here.
 
 They are the ones that JAX finds or, within `targeting`, ones that are not there. What
-depends on them:
-
-* mesh.py lays its axes over `devices`;
-* loop.py computes in bfloat16 unless `name` is "cpu", which emulates it slowly;
-* models/attention.py takes cuDNN's kernel by `cuda_capability`, and a loop over rows on
-  a CPU, whose cache holds one row's scores;
-* rollout/cache.py cuts decode attention into one operation a core on a CPU.
+depends on them stands, each with its reason, in backend_choices.py; mesh.py lays its
+axes over `devices`.
 """
 
 import contextlib

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ragen_jax.parallel import backend_choices
+
 _LARGE = 8192  # tokens; a larger vocabulary is drawn from in two steps
 _LOW = -1e30  # below all logits
 _BLOCK = 128  # tokens; the vocabularies of Qwen, Llama 3 and SmolLM2 are whole blocks
@@ -50,21 +52,19 @@ def sample(
 def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
     """`sample` of a large vocabulary: first a block of tokens, then a token of it.
 
-    The same distribution, for V / _BLOCK + _BLOCK random numbers a slot instead of V,
-    and with two readings of the logits, which no cache holds: one for the largest of
-    each block, one for both sums over it. All else is taken from the blocks.
+    The same distribution, for V / _BLOCK + _BLOCK random numbers a slot instead of V.
+    The logits, which no cache holds, are read once or twice for what is known of each
+    block: its largest x, sum e^(x - largest) and sum (x - largest) e^(x - largest). All
+    else is taken from the blocks.
     """
     divisor = jnp.float32(1) if greedy else temperature
     raw = _blocks(logits)
     blocks = raw / divisor
-    # Finite for a block of impossible tokens; and held back, lest XLA take the largest
-    # of all from the logits once more.
-    highest = jax.lax.optimization_barrier(blocks.max(axis=-1, initial=_LOW))
-    behind = blocks - highest[..., None]
-    weights = jnp.exp(behind)
-    total = weights.sum(axis=-1)
-    # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
-    tilt = jnp.where(weights > 0, weights * behind, 0).sum(axis=-1)
+    highest, total, tilt = (
+        _sums_at_once(blocks)
+        if backend_choices.choices().sums_blocks_at_once
+        else _sums_after_highest(blocks)
+    )
 
     top = highest.max(axis=-1, keepdims=True)
     share = jnp.exp(highest - top)
@@ -86,6 +86,40 @@ def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
         logprob=chosen - top[:, 0] - jnp.log(normalizer),
         entropy=jnp.log(normalizer) - mean,
     )
+
+
+def _sums_after_highest(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(largest x, sum of weights, tilt) of each block, float32[S, n]; it reads twice."""
+    # Finite for a block of impossible tokens; and held back, lest XLA take the largest
+    # of all from the logits once more.
+    highest = jax.lax.optimization_barrier(blocks.max(axis=-1, initial=_LOW))
+    behind = blocks - highest[..., None]
+    weights = jnp.exp(behind)
+    # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
+    tilt = jnp.where(weights > 0, weights * behind, 0).sum(axis=-1)
+    return highest, weights.sum(axis=-1), tilt
+
+
+def _sums_at_once(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same in one reading, after Milakov and Gimelshein 2018, arXiv:1805.02867.
+
+    Where a larger x is found the sums so far are brought down to it.
+    """
+
+    def join(one, other):
+        largest = jnp.maximum(one[0], other[0])
+        total, tilt = 0.0, 0.0
+        for highest, weight, tilted in (one, other):
+            down = highest - largest
+            share = jnp.exp(down)
+            total += share * weight
+            tilt += share * (tilted + down * weight)
+        return largest, total, tilt
+
+    finite = jnp.maximum(blocks, _LOW)
+    nothing = (jnp.float32(_LOW), jnp.float32(0), jnp.float32(0))
+    start = (finite, jnp.ones_like(finite), jnp.zeros_like(finite))
+    return jax.lax.reduce(start, nothing, join, (finite.ndim - 1,))
 
 
 def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:

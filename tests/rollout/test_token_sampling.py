@@ -1,5 +1,6 @@
 """Sampling against its distribution, by hand, and the keys that decide it."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax.parallel import backend_choices
 from ragen_jax.rollout import prng, token_sampling
 
 LOGITS = jnp.log(jnp.array([0.5, 0.25, 0.125, 0.0625, 0.0625]))
@@ -70,9 +72,14 @@ def test_log_probability_and_entropy_are_those_worked_out_by_hand():
     np.testing.assert_allclose(drawn.entropy, 1.875 * np.log(2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("impossible", [-1e4, -np.inf])
-def test_a_large_vocabulary_is_scored_as_by_the_whole_softmax(greedy, impossible):
+def test_a_large_vocabulary_is_scored_as_by_the_whole_softmax(
+    greedy, impossible, at_once, monkeypatch
+):
+    chosen = dataclasses.replace(backend_choices.choices(), sums_blocks_at_once=at_once)
+    monkeypatch.setattr(backend_choices, "choices", lambda: chosen)
     rng = np.random.default_rng(5)
     logits = 20 * rng.standard_normal((4, 8192 + 300)) + [[0], [5000], [-5000], [0]]
     logits[0, 128:384] = impossible  # Two whole blocks, and one token of another.
@@ -80,7 +87,8 @@ def test_a_large_vocabulary_is_scored_as_by_the_whole_softmax(greedy, impossible
     logits[3, 700] = 7.0
     key = jax.random.split(jax.random.key(6), 4)
     logits = logits.astype(np.float32)
-    drawn = _sample(key, jnp.asarray(logits), jnp.float32(0.7), greedy=greedy)
+    sample = functools.partial(token_sampling.sample, greedy=greedy)
+    drawn = jax.jit(sample)(key, jnp.asarray(logits), jnp.float32(0.7))
     scaled = logits.astype(float) / (1 if greedy else np.float32(0.7))
     scaled -= scaled.max(axis=1, keepdims=True)
     policy = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
