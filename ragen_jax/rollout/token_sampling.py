@@ -89,7 +89,7 @@ def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
 
 
 def _sums_after_highest(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(largest x, sum of weights, tilt) of each block, float32[S, n]; it reads twice."""
+    """(largest x, sum of weights, tilt) of blocks, float32[S, n]; it reads twice."""
     # Finite for a block of impossible tokens; and held back, lest XLA take the largest
     # of all from the logits once more.
     highest = jax.lax.optimization_barrier(blocks.max(axis=-1, initial=_LOW))
