@@ -57,6 +57,9 @@ def get_study() -> Study:
             "drop",
             "success_onset",
             "std_lead",
+            "entropy_lead",
+            "gradient_lead",
+            "thoughts_lead",
             "alarm_at",
         ),
         curves=(

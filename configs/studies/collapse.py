@@ -67,8 +67,12 @@ def get_study() -> Study:
             "last_valid",
             "last_entropy",
             "last_distinct_thoughts",
+            "success_onset",
             "alarm_at",
             "std_lead",
+            "entropy_lead",
+            "gradient_lead",
+            "thoughts_lead",
         ),
         curves=(
             "train/success",

@@ -13,6 +13,7 @@ from ragen_jax.reporting import metrics
 
 _SMOOTHED = 5  # iterations, the running mean that peaks and onsets are read from
 _LOST = 0.5  # of its peak: a series below it has collapsed
+_SPIKE = 3  # times the median before: a gradient norm above it is a spike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,40 @@ def onset(run: RunRecord, name: str) -> float:
     if not len(below):
         return math.nan
     return float(iterations[peak + below[0] + len(values) - len(means)])
+
+
+def departure(run: RunRecord, name: str, least: float, most: float) -> float:
+    """The first iteration at which a smoothed series leaves a range.
+
+    The range is `least` to `most` times the mean of its first values, as many as are
+    smoothed over. NaN where it stays within.
+    """
+    iterations, values = run.series(name)
+    means = smoothed(values) if len(values) else values
+    return _first(iterations, (means < least * means[:1]) | (means > most * means[:1]))
+
+
+def spike(run: RunRecord, name: str) -> float:
+    """The first iteration at which a series is above _SPIKE times its median so far.
+
+    As many values as are smoothed over come before. NaN where there is none.
+    """
+    iterations, values = run.series(name)
+    medians = [np.median(values[:end]) for end in range(_SMOOTHED, len(values))]
+    return _first(iterations, values[_SMOOTHED:] > _SPIKE * np.array(medians))
+
+
+def _first(iterations: np.ndarray, is_so: np.ndarray) -> float:
+    """The iteration of the first True; of fewer flags, they are of the last ones."""
+    found = np.flatnonzero(is_so)
+    if not len(found):
+        return math.nan
+    return float(iterations[found[0] + len(iterations) - len(is_so)])
+
+
+def _lead(sign: Callable[[RunRecord], float]) -> Callable[[RunRecord], float]:
+    """Iterations from a sign to the onset of success's fall."""
+    return lambda run: onset(run, "train/success") - sign(run)
 
 
 def _first_collapse(run: RunRecord) -> float:
@@ -264,8 +299,23 @@ MEASURES: dict[str, Measure] = {
     ),
     "std_lead": _number(
         "iterations from the same point of the in-group standard deviation to that of"
-        " training success; runs without both are left out",
-        lambda run: onset(run, "train/success") - onset(run, "filter/reward_std"),
+        " training success (success_onset); runs without both are left out",
+        _lead(lambda run: onset(run, "filter/reward_std")),
+    ),
+    "entropy_lead": _number(
+        "the same from where the entropy, a mean of five, is first below half or above"
+        " twice of its beginning",
+        _lead(lambda run: departure(run, "rollout/entropy", 1 / 2, 2)),
+    ),
+    "gradient_lead": _number(
+        "the same from where the actor's gradient norm is first above three times its"
+        " median so far",
+        _lead(lambda run: spike(run, "update/actor_grad_norm")),
+    ),
+    "thoughts_lead": _number(
+        "the same from where the share of different thoughts, a mean of five, is first"
+        " below half of its beginning",
+        _lead(lambda run: departure(run, "health/distinct_thoughts", 1 / 2, math.inf)),
     ),
     "alarm_at": _number(
         "iteration of the alarm's first collapse; runs without one are left out",

@@ -128,8 +128,17 @@ def test_a_collapse_has_a_peak_an_onset_and_a_sign_that_led_it():
             "train/success": success,
             "filter/reward_std": spread,
             "health/level": [0] * 20 + [2] * 10,
+            # Means of five: above 0.2 from iteration 12 on, of 0.1 at first.
+            "rollout/entropy": [0.1] * 7 + [0.21] * 23,
+            # Above three times the median, 1, at iteration 13; not at 3, too early.
+            "update/actor_grad_norm": [1.0, 1.0, 9.0] + [1.0] * 9 + [3.1] + [1.0] * 17,
+            # Below 0.4 where four of five are 0.2: at iteration 22.
+            "health/distinct_thoughts": [0.8] * 18 + [0.2] * 12,
         },
     )
+    assert measures.value(run, "entropy_lead") == 17 - 12
+    assert measures.value(run, "gradient_lead") == 17 - 13
+    assert measures.value(run, "thoughts_lead") == 17 - 22
     assert measures.value(run, "peak_success") == pytest.approx(1)
     assert measures.value(run, "lost_success") == pytest.approx(1)
     assert measures.value(run, "collapsed") == 1
@@ -324,6 +333,9 @@ def test_every_measure_can_be_taken_of_a_kept_run():
     success = np.concatenate([np.linspace(0.1, 1, 20), np.linspace(1, 0, 20)])
     series["train/success"] = series["filter/reward_std"] = tuple(success)
     series["health/level"] = (0,) * 30 + (2,) * 10
+    series["rollout/entropy"] = tuple(success)  # From little to much.
+    series["update/actor_grad_norm"] = (0.1,) * 20 + tuple(rng.random(20) + 1)
+    series["health/distinct_thoughts"] = (0.5,) * 30 + (0.1,) * 10
     made = record(3, rng.random(20) < 0.5, **series)
     diagnoses = [
         {
