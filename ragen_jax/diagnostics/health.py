@@ -151,13 +151,14 @@ def remedied(settings: Any, policy: Policy, rollbacks: int) -> Any:
 
 
 def remedy_sentence(settings: Any, policy: Policy, rollbacks: int, step: int) -> str:
-    """What a rollback does, in words. Args: as for `remedied`; step: returned to."""
+    """What a rollback does, in words. Args: as for `remedied`; step: it returns to."""
     changed = remedied(settings, policy, rollbacks)
     if changed.filter != settings.filter:
         what = f"filter.fraction = {changed.filter.fraction:.3g}"
     else:
         what = f"optimizer.actor_lr = {changed.optimizer.actor_lr:.3g}"
-    return f"back to the checkpoint after iteration {step}, from now on with {what}"
+    where = f"the checkpoint after iteration {step}" if step else "the beginning"
+    return f"back to {where}, from now on with {what}"
 
 
 # RAGEN's early stops -----------------------------------------------------------------

@@ -263,7 +263,8 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
     outputs.checkpoints.wait()
     steps = checkpoints.scores(outputs.checkpoints.directory)
     step = max((s for s in steps if s <= decision.healthy_until), default=0)
-    if not step:
+    # A run that fell from its beginning on begins again; another would lose too much.
+    if not step and decision.healthy_until > health.START:
         return f"{decision.sentence}; no checkpoint is from before it: training stops"
     sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
     if jax.process_index() == 0:

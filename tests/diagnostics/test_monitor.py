@@ -76,6 +76,36 @@ def test_a_rollback_continues_from_the_last_healthy_checkpoint(run, rolled_back)
     assert len(made) == 1
 
 
+@pytest.mark.slow
+def test_a_run_that_fell_before_its_first_checkpoint_begins_again(tmp_path):
+    settings = runs.settings(**CHANGES, every__checkpoint=4, every__evaluate=0)
+    run = runs.prepare(**CHANGES, every__checkpoint=4, every__evaluate=0)
+    observe = health.observe
+
+    def judge(state, iteration, values, policy):
+        state, decision = observe(state, iteration, values, policy)
+        if (iteration, state.rollbacks) == (3, 0):
+            decision = dataclasses.replace(
+                decision,
+                action=health.ROLLBACK,
+                sentence="a collapse",
+                healthy_until=health.START,
+            )
+        return state, decision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "observe", judge)
+        printed = runs.train(run, tmp_path)
+    rate = settings.optimizer.actor_lr / 2
+    said = f"back to the beginning, from now on with optimizer.actor_lr = {rate:.3g}"
+    assert f"a collapse: {said}" in printed
+    trained = [r for r in metrics.read(tmp_path) if "train/success" in r]
+    assert [r["iteration"] for r in trained] == [1, 2, 3, 4]
+    np.testing.assert_allclose([r["update/actor_lr"] for r in trained], [rate] * 4)
+    (noted,) = monitor.read_rollbacks(tmp_path)
+    assert noted["from"] == 3 and noted["to"] == 0
+
+
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
     policy = health.Policy("rollback", "learning_rate")
     lower = health.remedied(run.settings, policy, 2)
