@@ -40,6 +40,11 @@ def get_study() -> Study:
         for arm in arms
         if arm != _PLAIN
     )
+    ends = tuple(
+        Claim(text=f"{arm}: ends above plain GRPO.", left=arm, right=_PLAIN)
+        for arm in arms
+        if arm != _PLAIN
+    )
     return Study(
         name="collapse",
         question="Where does the embedded model degenerate, what announces it, and what"
@@ -61,6 +66,7 @@ def get_study() -> Study:
         arms=arms,
         measures=(
             "test_success",
+            "best_validation",
             "peak_success",
             "lost_success",
             "collapsed",
@@ -76,11 +82,12 @@ def get_study() -> Study:
         ),
         curves=(
             "train/success",
+            "validation/success",
             "filter/reward_std",
             "rollout/entropy",
             "update/actor_grad_norm",
         ),
-        claims=(falls, *helps),
+        claims=(falls, *helps, *ends),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11.",
