@@ -45,6 +45,17 @@ def get_study() -> Study:
         for arm in arms
         if arm != _PLAIN
     )
+    # Asked after two of three seeds had shown it.
+    echoes = tuple(
+        Claim(
+            text=f"{arm}: fewer thoughts differ in the end than by plain GRPO.",
+            left=arm,
+            right=_PLAIN,
+            measure="last_distinct_thoughts",
+            relation="less",
+        )
+        for arm in ("no KL", "critic")
+    )
     return Study(
         name="collapse",
         question="Where does the embedded model degenerate, what announces it, and what"
@@ -87,7 +98,7 @@ def get_study() -> Study:
             "rollout/entropy",
             "update/actor_grad_norm",
         ),
-        claims=(falls, *helps, *ends),
+        claims=(falls, *helps, *ends, *echoes),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11.",
