@@ -172,10 +172,13 @@ def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> b
     ]
     if not names:
         return False
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(5.2 * len(names), 3.6), squeeze=False
+    columns = 2 if len(names) == 4 else min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(5.2 * columns, 3.6 * rows), squeeze=False
     )
-    for axis, name in zip(axes[0], names, strict=True):
+    axes, free = grid.flat[: len(names)], grid.flat[len(names) :]
+    for axis, name in zip(axes, names, strict=True):
         for index, (arm, found) in enumerate(runs.items()):
             color = f"C{index % 10}"
             series = [r.series(name) for r in found]
@@ -190,9 +193,15 @@ def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> b
         axis.set_xlabel("iteration")
         axis.grid(alpha=0.3)
     # An arm may lack the last curve: of each the line that some axis has.
-    lines = {line.get_label(): line for axis in axes[0] for line in axis.lines}
+    lines = {line.get_label(): line for axis in axes for line in axis.lines}
     shown = [arm for arm in runs if arm in lines]
-    axes[0][-1].legend([lines[arm] for arm in shown], shown, fontsize=8)
+    legend = [lines[arm] for arm in shown], shown
+    if len(free):
+        free[0].legend(*legend, fontsize=10, loc="center left", frameon=False)
+    else:
+        axes[-1].legend(*legend, fontsize=8)
+    for axis in free:
+        axis.axis("off")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
