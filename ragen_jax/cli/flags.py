@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -91,8 +90,6 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
     if takes_config:
         path, arguments = _take_config(arguments, path)
     if asked := set(arguments[1:]) & set(_HELP):
-        if hasattr(signal, "SIGPIPE"):  # `--help | head` ends as `cat | head` does.
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         _print_help(path, "--helpfull" in asked, flag_values)
         sys.exit(0)
     config = None

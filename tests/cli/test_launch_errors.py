@@ -1,6 +1,7 @@
 """The command line of launch scripts: one sentence, exit code 2, no traceback."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -301,3 +302,5 @@ def test_help_without_a_config_says_how_to_see_its_keys(capsys):
     with pytest.raises(SystemExit):
         parse("--help")
     assert "With --config=configs/frozenlake.py --help" in capsys.readouterr().out
+    # A process that goes on, as this one does, would die of the next closed pipe.
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
