@@ -16,6 +16,7 @@ def get_study() -> Study:
     arms = {
         _PLAIN: {},
         "falling rate": {"optimizer.schedule": "cosine"},
+        "half the rate": {"optimizer.actor_lr": 1.5e-4},
         "filtered": _FILTER,
         "no KL": {"loss.kl": 0.0},
         "clip-higher": {"loss.clip_high": 0.28},
@@ -55,6 +56,11 @@ def get_study() -> Study:
             relation="less",
         )
         for arm in ("no KL", "critic")
+    )
+    returns = Claim(
+        text="A rollback, which halves the rate, ends above half the rate throughout.",
+        left="rollback",
+        right="half the rate",
     )
     return Study(
         name="collapse",
@@ -98,7 +104,7 @@ def get_study() -> Study:
             "rollout/entropy",
             "health/distinct_thoughts",
         ),
-        claims=(falls, *helps, *ends, *echoes),
+        claims=(falls, *helps, *ends, *echoes, returns),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11."
