@@ -106,6 +106,7 @@ def get_study() -> Study:
         ),
         claims=(falls, *helps, *ends, *echoes, returns),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
+        paper_arms={"half the rate": {"optimizer.actor_lr": 5e-7}},
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11."
         " A rollback trains again what it has gone back over, which is not counted"

@@ -64,6 +64,10 @@ class Study:
     # At the scale "paper" FILE becomes FILE:paper and FILE:VARIANT FILE:VARIANT_paper,
     # and all runs have these changes.
     paper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # And at that scale some arms, by label, these besides.
+    paper_arms: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+        default_factory=dict
+    )
     # Arguments of launch/diagnose.py, which measures each finished run; (): none do.
     diagnose: tuple[str, ...] = ()
     notes: str = ""  # what a reader must know: departures from the original
@@ -191,5 +195,6 @@ def _planned(
     changes = {**study.changes, **study.arms[arm], **extra}
     config = changes.pop("config", study.config)
     if scale == "paper":
+        changes |= study.paper_arms.get(arm, {})
         config += "_paper" if ":" in config else ":paper"
     return PlannedRun(arm, seed, config, {**changes, "seed": seed}, study.diagnose)
