@@ -110,6 +110,7 @@ def get_study() -> Study:
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11."
         " A rollback trains again what it has gone back over, which is not counted"
-        " among the 100. `alarm_at` of the other arms' seed 0, and of the first two of"
-        " seed 1, is of an alarm that did not look at validation yet.",
+        " among the 100. `alarm_at` of seed 0 (but of a rollback and of half the rate)"
+        " and of the first two arms of seed 1 is of an alarm that did not look at"
+        " validation yet.",
     )

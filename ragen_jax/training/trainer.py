@@ -47,6 +47,10 @@ from ragen_jax.training.workdir import (
 )
 from ragen_jax.utils import machine_errors, user_modules
 
+# Iterations: a run that fell within them, before its first checkpoint, begins again. A
+# later one would lose too much.
+_BEGINS_AGAIN = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
@@ -263,8 +267,7 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
     outputs.checkpoints.wait()
     steps = checkpoints.scores(outputs.checkpoints.directory)
     step = max((s for s in steps if s <= decision.healthy_until), default=0)
-    # A run that fell from its beginning on begins again; another would lose too much.
-    if not step and decision.healthy_until > health.START:
+    if not step and done > _BEGINS_AGAIN:
         return f"{decision.sentence}; no checkpoint is from before it: training stops"
     sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
     if jax.process_index() == 0:
