@@ -73,15 +73,17 @@ def test_log_probability_and_entropy_are_those_worked_out_by_hand():
 
 
 @pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("spread", [2, 20])  # Of many likely tokens, and of few.
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("impossible", [-1e4, -np.inf])
 def test_a_large_vocabulary_is_scored_as_by_the_whole_softmax(
-    greedy, impossible, at_once, monkeypatch
+    greedy, impossible, spread, at_once, monkeypatch
 ):
     chosen = dataclasses.replace(backend_choices.choices(), sums_blocks_at_once=at_once)
     monkeypatch.setattr(backend_choices, "choices", lambda: chosen)
     rng = np.random.default_rng(5)
-    logits = 20 * rng.standard_normal((4, 8192 + 300)) + [[0], [5000], [-5000], [0]]
+    logits = spread * rng.standard_normal((4, 8192 + 300))
+    logits += [[0], [5000], [-5000], [0]]
     logits[0, 128:384] = impossible  # Two whole blocks, and one token of another.
     logits[3] = impossible
     logits[3, 700] = 7.0
