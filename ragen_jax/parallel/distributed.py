@@ -80,6 +80,11 @@ def start(
         # alone, and the processes abort ("collective mismatch", jaxlib 0.10). With one
         # thread a process there is one order. Read when the backend starts.
         os.environ.setdefault("NPROC", "1")
+        # That thread also begins the programs of each device. With two devices it waits
+        # for room in one's queue, whose programs wait for the other's: for ever.
+        forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+        if not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
+            jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(
         coordinator_address=place.coordinator,
         num_processes=place.processes,

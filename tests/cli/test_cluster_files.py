@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import signal
 import subprocess
+import time
 
 import pytest
 import yaml
@@ -39,6 +41,36 @@ def test_the_slurm_script_hands_its_arguments_on_and_requeues(tmp_path, code, re
     srun, *after = (tmp_path / "calls").read_text().splitlines()
     assert srun.endswith("python launch/train.py --config=a.py --workdir=/b c")
     assert after == ["scontrol requeue 7"] * requeues
+
+
+# 0: it has saved; 143: there was nothing to save yet, and there would not be next time.
+@pytest.mark.parametrize(("code", "requeues"), [(0, True), (143, False)])
+def test_out_of_time_the_slurm_script_lets_the_run_save_and_requeues(
+    tmp_path, code, requeues
+):
+    """SLURM announces the end of a job's time to the script alone, by SIGUSR1."""
+    stand_ins = {
+        # srun itself, sent SIGTERM, would kill the processes before they have saved.
+        "srun": f"trap 'echo saved >> calls; exit {code}' USR2\n"
+        "echo $$ > pid; mv pid running; while :; do sleep 0.05; done",
+        "scancel": 'echo "$@" >> calls; kill -USR2 "$(cat running)"',
+        "scontrol": 'echo "$@" >> calls',
+    }
+    for name, script in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    job = subprocess.Popen(
+        ["bash", str(SLURM)],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"},
+        cwd=tmp_path,
+    )
+    while not (tmp_path / "running").exists():
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=30) == code
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["--signal=TERM 7", "saved"] + ["requeue 7"] * requeues
 
 
 def test_a_task_of_the_slurm_script_sees_its_hosts_gpus_and_has_its_cpus(tmp_path):
