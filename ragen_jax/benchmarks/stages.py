@@ -283,12 +283,15 @@ def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 def _learned(records: list[dict]) -> Tables:
     """Of the iterations so far."""
-    gaps = [record["update/logprob_gap"] for record in records]
-    largest = [record["update/logprob_gap_max"] for record in records]
-    yield (
-        "log-probability gap, nats",
-        {"mean": statistics.mean(gaps), "largest": max(largest)},
-    )
+    # Without those in which nothing was learned.
+    learned = [one for one in records if one["update/logprob_gap"] is not None]
+    gaps = [record["update/logprob_gap"] for record in learned]
+    largest = [record["update/logprob_gap_max"] for record in learned]
+    if learned:
+        yield (
+            "log-probability gap, nats",
+            {"mean": statistics.mean(gaps), "largest": max(largest)},
+        )
     half = len(records) // 2
     success = [record["train/success"] for record in records]
     if half:

@@ -119,11 +119,13 @@ def clip_fraction(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> jax.Array:
     """1 where `clipped_policy_loss` has stopped the gradient of a token, else 0.
 
     That is where a gain overshoots: r > 1 + clip_high with A > 0, or r < 1 - clip_low
-    with A < 0. Its token mean is the clip fraction.
+    with A < 0; and with `dual_clip` c where r > c with A < 0. Its token mean is the
+    clip fraction.
 
     Args: as for `clipped_policy_loss`.
 
@@ -134,6 +136,8 @@ def clip_fraction(
     ratio = _ratio(logprobs, old_logprobs, advantages)
     rose = (ratio > 1 + clip_high) & (advantages > 0)
     fell = (ratio < 1 - clip_low) & (advantages < 0)
+    if dual_clip:
+        fell |= (ratio > dual_clip) & (advantages < 0)
     return (rose | fell).astype(jnp.float32)
 
 

@@ -45,7 +45,7 @@ class TokenSums:
     approx_kl: Mean
     clip_fraction: Mean
     logprob_gap: Mean  # first update of an iteration only: the policy has not moved
-    ratio: Mean  # of probabilities, to those before the first update
+    ratio: Mean  # of probabilities, to those that were sampled from
     logprob_gap_max: jax.Array  # float32[]
     ratio_max: jax.Array  # float32[]
 
@@ -217,16 +217,17 @@ def actor_loss(plan: UpdatePlan, frozen, actor, piece: Batch, is_first, iteratio
             aggregation.token_mean(x, piece.is_reply, piece.weight)
         )
 
-    gap = jnp.abs(scores.logprobs - _sampler_logprobs(piece))
+    sampled = _sampler_logprobs(piece)
+    gap = jnp.abs(scores.logprobs - sampled)
     counted = piece.is_reply & (piece.weight > 0)[:, None]
     gap_mean = mean(gap)
-    ratio = losses.probability_ratio(scores.logprobs, piece.old_logprobs)
+    ratio = losses.probability_ratio(scores.logprobs, sampled)
     sums = TokenSums(
         policy_loss=mean(surrogate),
         value_loss=Mean.zero(),
         entropy=mean(scores.entropy),
         kl=mean(divergence),
-        approx_kl=mean(losses.kl(piece.old_logprobs, scores.logprobs, "k3")),
+        approx_kl=mean(losses.kl(sampled, scores.logprobs, "k3")),
         clip_fraction=mean(is_clipped),
         logprob_gap=jax.tree.map(lambda x: jnp.where(is_first, x, 0), gap_mean),
         ratio=mean(ratio),
@@ -241,11 +242,15 @@ def actor_loss(plan: UpdatePlan, frozen, actor, piece: Batch, is_first, iteratio
 def _surrogate(settings: Settings, logprobs: jax.Array, piece: Batch):
     """The clipped loss of each token and where it is clipped, float32[R, T] each."""
     chosen, old = settings.loss, piece.old_logprobs
-    clips: dict[str, Any] = dict(clip_low=chosen.clip_low, clip_high=chosen.clip_high)
+    clips: dict[str, Any] = dict(
+        clip_low=chosen.clip_low,
+        clip_high=chosen.clip_high,
+        dual_clip=chosen.dual_clip,
+    )
     if chosen.ratio == "sequence":
         logprobs = losses.sequence_logprobs(logprobs, old, piece.is_reply)
     inputs = (logprobs, old, piece.advantages)
-    loss = losses.clipped_policy_loss(*inputs, **clips, dual_clip=chosen.dual_clip)
+    loss = losses.clipped_policy_loss(*inputs, **clips)
     if chosen.sampler_correction:
         loss *= losses.sampler_weights(
             old, _sampler_logprobs(piece), chosen.sampler_correction

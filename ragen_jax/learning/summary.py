@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -122,6 +123,17 @@ def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
     return mean.replace(sums=sums, made=total.made)
 
 
+_MEANS_OF_UPDATES = {
+    f"update/{name}"
+    for name in (
+        *(field.name for field in dataclasses.fields(TokenSums)),
+        "explained_variance",
+        "actor_grad_norm",
+        "critic_grad_norm",
+    )
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Times:
     """Seconds of the two halves of an iteration."""
@@ -140,6 +152,8 @@ def iteration_metrics(
     times: Times,
 ) -> dict[str, float]:
     """Everything that an iteration reports, by the names in reporting/metrics.py.
+
+    Means over an update's tokens and steps are NaN where nothing was learned from.
 
     Args:
       settings: of the run.
@@ -193,6 +207,8 @@ def iteration_metrics(
         for name in ("value_loss", "explained_variance", "critic_grad_norm"):
             del values[f"update/{name}"]
     metrics = {name: float(value) for name, value in jax.device_get(values).items()}
+    if not int(learned.made.attempted):
+        metrics |= dict.fromkeys(_MEANS_OF_UPDATES & metrics.keys(), math.nan)
     for name, numbers in jax.device_get(by_task).items():
         for label, value in zip(labels, numbers.tolist(), strict=True):
             metrics[f"train/{label}/{name}"] = value

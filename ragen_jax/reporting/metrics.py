@@ -71,7 +71,8 @@ METRICS: dict[str, Metric] = {
     "filter/kept_fraction": Metric(
         "1", "groups that the filter kept; within_group: episodes"
     ),
-    # Update: means over its tokens and gradient steps unless said otherwise.
+    # Update: means over its tokens and gradient steps unless said otherwise; null in an
+    # iteration that made none.
     "update/policy_loss": Metric("1", "clipped policy loss"),
     "update/value_loss": Metric("reward^2", "loss of the critic"),
     "update/kl": Metric("nats", "estimated KL from the frozen reference"),

@@ -258,8 +258,9 @@ def _iterate(
         durations.append(time.perf_counter() - started)
         values["time/iteration_seconds"] = durations[-1]
         values["memory/peak_gib"] = memory_plan.peak_memory()
+        outputs.metrics.write(done, values)
         if _is_due(done, settings.every.log, total):
-            _log(outputs, done, total, values, durations)
+            _show(outputs, done, total, values, durations)
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
         reason = problem(settings, state, gaps) or _act(run, outputs, done, decision)
         stops = outputs.interrupts.should_stop(done)
@@ -312,10 +313,9 @@ def _validate(run: Run, validators, programs, state: TrainState) -> dict[str, fl
     return validation.named("validation", scores)
 
 
-def _log(
+def _show(
     outputs: _Outputs, done: int, total: int, values: dict[str, float], durations
 ) -> None:
-    outputs.metrics.write(done, values)
     # Without the first, which compiled.
     left = console_lib.seconds_left(durations[1:], total - done)
     line = console_lib.iteration_line(done, total, values, left)

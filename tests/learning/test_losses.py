@@ -32,6 +32,18 @@ def test_policy_gradient_stops_exactly_where_the_clip_fraction_says():
     np.testing.assert_array_equal(np.asarray(gradient) == 0, IS_CLIPPED == 1)
 
 
+def test_the_clip_fraction_counts_what_the_second_bound_stops():
+    """r = 1.5 with A < 0 is the fourth token."""
+    bounds = dict(clip_low=0.2, clip_high=0.3, dual_clip=1.4)
+    given = (jnp.log(RATIO), ZEROS, ADVANTAGE)
+    gradient = jax.grad(
+        lambda x: losses.clipped_policy_loss(x, *given[1:], **bounds).sum()
+    )(given[0])
+    is_clipped = [[0, 1, 0, 1, 1]]
+    np.testing.assert_array_equal(losses.clip_fraction(*given, **bounds), is_clipped)
+    np.testing.assert_array_equal(np.asarray(gradient) == 0, is_clipped)
+
+
 def test_policy_gradient_before_any_step_is_minus_the_advantage():
     gradient = jax.grad(lambda x: _policy_loss(x).sum())(ZEROS)
     np.testing.assert_allclose(gradient, -ADVANTAGE, rtol=1e-6)

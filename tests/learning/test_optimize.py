@@ -69,6 +69,26 @@ def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     np.testing.assert_allclose(slope, size, rtol=0.03)
 
 
+def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
+    """With a correction the loss counts from scores of the update's own instead."""
+    chosen = updates.settings(loss__sampler_correction=2.0)
+    lengths = (updates.LENGTH,)
+    plan = forward.UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths)
+    actor, piece = updates.parameters()[0], _batch(FIRST)
+    scores = forward.policy_scores(plan, actor, piece.tokens, piece.is_reply)
+    moved = np.asarray(scores.logprobs - piece.sampler_logprobs)[piece.is_reply]
+    piece = piece.replace(old_logprobs=scores.logprobs)  # as before each use
+    _, (_, sums) = optimize.actor_loss(
+        plan, {}, actor, piece, jnp.asarray(True), jnp.int32(0)
+    )
+    ratio = np.exp(moved)
+    np.testing.assert_allclose(sums.ratio.value(), ratio.mean(), rtol=1e-5)
+    np.testing.assert_allclose(sums.ratio_max, ratio.max(), rtol=1e-5)
+    k3 = (ratio - 1 - moved).mean()
+    np.testing.assert_allclose(sums.approx_kl.value(), k3, rtol=1e-4)
+    assert sums.clip_fraction.value() == 0
+
+
 def _batch(case: str) -> Batch:
     """The rows of the record, with advantages of their own, off the clips' edges."""
     rows, episodes = updates.record(gap=0.05)

@@ -1,5 +1,7 @@
 """The numbers that are logged, from records and updates made by hand."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -38,6 +40,19 @@ def test_a_policy_that_was_not_updated_lags_behind_none():
     for real, lag in ((0, 0), (1, 0), (3, 2)):
         found = metrics(state, real, optimizer__epochs=2)
         assert found["update/policy_lag"] == lag
+
+
+def test_an_iteration_without_an_update_has_no_gradient_norm_and_no_loss_to_report():
+    """A zero would be one more value of the series, which the alarm compares with."""
+    state = updates.new_state(updates.settings())
+    none, some = (metrics(state, real) for real in (0, 1))
+    means = {"policy_loss", "value_loss", "kl", "entropy", "clip_fraction"}
+    means |= {"approx_kl", "explained_variance", "logprob_gap", "logprob_gap_max"}
+    means |= {"actor_grad_norm", "critic_grad_norm"}
+    unknown = {name for name, value in none.items() if math.isnan(value)}
+    assert unknown == {f"update/{name}" for name in means}
+    assert not any(math.isnan(value) for value in some.values())
+    assert none["update/count"] == none["update/skipped_empty"] == 0
 
 
 def test_the_rate_that_is_reported_is_that_of_the_actors_last_step():
