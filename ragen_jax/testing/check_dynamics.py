@@ -257,6 +257,11 @@ def check_landmarks(env: base.Environment, plays: Plays) -> None:
         ((marks >= 0).all(axis=2) | is_none).all(),
         "landmarks gives a negative place: (-1, -1) alone means none",
     )
+    require(
+        (marks < 10).all(),
+        f"landmarks gives the row or column {marks.max()}, which is looked for in no"
+        " thought: give those from 0 to 9, or leave landmarks out",
+    )
 
 
 def check_picture(env: base.Environment, plays: Plays) -> None:
