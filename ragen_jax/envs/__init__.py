@@ -1,6 +1,6 @@
 """Environments: pure `reset`, `step` and `observe`; rules only, no tokens."""
 
-from ragen_jax.envs.registry import NAMES, lookup, make, parse_options
+from ragen_jax.envs.registry import NAMES, check_file, lookup, make, parse_options
 from ragen_jax.utils.user_modules import is_path
 
-__all__ = ["NAMES", "is_path", "lookup", "make", "parse_options"]
+__all__ = ["NAMES", "check_file", "is_path", "lookup", "make", "parse_options"]

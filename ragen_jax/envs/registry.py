@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.envs import interface
 from ragen_jax.envs.base import Environment, check_environment
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings import env_settings, nearest
@@ -61,10 +62,44 @@ def make(
         # An environment names its settings after itself, a config after the section.
         own = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
         raise SettingsError(re.sub(own, lambda _: section, str(error))) from error
+    except Exception as error:
+        if not user_modules.is_path(name):
+            raise
+        raise _failed(error, name, "make(settings)", "env.name") from error
     raise SettingsError(
         f"env.name = {name!r}: its function make returns {type(env).__name__}: let"
         " it return a ragen_jax.envs.base.Environment"
     )
+
+
+def check_file(env: Environment, name: str, key: str = "env.name") -> None:
+    """Traces the functions of a file's environment, before anything is compiled.
+
+    Those that are built in are not looked at: their tests do.
+
+    Args:
+      env: made by `make`.
+      name: for `lookup`.
+      key: of the config, that names it; for messages.
+
+    Raises:
+      SettingsError: in one sentence, if one of them fails or gives another form than
+        `base.Environment` says.
+    """
+    if not user_modules.is_path(name):
+        return
+    try:
+        interface.check_functions(env)
+    except interface.InterfaceError as error:
+        raise SettingsError(f"{key} = {name!r}: {error}") from error
+    except Exception as error:
+        raise _failed(error, name, "the environment", key) from error
+
+
+def _failed(error: Exception, name: str, what: str, key: str) -> SettingsError:
+    """What the code of a user's file raised, in one sentence."""
+    line = user_modules.in_one_line(error, user_modules.resolved(name))
+    return SettingsError(f"{key} = {name!r}: {what} fails: {line}: fix it")
 
 
 def lookup(name: str) -> tuple[type, Maker]:

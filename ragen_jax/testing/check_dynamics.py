@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, interface
 
 _MEMBERS = 2  # plays that share a level, as the members of a group do
 _SOLVED = 3  # levels of each split that `solve` is tried on
 _REPLAYS = 3  # of each solution, to see whether its result is random
-_TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
 
 
 class CheckError(Exception):
@@ -120,46 +119,10 @@ def _random_actions(
 
 def check_types(env: base.Environment) -> None:
     """Traces the functions: a step keeps the state's types, outcomes are scalars."""
-    key, number = jax.random.key(0), jnp.int32(0)
-    first = jax.eval_shape(env.reset, key, number)
-    shape = (env.action_size,) if env.action_size else ()
-    action = jax.ShapeDtypeStruct(shape, jnp.int32)
-    if env.sample_action is not None:
-        drawn = jax.eval_shape(env.sample_action, key)
-        require(
-            (drawn.shape, drawn.dtype) == (shape, jnp.int32),
-            f"sample_action gives {_type(drawn)}: make it {_type(action)}",
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
-        require(
-            not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key),
-            f"State{jax.tree_util.keystr(path)} is a key: keep its"
-            " jax.random.key_data, or draw from the key that step is given",
-        )
-    after, outcome = jax.eval_shape(env.step, key, first, action)
-    before, later = (jax.tree.structure(tree) for tree in (first, after))
-    require(
-        before == later, f"step turns {before} into {later}: return the same fields"
-    )
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(after), strict=True
-    )
-    for (path, old), new in pairs:
-        require(
-            (old.shape, old.dtype) == (new.shape, new.dtype),
-            f"step turns State{jax.tree_util.keystr(path)} from {_type(old)} into"
-            f" {_type(new)}: let it keep shape and type",
-        )
-    for name, dtype in _TYPES.items():
-        value = getattr(outcome, name)
-        require(
-            (value.shape, value.dtype) == ((), dtype),
-            f"step gives outcome.{name} as {_type(value)}: make it {dtype.__name__}[]",
-        )
-
-
-def _type(array) -> str:
-    return f"{array.dtype}{list(array.shape)}"
+    try:
+        interface.check_functions(env)
+    except interface.InterfaceError as error:
+        raise CheckError(str(error)) from error
 
 
 def check_finite(plays: Plays) -> None:
@@ -293,6 +256,11 @@ def check_landmarks(env: base.Environment, plays: Plays) -> None:
     require(
         ((marks >= 0).all(axis=2) | is_none).all(),
         "landmarks gives a negative place: (-1, -1) alone means none",
+    )
+    require(
+        (marks < 10).all(),
+        f"landmarks gives the row or column {marks.max()}, which is looked for in no"
+        " thought: give those from 0 to 9, or leave landmarks out",
     )
 
 

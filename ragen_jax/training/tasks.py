@@ -40,6 +40,8 @@ def make_task(
         chosen.options,
         f"{section}.{chosen.label}." if section else "env.",
     )
+    where = f"{section}.{chosen.label}" if section else "env"
+    envs.check_file(env, chosen.name, f"{where}.name")
     limits = TurnLimits(
         chosen.turns,
         chosen.actions_per_turn,
@@ -47,7 +49,6 @@ def make_task(
         settings.rollout.reply_tokens,
     )
     dialogue = make_dialogue(env, limits, model.pieces, thinking=settings.env.thinking)
-    where = f"{section}.{chosen.label}" if section else "env"
     context_checks.check_texts(dialogue, model.tokenizer, f"{where}.name", chosen.name)
     tokens = tokenize_dialogue(
         dialogue,

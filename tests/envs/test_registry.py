@@ -137,6 +137,11 @@ WRONG = {
         SOUND.replace('("Left", "Right")', '("Left", "left")'),
         "action name 'Left' is empty, repeated",
     ),
+    "fault": (
+        "my_env.py",
+        SOUND.replace("coins = settings.length,", "coins = settings.size,"),
+        "my_env.py.: make.settings. fails: line 42: AttributeError: .*: fix it$",
+    ),
     "limit": (
         "my_env.py",
         SOUND.replace('phrases=("State:', 'phrases=65_536 * ("a",) + ("State:'),
@@ -153,6 +158,43 @@ def test_an_environment_that_cannot_be_made_is_refused_in_one_sentence(write, ca
     with pytest.raises(SettingsError, match=message) as found:
         envs.make(name, ())
     assert "\n" not in str(found.value)
+
+
+FAULTY = {
+    "a Python if": (
+        (
+            "    moves = ~state.done &",
+            "    if state.done: 1\n    moves = ~state.done &",
+        ),
+        r"the environment fails: line \d+: TracerBoolConversionError: .*: fix it$",
+    ),
+    "another type": (
+        ("(coins=coins, player=player,", "(coins=coins, player=player * 0.5,"),
+        r"step turns State.player from int32\[\] into float32\[\]: let it keep",
+    ),
+    "another length": (
+        ("1 + shown])", "1 + shown, 1 + shown])"),
+        r"observe gives int32\[17\]: make it int32\[9\], as observation_phrases = 9",
+    ),
+    "no outcome": (
+        ("done=done), outcome", "done=done), {}"),
+        "the environment fails: AttributeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_functions_that_break_their_promise_are_refused_before_compiling(write, case):
+    (old, new), message = FAULTY[case]
+    assert old in SOUND
+    env = envs.make(name := write(SOUND.replace(old, new)), ())
+    with pytest.raises(SettingsError, match=f"^env.name = 'my_env.py': {message}") as e:
+        envs.check_file(env, name)
+    assert "\n" not in str(e.value)
+
+
+def test_functions_that_keep_their_promise_pass(write):
+    envs.check_file(envs.make(name := write(SOUND), ()), name)
 
 
 @pytest.mark.parametrize(

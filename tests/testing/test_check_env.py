@@ -253,6 +253,7 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
         (dict(picture=lambda state: np.zeros((9, 9), np.uint8)), "height, width, 3"),
         (dict(landmarks=landmarks), r"landmarks gives int32\[2\]"),
         (dict(landmarks=lambda state: state.player[None] - 1), "negative place"),
+        (dict(landmarks=lambda state: state.player[None] + 9), "from 0 to 9"),
     ):
         with pytest.raises(CheckError, match=message):
             check(**changes)

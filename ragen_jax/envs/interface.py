@@ -1,0 +1,90 @@
+"""Checks of what an environment's functions give, by tracing: nothing is compiled."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.base import Environment
+
+_TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
+
+
+class InterfaceError(ValueError):
+    """A function gives another form than it should: one sentence with the remedy."""
+
+
+def check_functions(env: Environment) -> None:
+    """Traces `reset`, `step`, `observe` and `sample_action`, each on one episode.
+
+    Raises:
+      InterfaceError: unless a step keeps the state's types, outcomes are
+        scalars, and observations and drawn actions have the declared form.
+    """
+    key = jax.eval_shape(jax.random.key, 0)
+    action = jax.ShapeDtypeStruct(
+        (env.action_size,) if env.action_size else (), jnp.int32
+    )
+    first = jax.eval_shape(env.reset, key, jax.ShapeDtypeStruct((), jnp.int32))
+    if env.sample_action is not None:
+        drawn = jax.eval_shape(env.sample_action, key)
+        _require(
+            _is_like(drawn, action),
+            f"sample_action gives {_type(drawn)}: make it {_type(action)}",
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
+        _require(
+            not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key),
+            f"State{jax.tree_util.keystr(path)} is a key: keep its"
+            " jax.random.key_data, or draw from the key that step is given",
+        )
+    after, outcome = jax.eval_shape(env.step, key, first, action)
+    _check_state(first, after)
+    for name, dtype in _TYPES.items():
+        value = getattr(outcome, name)
+        _require(
+            _is_like(value, jax.ShapeDtypeStruct((), dtype)),
+            f"step gives outcome.{name} as {_type(value)}: make it {dtype.__name__}[]",
+        )
+    ids = jax.eval_shape(env.observe, first)
+    wanted = jax.ShapeDtypeStruct((env.observation_phrases,), jnp.int32)
+    _require(
+        _is_like(ids, wanted),
+        f"observe gives {_type(ids)}: make it {_type(wanted)}, as observation_phrases ="
+        f" {env.observation_phrases} says",
+    )
+
+
+def _check_state(first: Any, after: Any) -> None:
+    """A step keeps the fields of the state, their shapes and their types."""
+    before, later = (jax.tree.structure(tree) for tree in (first, after))
+    _require(
+        before == later, f"step turns {before} into {later}: return the same fields"
+    )
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(after), strict=True
+    )
+    for (path, old), new in pairs:
+        _require(
+            _is_like(old, new),
+            f"step turns State{jax.tree_util.keystr(path)} from {_type(old)} into"
+            f" {_type(new)}: let it keep shape and type",
+        )
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise InterfaceError(sentence)
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    """Whether both are arrays of one shape and type."""
+    if not (hasattr(one, "dtype") and hasattr(other, "dtype")):
+        return False
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _type(array: Any) -> str:
+    if not hasattr(array, "dtype"):
+        return type(array).__name__
+    return f"{array.dtype}{list(array.shape)}"
