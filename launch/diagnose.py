@@ -19,9 +19,11 @@ import json
 from absl import flags
 
 from ragen_jax import cli
+from ragen_jax.cli import trust
 from ragen_jax.cli.subjects import find_checkpoint
 from ragen_jax.errors import UserError
 
+flags.adopt_module_key_flags(trust)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
 _ALL = flags.DEFINE_boolean("all", False, "Every step that is still there.")
 _MODEL = flags.DEFINE_string("model", None, "Where the run's model lies now.")

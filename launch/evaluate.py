@@ -23,9 +23,11 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax import cli
-from ragen_jax.cli import evaluation, verification
+from ragen_jax.cli import evaluation, startup, trust, verification
 from ragen_jax.errors import UserError
 
+flags.adopt_module_key_flags(startup)
+flags.adopt_module_key_flags(trust)
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
 _CONFIG = cli.define_config(_DEFAULT)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")

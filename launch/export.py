@@ -26,9 +26,11 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax import cli
+from ragen_jax.cli import trust
 from ragen_jax.cli.subjects import find_checkpoint
 from ragen_jax.errors import UserError
 
+flags.adopt_module_key_flags(trust)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
 _MODEL = flags.DEFINE_string(
     "model", None, "Where the model that the run began with lies now, if it has moved."

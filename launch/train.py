@@ -24,8 +24,10 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax import cli
+from ragen_jax.cli import startup
 from ragen_jax.parallel import facts
 
+flags.adopt_module_key_flags(startup)
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; default runs/NAME-OF-THE-CONFIG."

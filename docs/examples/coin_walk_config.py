@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 
 from ragen_jax.utils.derived_configs import derive, environment
 
-_BASE = Path(__file__).parents[2] / "configs" / "frozenlake.py"
+_BASE = Path("configs/frozenlake.py")  # From the current directory, as below.
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the settings; `variant` is "", "smoke" or "paper"."""
     config = derive(_BASE, variant, inherited=["smoke", "paper"])
     config.env = environment(
-        "docs/examples/coin_walk.py",  # From the current directory.
+        "docs/examples/coin_walk.py",
         length=8,
         coins=3,
         step_cost=0.1,

@@ -19,9 +19,6 @@ from ragen_jax.parallel import distributed
 from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
-# Flags defined here belong, in --help, to the script that asks for them.
-flags.disclaim_key_flags()
-
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "Processes of the run.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")

@@ -16,9 +16,6 @@ from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 from ragen_jax.utils import user_modules
 
-# Flags defined here belong, in --help, to the script that asks for them.
-flags.disclaim_key_flags()
-
 _CODE = flags.DEFINE_multi_string(
     "code", [], "A Python file that the checkpoint's settings name and that may be run."
 )

@@ -6,10 +6,15 @@ See docs/echo_trap.md.
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    # Before transformers is imported, as in ragen_jax/cli/__init__.py.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import matplotlib
 

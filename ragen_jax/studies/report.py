@@ -136,10 +136,13 @@ def _shown(value: Interval, measure: str, share: str = " %") -> str:
     unit = share if is_share else ""
     if math.isnan(value.mean):
         return "not measured"
-    text = f"{value.mean * factor:.{digits}f}{unit}"
-    if math.isnan(value.low):
-        return f"{text} (no interval)"
-    return f"{text} [{value.low * factor:.{digits}f}, {value.high * factor:.{digits}f}]"
+    # Adding 0 makes a rounded -0.0 a 0.0.
+    mean, low, high = (
+        f"{round(x * factor, digits) + 0.0:.{digits}f}"
+        for x in (value.mean, value.low, value.high)
+    )
+    interval = "(no interval)" if math.isnan(value.low) else f"[{low}, {high}]"
+    return f"{mean}{unit} {interval}"
 
 
 def _meaning(measure: str) -> str:

@@ -131,6 +131,9 @@ def _check_static(env: base.Environment) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs the checks as the command line says; returns the exit code."""
+    if {"--help", "-h"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
     names = [a for a in arguments if not a.startswith("--")]
     options = [a.removeprefix("--") for a in arguments if a.startswith("--")]
     options = [option for option in options if f"--{option}" != _ENDLESS]

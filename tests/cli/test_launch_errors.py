@@ -298,6 +298,22 @@ def test_help_begins_with_the_scripts_own_words(attempt):
     assert "--config.env.size=4\n      S, rows and columns\n" in done.output
 
 
+@pytest.mark.parametrize(
+    "script, names",
+    [
+        ("train", ["coordinator", "processes", "process"]),
+        ("evaluate", ["coordinator", "code", "[no]trust-code"]),
+        ("export", ["code", "[no]trust-code"]),
+        ("diagnose", ["code", "[no]trust-code"]),
+    ],
+)
+def test_help_lists_flags_that_several_scripts_share(script, names):
+    command = [sys.executable, str(ROOT / "launch" / f"{script}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name in names:
+        assert f"\n  --{name}: " in done.stdout
+
+
 def test_help_without_a_config_says_how_to_see_its_keys(capsys):
     with pytest.raises(SystemExit):
         parse("--help")

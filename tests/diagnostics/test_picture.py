@@ -1,8 +1,11 @@
 """The picture of a run's signs with the alarm's marks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 from ragen_jax.diagnostics import picture
 from ragen_jax.errors import UserError
@@ -50,3 +53,10 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         picture.main([str(DECLINE), str(tmp_path / "old.png")])
     assert (tmp_path / "old.png").read_text() == "old"
+
+
+def test_the_command_prints_nothing_but_what_the_alarm_said(tmp_path):
+    module = "ragen_jax.diagnostics.picture"
+    command = [sys.executable, "-m", module, str(DECLINE), str(tmp_path / "x.png")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")

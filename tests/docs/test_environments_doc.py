@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import models, runs
 
-from ragen_jax import envs
+from ragen_jax import cli, envs
 from ragen_jax import settings as settings_lib
 from ragen_jax.envs import base
 from ragen_jax.learning import shaping
@@ -159,3 +159,12 @@ def test_rewards_are_told_to_the_agent_as_the_document_says():
         )
         text = base.text_of(dialogue.phrases, np.asarray(ids))
         assert f"Reward: {told}\n" in text
+
+
+def test_a_copy_of_the_examples_config_serves_another_environment(at_root, tmp_path):
+    text = (runs.ROOT / CONFIG).read_text()
+    section = re.search(r"environment\(.*?\n    \)", text, re.DOTALL)[0]
+    path = tmp_path / "my_config.py"
+    path.write_text(text.replace(section, 'environment("sudoku", clues=9)'))
+    settings = cli.read_settings(cli.load_config(f"{path}:smoke"))
+    assert (settings.env.name, settings.env.options) == ("sudoku", (("clues", 9),))

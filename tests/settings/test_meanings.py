@@ -1,6 +1,7 @@
 """The meanings of settings, as --help prints them."""
 
 import dataclasses
+import re
 
 from ragen_jax import envs
 from ragen_jax import settings as settings_lib
@@ -50,6 +51,12 @@ def test_the_comments_beside_an_environments_settings_are_its_meanings():
     assert option_meanings("docs/examples/coin_walk.py", "")["step_cost"] == (
         "of each action"
     )
+
+
+def test_the_meaning_of_an_environments_setting_names_no_constant_of_the_code():
+    for name in envs.NAMES:
+        for key, meaning in option_meanings(name, f"{name}.").items():
+            assert not re.search(r"\bone of [\w.]*[A-Z]{3}", meaning), (key, meaning)
 
 
 def test_an_environment_without_a_class_of_settings_has_no_meanings():

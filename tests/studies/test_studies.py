@@ -543,3 +543,8 @@ def test_a_signal_to_a_study_lets_its_runs_save_themselves(tmp_path, number, cod
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in errors
     assert (started[0].parent / "saved").exists()
+
+
+def test_a_figure_that_rounds_to_nothing_has_no_sign():
+    value = statistics.Interval(-1e-4, -1e-4, 0.031, seeds=3)
+    assert report._shown(value, "lost_success") == "0.0 % [0.0, 3.1]"

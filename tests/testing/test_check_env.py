@@ -11,7 +11,7 @@ from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
-from ragen_jax.testing.check_env import CheckError, check_env
+from ragen_jax.testing.check_env import CheckError, check_env, main
 
 # Settings of each environment in which every part of its observation, or its end,
 # is seen.
@@ -310,3 +310,8 @@ def test_free_form_readers_that_disagree_are_found(lake, plays):
             texts.check_free_form(dataclasses.replace(sound, **changes), plays)
     with pytest.raises(CheckError, match="no read_action_text beside it"):
         check_env(dataclasses.replace(sound, read_action_text=None))
+
+
+def test_help_of_the_checks_says_how_to_call_them(capsys):
+    assert main(["--help"]) == 0
+    assert "--endless" in capsys.readouterr().out

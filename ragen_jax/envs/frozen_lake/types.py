@@ -16,7 +16,7 @@ class FrozenLake:
     size: int = 4  # S, rows and columns
     frozen_probability: float = 0.9  # of each tile but start and goal; else a hole
     success_probability: float = 0.8  # of moving as intended; else at a right angle
-    observation: str = "grid"  # one of OBSERVATIONS
+    observation: str = "grid"  # or "coordinates", "both"
     # Player, ice, hole, goal, player in a hole, player on the goal.
     symbols: tuple[str, ...] = ("P", "_", "O", "G", "X", "√")
 

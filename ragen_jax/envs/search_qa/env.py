@@ -43,7 +43,7 @@ class SearchQA:
 
     people: int = 200  # 5 1/3 as many passages
     seed: int = 0  # decides the encyclopedia
-    hops: str = "both"  # one of HOPS: the passages that an answer takes
+    hops: str = "both"  # or "one", "two": the passages that an answer takes
     passages: int = 3  # k, shown of each search
 
 

@@ -24,7 +24,7 @@ class Sokoban:
     size: int = 6  # S, rows and columns, the border of walls included
     boxes: int = 1  # and as many targets
     search_depth: int = 100  # moves of reverse play for each box: more, harder levels
-    observation: str = "grid"  # one of OBSERVATIONS
+    observation: str = "grid"  # or "coordinates", "both"
     # Wall, floor, target, box, box on target, player, player on target.
     symbols: tuple[str, ...] = ("#", "_", "O", "X", "√", "P", "S")
 

@@ -41,7 +41,7 @@ class WebShop:
     products: int = 1000  # D
     seed: int = 0  # decides the catalogue and the goals
     goal_attributes: int = 2  # that an instruction names
-    observation: str = "text"  # one of pages.FORMS
+    observation: str = "text"  # or "rich"
     # "score": WebShop's; "success": 1 for the full score only, as in RAGEN.
     reward: str = "score"
 
