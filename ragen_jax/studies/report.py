@@ -81,7 +81,8 @@ def _page(
     ]
     lines += [
         "Mean over seeds with a 95 % bootstrap interval over seeds, and over test"
-        " levels where the measure has them. Few seeds give too narrow intervals.",
+        " levels where the measure has them: too narrow for few seeds, for which claims"
+        " give Student's t beside it ([how they are judged](README.md)).",
         "",
     ]
     lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]
@@ -122,27 +123,40 @@ def _sentence(verdict: Verdict) -> str:
     what, share = f"{claim.measure} of {claim.left}", " %"
     if claim.right is not None:
         what, share = f"{what} minus that of {claim.right}", " points"
+    student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
+    by_t = _limits(student, claim.measure)
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, share)}"
-        f" ({quantity.seeds} seeds); claimed {claim.relation} than {claim.margin:g}"
+        f"{by_t and f', by t {by_t}'} ({quantity.seeds} seeds);"
+        f" claimed {claim.relation} than {claim.margin:g}"
     )
 
 
 def _shown(value: Interval, measure: str, share: str = " %") -> str:
     """Mean and interval; `share` is the unit of hundredths."""
-    found, _ = measures.parse(measure)
-    is_share = found is not None and found.is_share
-    factor, digits = (100, 1) if is_share else (1, 3)
-    unit = share if is_share else ""
     if math.isnan(value.mean):
         return "not measured"
+    unit = share if _is_share(measure) else ""
+    limits = _limits(value, measure) or "(no interval)"
+    return f"{_number(value.mean, measure)}{unit} {limits}"
+
+
+def _limits(value: Interval, measure: str) -> str:
+    """In brackets; nothing where there is no interval."""
+    if math.isnan(value.low):
+        return ""
+    return f"[{_number(value.low, measure)}, {_number(value.high, measure)}]"
+
+
+def _number(value: float, measure: str) -> str:
+    factor, digits = (100, 1) if _is_share(measure) else (1, 3)
     # Adding 0 makes a rounded -0.0 a 0.0.
-    mean, low, high = (
-        f"{round(x * factor, digits) + 0.0:.{digits}f}"
-        for x in (value.mean, value.low, value.high)
-    )
-    interval = "(no interval)" if math.isnan(value.low) else f"[{low}, {high}]"
-    return f"{mean}{unit} {interval}"
+    return f"{round(value * factor, digits) + 0.0:.{digits}f}"
+
+
+def _is_share(measure: str) -> bool:
+    found, _ = measures.parse(measure)
+    return found is not None and found.is_share
 
 
 def _meaning(measure: str) -> str:

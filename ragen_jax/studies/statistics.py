@@ -1,10 +1,11 @@
-"""Bootstrap intervals of measures over seeds and levels."""
+"""Intervals of measures: by a bootstrap over seeds and levels, and by Student's t."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import special
 
 from ragen_jax.studies import measures
 from ragen_jax.studies.measures import RunRecord
@@ -15,12 +16,20 @@ _LEVEL = 0.95  # of intervals
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with its bootstrap interval; NaN of one seed without levels."""
+    """A mean with its 95 % intervals; NaN where there is none.
+
+    The bootstrap's is far too narrow for few seeds: of two symmetric values it leaves
+    out the true mean in 50 % of all cases, of three in 25 %, for it reaches from the
+    least to the greatest; of five normal ones in 16 %. Student's t (Gosset 1908) is
+    right for any number of seeds that are normal.
+    """
 
     mean: float
-    low: float
+    low: float  # bootstrap
     high: float
     seeds: int  # that have the measure
+    t_low: float = math.nan  # Student's t over seeds; of two seeds or more
+    t_high: float = math.nan
 
 
 def interval(runs: Sequence[RunRecord], measure: str) -> Interval:
@@ -82,4 +91,16 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
     means = drawn[chosen, np.arange(DRAWS)[:, None]].mean(axis=1)
     tail = (1 - _LEVEL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(mean, float(low), float(high), len(samples))
+    half = _student_half([sample.value for sample in samples])
+    return Interval(
+        mean, float(low), float(high), len(samples), mean - half, mean + half
+    )
+
+
+def _student_half(values: Sequence[float]) -> float:
+    """Half the width of Student's interval; NaN of one value."""
+    n = len(values)
+    if n < 2:
+        return math.nan
+    quantile = special.stdtrit(n - 1, (1 + _LEVEL) / 2)
+    return float(quantile * np.std(values, ddof=1) / math.sqrt(n))

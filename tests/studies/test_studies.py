@@ -231,6 +231,45 @@ def test_a_verdict_follows_from_where_the_whole_interval_lies(
     assert judged.verdict == verdict
 
 
+def test_students_interval_is_that_of_the_textbook():
+    runs = [
+        record(seed, [1], **{"train/success": [value] * 10})
+        for seed, value in enumerate([0.1, 0.2, 0.3])
+    ]
+    found = statistics.interval(runs, "last_success")
+    # s = 0.1; of two degrees of freedom t = 4.3027, times 0.1 / sqrt(3).
+    assert found.t_low == pytest.approx(0.2 - 0.24841, abs=1e-5)
+    assert found.t_high == pytest.approx(0.2 + 0.24841, abs=1e-5)
+    assert found.low >= 0.1 and found.high <= 0.3
+    assert math.isnan(statistics.interval(runs[:1], "last_success").t_low)
+
+
+@pytest.mark.parametrize(
+    ("values", "relation", "margin", "verdict"),
+    [
+        ([0.8, 0.9, 1.0], "greater", 0.5, verdicts.HOLDS),
+        ([0.8, 0.9, 1.0], "less", 0.5, verdicts.FAILS),
+        # Student's interval is 0.4 +- 1.08: three seeds so far apart say little.
+        ([0.1, 0.2, 0.9], "greater", 0.0, verdicts.WEAKLY_HOLDS),
+        ([0.1, 0.2, 0.9], "greater", 0.95, verdicts.WEAKLY_FAILS),
+        ([0.1, 0.2, 0.9], "less", 0.95, verdicts.WEAKLY_HOLDS),
+        ([0.1, 0.2, 0.9], "greater", 0.5, verdicts.UNDECIDED),
+        # Of two seeds the bootstrap alone says nothing; t = 12.7 says it here.
+        ([0.1, 0.2], "greater", 0.0, verdicts.UNDECIDED),
+        ([0.89, 0.9], "greater", 0.0, verdicts.HOLDS),
+    ],
+)
+def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
+    values, relation, margin, verdict
+):
+    runs = [
+        record(seed, [1], **{"train/success": [value] * 10})
+        for seed, value in enumerate(values)
+    ]
+    claim = Claim("x", "one", None, "last_success", relation, margin)
+    assert verdicts.judge(claim, {"one": runs}).verdict == verdict
+
+
 def test_one_seed_decides_nothing():
     runs = {"one": [record(0, np.ones(500))], "other": [record(0, np.zeros(500))]}
     judged = verdicts.judge(Claim("x", "one", "other"), runs)
