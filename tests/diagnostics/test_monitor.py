@@ -134,7 +134,7 @@ def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(r
     lower = health.remedied(run.settings, policy, 2)
     assert lower != run.settings
     assert programs_lib.share_programs(run.settings, lower)
-    starpo_s = runs.settings(algorithm="starpo_s")
+    starpo_s = runs.settings(algorithm="starpo_s", rollout__prompts=8)
     stricter = health.remedied(starpo_s, health.Policy("rollback", "filter"), 1)
     assert stricter != starpo_s
     assert not programs_lib.share_programs(starpo_s, stricter)
