@@ -18,7 +18,7 @@ from ragen_jax.diagnostics.alarm import (
     AlarmState,
     Verdict,
 )
-from ragen_jax.learning import schedules
+from ragen_jax.learning import filters, schedules
 from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
 
 CONTINUE, WARN, STOP, ROLLBACK = "continue", "warn", "stop", "rollback"
@@ -135,32 +135,51 @@ def with_rollbacks(state: HealthState, rollbacks: int) -> HealthState:
 def remedied(settings: Any, policy: Policy, rollbacks: int) -> Any:
     """The Settings that a run continues with after so many rollbacks.
 
-    Each halves the actor's learning rate, or the share of prompts that the filter
-    keeps, where it keeps a share. Resuming calls this too: the saved settings stay
-    those of the run.
+    Each halves the share of prompts that the filter keeps, where it keeps a share and
+    fewer are left to keep, or the actor's learning rate: one that changed neither would
+    play the same collapse again. Resuming calls this too.
 
     Args:
       settings: `ragen_jax.settings.Settings`, as the run began.
       policy: whose `remedy` says what changes.
       rollbacks: 0 leaves the settings as they are.
     """
-    factor = _REMEDY_FACTOR**rollbacks
-    if policy.remedy == "filter" and settings.filter.strategy in _KEEP_A_SHARE:
-        fraction, end = settings.filter.fraction, settings.filter.fraction_end
-        chosen = dataclasses.replace(
-            settings.filter,
-            fraction=fraction * factor,
-            fraction_end=end if end == -1 else end * factor,
-        )
-        # Fewer groups make fewer updates: schedules that are over those of a whole run
-        # would stand at their end at once, with rates of 0.
-        total = settings.optimizer.schedule_updates
-        total = total or schedules.updates_expected(settings)
-        optimizer = dataclasses.replace(settings.optimizer, schedule_updates=total)
-        return dataclasses.replace(settings, filter=chosen, optimizer=optimizer)
-    rate = settings.optimizer.actor_lr * factor
-    chosen = dataclasses.replace(settings.optimizer, actor_lr=rate)
-    return dataclasses.replace(settings, optimizer=chosen)
+    for _ in range(rollbacks):
+        tighter = _tighter(settings)
+        if policy.remedy == "filter" and _keeps_fewer(settings, tighter):
+            # Fewer groups make fewer updates: schedules that are over those of a whole
+            # run would stand at their end at once, with rates of 0.
+            total = settings.optimizer.schedule_updates
+            total = total or schedules.updates_expected(settings)
+            changes = dict(schedule_updates=total)
+            settings = dataclasses.replace(settings, filter=tighter)
+        else:
+            changes = dict(actor_lr=settings.optimizer.actor_lr * _REMEDY_FACTOR)
+        optimizer = dataclasses.replace(settings.optimizer, **changes)
+        settings = dataclasses.replace(settings, optimizer=optimizer)
+    return settings
+
+
+def _tighter(settings: Any) -> Any:
+    """The filter with half its share, but two members of a group at least."""
+    chosen, least = settings.filter, 0.0
+    if chosen.strategy == "within_group":
+        least = 2 / settings.rollout.group_size
+    end = chosen.fraction_end
+    return dataclasses.replace(
+        chosen,
+        fraction=max(chosen.fraction * _REMEDY_FACTOR, least),
+        fraction_end=end if end == -1 else end * _REMEDY_FACTOR,
+    )
+
+
+def _keeps_fewer(settings: Any, tighter: Any) -> bool:
+    """Whether the tighter filter keeps fewer; taken for granted where scores decide."""
+    chosen = settings.filter
+    if chosen.strategy in ("top_fraction", "within_group"):
+        after = dataclasses.replace(settings, filter=tighter)
+        return filters.most_kept_episodes(after) < filters.most_kept_episodes(settings)
+    return chosen.strategy in _KEEP_A_SHARE
 
 
 def remedy_sentence(settings: Any, policy: Policy, rollbacks: int, step: int) -> str:

@@ -113,8 +113,10 @@ def record(
     is_due = chosen.record_every > 0 and iteration % chosen.record_every == 0
     if not is_due or jax.process_count() > 1:
         return
+    # Filter and coefficients may move: as they were when these episodes were learned.
+    then = state.replace(iteration=state.iteration - 1)
     scored = monitor.score(
-        state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
+        then, programs.frozen, programs.reference, rollout.rows, rollout.episodes
     )
     rows, episodes, kept, batch = jax.device_get(
         (rollout.rows, rollout.episodes, scored.kept, scored.batch)

@@ -202,7 +202,9 @@ def iteration_metrics(
     if optimizer.epochs * optimizer.reuse > 1:
         values["update/ratio"] = sums.ratio.value()
         values["update/ratio_max"] = sums.ratio_max
-        values["update/policy_lag"] = jnp.maximum(learned.made.real - 1, 0)
+        # While the critic warms up, the policy stays.
+        moves = state.iteration > optimizer.critic_warmup
+        values["update/policy_lag"] = jnp.maximum(learned.made.real - 1, 0) * moves
     if not settings.has_critic:
         for name in ("value_loss", "explained_variance", "critic_grad_norm"):
             del values[f"update/{name}"]

@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.training import placement, weights
+from ragen_jax.training import context_checks, placement, weights
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
 
@@ -197,35 +198,64 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
     """(overrides, why), the most effective first; empty where everything fits."""
     if needs.available is None or needs.total <= needs.available:
         return []
-    settings, found = run.settings, []
+    settings = run.settings
+    found: list[tuple[dict[str, Any], str]] = []
     shards = meshes.row_shards(run.model.mesh)
     if sum(needs.resident.values()) > needs.available / 2:
         if run.model.mesh.shape[meshes.DATA] > 1:
-            found.append(("mesh.data=1 mesh.fsdp=-1", "share weights and optimizers"))
+            shared = {"mesh.data": 1, "mesh.fsdp": -1}
+            found.append((shared, "share weights and optimizers"))
         if run.model.adapters is None:
-            found.append(("lora.rank=64", "train adapters alone"))
+            found.append(({"lora.rank": 64}, "train adapters alone"))
         if settings.has_critic:
-            found.append(("estimator=grpo", "do without a critic"))
+            found.append(({"estimator": "grpo"}, "do without a critic"))
     if sum(needs.update.values()) >= sum(needs.rollout.values()):
         if not settings.model.remat:
-            found.append(("model.remat=True", "recompute activations"))
-        if (smaller := settings.optimizer.microbatch // 2) >= shards:
-            found.append((f"optimizer.microbatch={smaller}", "fewer rows at a time"))
+            found.append(({"model.remat": True}, "recompute activations"))
+        mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
+        parts = [n for n in range(shards, micro // 2 + 1, shards) if mini % n == 0]
+        if parts:
+            fewer = {"optimizer.microbatch": parts[-1]}
+            found.append((fewer, "fewer rows at a time"))
     else:
-        if (slots := run.plan.slots * shards // 2) >= shards:
-            found.append((f"rollout.slots={slots}", "fewer episodes at a time"))
+        if slots := run.plan.slots // 2 * shards:
+            found.append(({"rollout.slots": slots}, "fewer episodes at a time"))
         if settings.rollout.layout == "replicated":
-            found.append(("rollout.layout=tensor", "share the sampler's weights"))
+            layout = {"rollout.layout": "tensor"}
+            found.append((layout, "share the sampler's weights"))
     shorter = settings.rollout.reply_tokens // 2
     if settings.rollout.window_turns:
-        context = run.plan.context * 3 // 4
-        found.append((f"rollout.context={context}", "shorter rows, of fewer turns"))
+        context = {"rollout.context": run.plan.context * 3 // 4}
+        found.append((context, "shorter rows, of fewer turns"))
     elif shorter:
-        found.append((f"rollout.reply_tokens={shorter}", "shorter rows and cache"))
-    flag = "--config."
+        found.append(({"rollout.reply_tokens": shorter}, "shorter rows and cache"))
     return [
-        (" ".join(flag + part for part in parts.split()), why) for parts, why in found
+        (" ".join(f"--config.{key}={value}" for key, value in changes.items()), why)
+        for changes, why in found
+        if _is_accepted(run, changes)
     ]
+
+
+def _is_accepted(run: Run, changes: dict[str, Any]) -> bool:
+    """Whether the run could be started with these leaves changed, by dotted key."""
+    config, mesh = settings_lib.to_dict(run.settings), run.model.mesh
+    for key, value in changes.items():
+        section, _, leaf = key.rpartition(".")
+        (config[section] if section else config)[leaf] = value
+    try:
+        changed = settings_lib.from_dict(config)
+        if any(key.startswith("mesh.") for key in changes):
+            settings_lib.check_devices(changed, mesh.size)
+        else:
+            settings_lib.check_shares(changed, mesh.shape)
+        played = (*zip(run.tasks, run.tokens, strict=True), *run.evaluated)
+        for task, tokens in played:
+            context_checks.check_context(changed, run.model.config, task, tokens)
+            if task.env.read_action is None:
+                context_checks.check_reply(changed, tokens)
+    except UserError:
+        return False
+    return True
 
 
 def report(run: Run, needs: Needs) -> str:

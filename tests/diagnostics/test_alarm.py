@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from helpers import runs
 
+from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, health
 from ragen_jax.diagnostics.alarm import COLLAPSE, HEALTHY, AlarmState, Signal
-from ragen_jax.learning import schedules
+from ragen_jax.learning import filters, schedules
 
 # Series of two healthy runs of the embedded model, recorded iteration by iteration.
 HEALTHY_RUNS = sorted(Path(__file__).parent.glob("healthy_*.jsonl"))
@@ -196,7 +197,9 @@ def test_each_way_to_react_is_its_own_decision():
 
 
 def test_a_rollback_halves_the_learning_rate_or_the_share_kept():
-    settings = runs.settings(algorithm="starpo_s", optimizer__actor_lr=1e-3)
+    settings = runs.settings(
+        algorithm="starpo_s", optimizer__actor_lr=1e-3, rollout__prompts=8
+    )
     policy = health.Policy("rollback")
     assert health.remedied(settings, policy, 0) == settings
     twice = health.remedied(settings, policy, 2)
@@ -248,6 +251,36 @@ def test_a_rollback_halves_the_rate_where_the_filter_keeps_no_share(chosen):
     assert changed.filter == settings.filter
     assert changed.optimizer.actor_lr == settings.optimizer.actor_lr / 2
     assert "actor_lr" in health.remedy_sentence(settings, policy, 1, 40)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept", "halvings"),
+    [
+        (dict(strategy="top_fraction", fraction=0.5), [4, 2, 1, 1], 1),
+        (dict(strategy="top_fraction", fraction=0.2, fraction_end=0.1), [2, 1, 1], 1),
+        (dict(strategy="within_group", fraction=0.75), [6, 3, 2, 2], 1),
+        # Less than this share of eight members is refused, also in saved settings.
+        (dict(strategy="within_group", fraction=0.3), [2, 2], 1),
+        (dict(strategy="top_p", fraction=0.5), [8, 8], 0),
+    ],
+)
+def test_a_rollback_halves_the_rate_once_the_filter_keeps_as_few_as_it_can(
+    chosen, kept, halvings
+):
+    """The same share again would end in the same collapse."""
+    settings = runs.settings(
+        rollout__prompts=8,
+        rollout__group_size=8,
+        **{f"filter__{name}": value for name, value in chosen.items()},
+    )
+    policy = health.Policy("rollback", "filter")
+    after = [health.remedied(settings, policy, n) for n in range(len(kept))]
+    per = 8  # members of a group, or groups
+    assert [filters.most_kept_episodes(one) // per for one in after] == kept
+    rate = settings.optimizer.actor_lr * 0.5**halvings
+    assert after[-1].optimizer.actor_lr == pytest.approx(rate)
+    for one in after:
+        assert settings_lib.from_dict(settings_lib.to_dict(one)) == one
 
 
 def test_a_rollback_halves_a_share_that_moves_at_both_ends():

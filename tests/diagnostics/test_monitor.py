@@ -4,10 +4,12 @@ import dataclasses
 import json
 import os
 import signal
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import runs
+from helpers import runs, updates
 
 from ragen_jax.cli import diagnosis
 from ragen_jax.diagnostics import episode_log, health, monitor, report
@@ -134,7 +136,7 @@ def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(r
     lower = health.remedied(run.settings, policy, 2)
     assert lower != run.settings
     assert programs_lib.share_programs(run.settings, lower)
-    starpo_s = runs.settings(algorithm="starpo_s")
+    starpo_s = runs.settings(algorithm="starpo_s", rollout__prompts=8)
     stricter = health.remedied(starpo_s, health.Policy("rollback", "filter"), 1)
     assert stricter != starpo_s
     assert not programs_lib.share_programs(starpo_s, stricter)
@@ -150,6 +152,30 @@ def test_each_iteration_has_its_indicators(rolled_back):
     saved = checkpoints.read_info(workdir / checkpoints.FOLDER, 4)["health"]
     state = health.from_json(saved)
     assert len(dict(state.alarm.tracks)["train/success"].values) == 4
+
+
+class _ScoredError(Exception):
+    pass
+
+
+def test_recorded_episodes_are_scored_with_the_filter_that_they_were_learned_with(
+    tmp_path,
+):
+    """The share that is kept, and the weight of a KL term in the reward, may move."""
+    settings = updates.settings(filter__fraction_end=0.75, health__record_every=1)
+    before = updates.new_state(settings).replace(iteration=jnp.int32(4))
+    after = before.replace(iteration=before.iteration + 1)
+
+    def score(state, *_):
+        assert int(state.iteration) == 4
+        raise _ScoredError
+
+    made = monitor.Monitor(measure=lambda *_: {}, score=score, readers=(), labels=())
+    run = types.SimpleNamespace(settings=settings)
+    programs = types.SimpleNamespace(frozen={}, reference={})
+    rollout = types.SimpleNamespace(rows=None, episodes=None)
+    with pytest.raises(_ScoredError):
+        monitor.record(made, run, programs, after, rollout, tmp_path, 5)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def metrics(state, real: int, **changes) -> dict[str, float]:
 
 
 def test_a_policy_that_was_not_updated_lags_behind_none():
-    state = updates.new_state(updates.settings())
+    state = updates.new_state(updates.settings()).replace(iteration=jnp.int32(1))
     for real, lag in ((0, 0), (1, 0), (3, 2)):
         found = metrics(state, real, optimizer__epochs=2)
         assert found["update/policy_lag"] == lag
@@ -53,6 +53,19 @@ def test_an_iteration_without_an_update_has_no_gradient_norm_and_no_loss_to_repo
     assert unknown == {f"update/{name}" for name in means}
     assert not any(math.isnan(value) for value in some.values())
     assert none["update/count"] == none["update/skipped_empty"] == 0
+
+
+def test_a_policy_lags_behind_none_while_the_critic_alone_learns():
+    state = updates.new_state(updates.settings())
+    for iteration, lag in ((1, 0), (2, 0), (3, 2)):
+        found = metrics(
+            state.replace(iteration=jnp.int32(iteration)),
+            3,
+            iterations=5,
+            optimizer__epochs=2,
+            optimizer__critic_warmup=2,
+        )
+        assert found["update/policy_lag"] == lag
 
 
 def test_the_rate_that_is_reported_is_that_of_the_actors_last_step():

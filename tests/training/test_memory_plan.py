@@ -66,6 +66,43 @@ def test_what_does_not_fit_is_reported_with_a_way_out(run, needs):
     assert memory_plan.advice(run, unknown) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "largest", "told"),
+    [
+        (  # No tensor axis; GRPO has no critic that warms up; a window needs its room.
+            dict(
+                estimator="ppo",
+                optimizer__critic_warmup=1,
+                rollout__history="single",
+                rollout__slots=6,
+            ),
+            "rollout",
+            ["lora.rank=64", "rollout.slots=3"],
+        ),
+        (  # Half of 9 rows does not divide them.
+            dict(
+                estimator="grpo",
+                model__remat=True,
+                rollout__prompts=3,
+                rollout__reply_tokens=3,
+                optimizer__minibatch=9,
+                optimizer__microbatch=9,
+            ),
+            "update",
+            ["lora.rank=64", "optimizer.microbatch=3", "rollout.reply_tokens=1"],
+        ),
+    ],
+)
+def test_what_is_advised_where_memory_is_short_would_be_accepted(
+    changes, largest, told
+):
+    run = runs.prepare(**changes)
+    needs = memory_plan.Needs({"actor": 9}, {}, {}, available=10)
+    needs = dataclasses.replace(needs, **{largest: {"all": 9}})
+    overrides = [text for text, _ in memory_plan.advice(run, needs)]
+    assert overrides == [f"--config.{text}" for text in told]
+
+
 def test_adapters_need_little_besides_their_base():
     run = runs.prepare(lora__rank=2, loss__kl=0.1)
     sizes = memory_plan.resident(run)
