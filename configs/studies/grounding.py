@@ -3,7 +3,24 @@
 python launch/study.py --study=configs/studies/grounding.py --jobs=2
 """
 
+from collections.abc import Iterator
+
 from ragen_jax.studies.definition import Claim, Study
+
+
+def _claims(arm: str, what: str) -> Iterator[Claim]:
+    yield Claim(
+        text=f"With {what} thoughts name more places rightly in the end.",
+        left=arm,
+        right="without",
+        measure="last_grounded",
+    )
+    yield Claim(
+        text=f"With {what} agents lose less than 5 points of success.",
+        left=arm,
+        right="without",
+        margin=-0.05,
+    )
 
 
 def get_study() -> Study:
@@ -23,6 +40,7 @@ def get_study() -> Study:
             # Too little to be learned from; a reward of 0 would not be measured.
             "without": {"reward.grounding": 1e-9},
             "with": {"reward.grounding": 0.1},
+            "with more": {"reward.grounding": 0.5},
         },
         measures=(
             "last_grounded",
@@ -32,22 +50,12 @@ def get_study() -> Study:
             "last_entropy",
         ),
         curves=("rollout/grounded", "train/success", "rollout/entropy"),
-        claims=(
-            Claim(
-                text="With the reward thoughts name more places rightly in the end.",
-                left="with",
-                right="without",
-                measure="last_grounded",
-            ),
-            Claim(
-                text="It costs less than 5 points of success.",
-                left="with",
-                right="without",
-                margin=-0.05,
-            ),
+        claims=tuple(_claims("with", "the reward")) + tuple(
+            _claims("with more", "five times the reward")
         ),
         paper={"iterations": 200},
         notes="StarPO-S with PPO at a constant learning rate. On each turn the share of"
         " the player's and the goal's places that the thought names where they truly"
-        " are, times 0.1, is added to the reward.",
+        " are, times 0.1, is added to the reward. Times 0.5 was asked after three seeds"
+        " of 0.1 had left it open.",
     )
