@@ -50,9 +50,8 @@ def get_study() -> Study:
             "last_entropy",
         ),
         curves=("rollout/grounded", "train/success", "rollout/entropy"),
-        claims=tuple(_claims("with", "the reward")) + tuple(
-            _claims("with more", "five times the reward")
-        ),
+        claims=tuple(_claims("with", "the reward"))
+        + tuple(_claims("with more", "five times the reward")),
         paper={"iterations": 200},
         notes="StarPO-S with PPO at a constant learning rate. On each turn the share of"
         " the player's and the goal's places that the thought names where they truly"
