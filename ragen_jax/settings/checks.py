@@ -127,13 +127,16 @@ def _runs(settings: Settings) -> Iterator[_Run]:
             slots=0,  # Checked for the whole batch.
         )
     for test in ("", "test_"):
+        prompts, each = (
+            getattr(evaluation, f"{test}{name}") for name in ("prompts", "rollouts")
+        )
         yield _Run(
             prompts_key=f"evaluation.{test}prompts",
-            prompts=getattr(evaluation, f"{test}prompts"),
+            prompts=prompts,
             group_key=f"evaluation.{test}rollouts",
-            group_size=getattr(evaluation, f"{test}rollouts"),
+            group_size=each,
             slots_key="evaluation.slots",
-            slots=evaluation.slots,
+            slots=min(evaluation.slots, prompts * each),
         )
 
 
@@ -197,9 +200,10 @@ def _check_sizes(settings: Settings) -> None:
     turns = max(task.turns for task in settings.evaluated_tasks())
     for test in ("", "test_"):
         names = [f"{test}prompts", f"{test}rollouts"]
-        # Slots play some levels after others; without them all are one batch.
-        names = names[1:] if evaluation.slots else names
         sizes = {f"evaluation.{name}": getattr(evaluation, name) for name in names}
+        # Fewer slots play some levels after others; otherwise all are one batch.
+        if 0 < evaluation.slots < math.prod(sizes.values()):
+            del sizes[f"evaluation.{names[0]}"]
         check_record(sizes | turn_sizes(settings, turns))
 
 

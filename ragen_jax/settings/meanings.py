@@ -112,7 +112,7 @@ MEANINGS = {
     "evaluation.temperature": "of sampling; 0: the likeliest token",
     "evaluation.test_prompts": "test levels, played once, at the end",
     "evaluation.test_rollouts": "episodes from each of them",
-    "evaluation.slots": "episodes decoded at a time; 0: all of them",
+    "evaluation.slots": "episodes decoded at a time, at most; 0: all of them",
     "every.log": "iterations between two lines of the console; 0: never",
     "every.evaluate": "iterations between two validations; 0: never",
     "every.checkpoint": "iterations between two checkpoints; 0: never",

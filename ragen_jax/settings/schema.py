@@ -272,7 +272,7 @@ class EvaluationSettings:
     temperature: float = limits.at_least(0)  # 0: the likeliest token
     test_prompts: int = limits.at_least(1)
     test_rollouts: int = limits.at_least(1)
-    slots: int = limits.at_least(0)  # episodes decoded at a time; 0: all of them
+    slots: int = limits.at_least(0)  # episodes decoded at a time, at most; 0: all
 
 
 @dataclasses.dataclass(frozen=True)

@@ -208,10 +208,6 @@ WRONG = [
         dict(rollout__slots=129),
         ["rollout.slots = 129", "8 * 16 = 128", "to 0 for what suits CPU or GPU"],
     ),
-    (
-        dict(evaluation__prompts=64),
-        ["evaluation.slots = 128", "64 * 1 = 64", "evaluation.prompts"],
-    ),
     # Records that int32 cannot count.
     (
         dict(evaluation__rollouts=2**31 - 1),
@@ -219,6 +215,10 @@ WRONG = [
     ),
     (
         dict(evaluation__test_prompts=10**9, evaluation__slots=0),
+        ["evaluation.test_prompts * evaluation.test_rollouts", "test_prompts, the"],
+    ),
+    (
+        dict(evaluation__test_prompts=10**9, evaluation__slots=2**30),
         ["evaluation.test_prompts * evaluation.test_rollouts", "test_prompts, the"],
     ),
     (
@@ -311,6 +311,12 @@ def test_a_missing_key_is_named():
     made = config()
     del made["rollout"]["turns"]
     assert "rollout.turns is missing: add it" in refusal(settings.from_dict, made)
+
+
+def test_slots_for_more_episodes_than_an_evaluation_has_are_a_limit_that_is_not_met():
+    found = read(evaluation__prompts=64, evaluation__test_prompts=32)
+    assert found.evaluation.slots == 128
+    settings.check_devices(found, 2)
 
 
 def test_remedies_of_combinations_are_accepted():
