@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -125,7 +126,15 @@ def _medians(
     best: DeviceLimits,
 ) -> dict[str, float]:
     """For a table: of iterations timed so far, each a row."""
-    middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    # NaN: an iteration without an update has no gap.
+    measured = {
+        name: [row[name] for row in rows if not math.isnan(row[name])]
+        for name in rows[0]
+    }
+    middle = {
+        name: statistics.median(values) if values else math.nan
+        for name, values in measured.items()
+    }
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
     return {
         "first iteration, s": first,

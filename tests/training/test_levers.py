@@ -96,7 +96,10 @@ def test_a_run_learns_with(name, tmp_path):
     assert seen[-1]["update/skipped_nonfinite"] == 0
     if changes["filter.strategy"] != "top_p":  # Which may find nothing to keep.
         assert seen[-1]["update/count"] > 0
-    assert max(one["update/logprob_gap_max"] for one in seen) < 1e-3
+    gaps = [one["update/logprob_gap_max"] for one in seen]
+    learned = [gap for gap in gaps if gap is not None]  # None: nothing was kept
+    assert learned or changes["filter.strategy"] == "top_p"
+    assert all(gap < 1e-3 for gap in learned)
     if "optimizer.reuse" in changes:
         assert seen[0]["update/policy_lag"] >= 1
 
