@@ -89,8 +89,7 @@ def use_every_core(settings: Settings) -> None:
     """
     import jax
 
-    forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if forced or "JAX_NUM_CPU_DEVICES" in os.environ or _COORDINATOR.value:
+    if distributed.cpu_devices_are_chosen() or _COORDINATOR.value:
         return
     available = getattr(os, "sched_getaffinity", None)
     cores = len(available(0)) if available else os.cpu_count() or 1

@@ -82,8 +82,7 @@ def start(
         os.environ.setdefault("NPROC", "1")
         # That thread also begins the programs of each device. With two devices it waits
         # for room in one's queue, whose programs wait for the other's: for ever.
-        forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-        if not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        if not cpu_devices_are_chosen():
             jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(
         coordinator_address=place.coordinator,
@@ -93,6 +92,12 @@ def start(
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
     )
+
+
+def cpu_devices_are_chosen() -> bool:
+    """Whether the user says how many devices a process has on a CPU."""
+    forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    return forced or "JAX_NUM_CPU_DEVICES" in os.environ
 
 
 def _is_on_cpus(platforms: str | None) -> bool:
