@@ -73,15 +73,16 @@ def prepare(choice: Choice) -> StudyPlan:
                 f"--run={choice.run}: {study.name} has the runs 0 to {len(planned) - 1}"
             )
         runs = [planned[choice.run]]
-    # A page is of all seeds: those that this command runs and those of before.
-    all_seeds = tuple(dict.fromkeys((*study.seeds, *(seeds or ()))))
-    every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
+    kept = archive.read(choice.pages)
+    before = archive.entries(choice.pages / f"{folder.name}.json")
+    # A page is of all seeds: the study's, this command's, those of the page before.
+    more = (*(seeds or ()), *(item["seed"] for item in before))
+    all_seeds = tuple(dict.fromkeys((*study.seeds, *more)))
+    every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     for each in every:
         runner.check_finished(folder, each)
-    kept = archive.read(choice.pages)
-    archive.entries(choice.pages / f"{folder.name}.json")
     return StudyPlan(study, choice, tuple(runs), tuple(every), folder, kept)
 
 

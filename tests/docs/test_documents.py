@@ -32,6 +32,7 @@ def _links(text):
 def _commands(text):
     """The command lines of a document: in blocks, indented, or between backticks."""
     blocks = re.findall(r"^```(?:ba)?sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = [block.replace("\\\n", " ") for block in blocks]
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"^    (python .*)$", text, re.MULTILINE)
     lines += re.findall(r"`(python -m [^`]*)`", text)
@@ -133,6 +134,16 @@ def test_every_config_of_a_document_has_the_variant_and_the_keys_it_names(docume
             ]
             unknown = set(changed) - _keys(chosen[0])
             assert not unknown, f"{_name(document)}: {unknown} of {command}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_every_setting_that_a_document_names_exists(document):
+    keys = settings_lib.known_keys()
+    # What follows "env." may be an environment's own.
+    sections = {key.split(".")[0] for key in keys if "." in key} - {"env"}
+    for span in re.findall(r"`([^`\n]+)`", document.read_text()):
+        for key in re.findall(r"(?<![\w./])(?:config\.)?([a-z_]+\.\w+)(?![\w.*/(])", span):
+            assert key.split(".")[0] not in sections or key in keys, span
 
 
 def test_every_study_that_a_document_begins_is_not_refused(tmp_path):

@@ -419,6 +419,25 @@ def test_a_run_that_came_into_the_data_file_meanwhile_is_not_lost(tmp_path):
     assert "| one | 2 |" in page
 
 
+def test_a_page_shows_the_seeds_that_an_earlier_command_added(tmp_path):
+    path = tmp_path / "kept.py"
+    path.write_text(STUDY_FILE)
+    choice = study.Choice(str(path), tmp_path / "runs", tmp_path / "pages")
+    more = study.prepare(dataclasses.replace(choice, seeds=("7",)))
+    workdir = more.folder / "one-seed7"
+    workdir.mkdir(parents=True)
+    made = record(7, [1.0, 0.0], success=(0.25,))
+    (workdir / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    (workdir / "test.json").write_text(json.dumps(made.test))
+    first = study.write_page(more).read_text()
+    assert "| one | 1 |" in first
+    assert "--seeds=0,1,7" in first
+
+    plan = study.prepare(choice)
+    assert [run.seed for run in plan.runs] == [0, 1]
+    assert study.write_page(plan).read_text() == first
+
+
 def test_a_run_of_an_arm_that_was_edited_since_is_not_taken_for_the_new_one(tmp_path):
     path, folder = tmp_path / "kept.py", tmp_path / "runs"
     path.write_text(STUDY_FILE)
