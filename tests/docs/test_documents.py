@@ -141,8 +141,9 @@ def test_every_setting_that_a_document_names_exists(document):
     keys = settings_lib.known_keys()
     # What follows "env." may be an environment's own.
     sections = {key.split(".")[0] for key in keys if "." in key} - {"env"}
+    named = re.compile(r"(?<![\w./])(?:config\.)?([a-z_]+\.\w+)(?![\w.*/(])")
     for span in re.findall(r"`([^`\n]+)`", document.read_text()):
-        for key in re.findall(r"(?<![\w./])(?:config\.)?([a-z_]+\.\w+)(?![\w.*/(])", span):
+        for key in named.findall(span):
             assert key.split(".")[0] not in sections or key in keys, span
 
 
