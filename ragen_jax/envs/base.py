@@ -54,8 +54,9 @@ class Environment:
     # are matched against `action_names`. An answer of more than `answer_bytes` bytes
     # between its tags cannot be read. `read_action` takes one segment: (uint8[
     # answer_bytes] text, 0 behind its end; int32[] length, above 0; State) -> int32[]
-    # action, or NO_ACTION for a text that names none. `read_action_text` is the same in
-    # plain Python, from bytes and a host State: the definition that it must equal.
+    # action, or NO_ACTION for a text that names none; all segments of a reply are read
+    # in the state before it. `read_action_text` is the same in plain Python, from bytes
+    # and a host State: the definition that it must equal.
     answer_bytes: int = 0
     read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
     read_action_text: Callable[[bytes, Any], int] | None = None
