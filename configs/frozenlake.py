@@ -124,6 +124,7 @@ def _reward() -> dict:
         length_low=8,  # tokens
         length_high=32,
         grounding=0.0,  # Times the share of the places that a thought names rightly.
+        grounding_by="turn",  # or "episode": its turns share that.
         hook="",  # A file of yours with turn_rewards(episodes); docs/environments.md.
         normalize="none",  # or "mean", "mean_std", "asym_clip": an episode's return,
         normalize_by="state",  # within its group; or "batch", "environment".

@@ -41,6 +41,7 @@ def get_study() -> Study:
             "without": {"reward.grounding": 1e-9},
             "with": {"reward.grounding": 0.1},
             "with more": {"reward.grounding": 0.5},
+            "shared": {"reward.grounding": 0.5, "reward.grounding_by": "episode"},
         },
         measures=(
             "last_grounded",
@@ -51,10 +52,12 @@ def get_study() -> Study:
         ),
         curves=("rollout/grounded", "train/success", "rollout/entropy"),
         claims=tuple(_claims("with", "the reward"))
-        + tuple(_claims("with more", "five times the reward")),
+        + tuple(_claims("with more", "five times the reward"))
+        + tuple(_claims("shared", "that reward shared by an episode's turns")),
         paper={"iterations": 200},
         notes="StarPO-S with PPO at a constant learning rate. On each turn the share of"
         " the player's and the goal's places that the thought names where they truly"
         " are, times 0.1, is added to the reward. Times 0.5 was asked after three seeds"
-        " of 0.1 had left it open.",
+        " of 0.1 had left it open; shared by the turns of an episode, after three of"
+        " 0.5 had shown agents that take more turns.",
     )

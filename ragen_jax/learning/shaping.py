@@ -39,7 +39,10 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
         band = length_band(episodes, settings.length_low, settings.length_high)
         earned += settings.length_bonus * jnp.where(played, band, 0.0)
     if settings.grounding > 0:
-        earned += settings.grounding * jnp.where(played, episodes.grounded, 0.0)
+        share = jnp.where(played, episodes.grounded, 0.0)
+        if settings.grounding_by == "episode":
+            share /= jnp.maximum(episodes.turns, 1)[:, None]
+        earned += settings.grounding * share
     if settings.hook:
         earned += jnp.where(played, load_hook(settings.hook)(episodes), 0.0)
     if settings.normalize == "none":

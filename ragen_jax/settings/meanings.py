@@ -50,6 +50,7 @@ MEANINGS = {
     "reward.length_low": "tokens, at least",
     "reward.length_high": "tokens, at most",
     "reward.grounding": "reward times the share of landmarks named rightly",
+    "reward.grounding_by": '"turn", or "episode": its turns share that',
     "reward.hook": "a file with turn_rewards(episodes), added to the rewards",
     "reward.normalize": 'of returns: "none", "mean", "mean_std" or "asym_clip"',
     "reward.normalize_by": 'within: "state" (a group), "batch" or "environment"',

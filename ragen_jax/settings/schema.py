@@ -163,6 +163,8 @@ class RewardSettings:
         "none", "mean", "mean_std", "asym_clip"
     )  # the return
     normalize_by: str = limits.one_of("state", "batch", "environment")  # within these
+    # Grounding; episode: divided by the turns played, so that more do not earn more.
+    grounding_by: str = limits.one_of_with_default("turn", "turn", "episode")
 
 
 @dataclasses.dataclass(frozen=True)

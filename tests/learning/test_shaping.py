@@ -59,6 +59,11 @@ def test_a_thought_earns_by_the_share_of_places_that_it_names():
     np.testing.assert_allclose(gain, [[1, 0], [2, 0], [0, 0], [0, 0]], atol=1e-7)
 
 
+def test_where_an_episodes_turns_share_that_reward_more_turns_do_not_earn_more():
+    gain = turn_rewards(grounding=2.0, grounding_by="episode") - turn_rewards()
+    np.testing.assert_allclose(gain, [[0.5, 0], [1, 0], [0, 0], [0, 0]], atol=1e-7)
+
+
 def test_returns_are_normalized_within_each_group():
     # Returns 1, 1.9 | 1, 0: means 1.45 and 0.5, sample stds 0.9 and 1 over sqrt(2).
     by_mean = turn_rewards(normalize="mean").sum(axis=1)
