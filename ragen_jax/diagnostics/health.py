@@ -54,7 +54,9 @@ class HealthState:
 
     alarm: AlarmState = AlarmState()
     stops: StopCounts = StopCounts()
-    healthy_until: int = 0  # last iteration before the signs that now ring or rang
+    # Last iteration before a signal that rings or lately rang; at a collapse, before
+    # the first sign of it.
+    healthy_until: int = 0
     rollbacks: int = 0
     warned: bool = False  # of the collapse that is under way
 
@@ -97,6 +99,9 @@ def observe(
     if not is_known and not any(iteration - at <= MEMORY for at in rang):
         # A collapse that no signal announced began when the run did.
         healthy_until = START if verdict.level == COLLAPSE else iteration
+    began = watched.calm_before_signs(iteration)
+    if not is_known and verdict.level == COLLAPSE and began is not None:
+        healthy_until = min(healthy_until, began)
     state = dataclasses.replace(
         state, alarm=watched, stops=stops, healthy_until=healthy_until
     )

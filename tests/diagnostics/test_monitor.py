@@ -18,6 +18,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
 from ragen_jax.training import checkpoints
 from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import workdir as workdir_lib
 
 CHANGES = dict(
     env__thinking=True,
@@ -129,6 +130,21 @@ def test_a_signal_in_the_iteration_of_a_rollback_ends_the_run(run, tmp_path):
     assert runs.steps(tmp_path) == [1]
     assert len(monitor.read_rollbacks(tmp_path)) == 1
     assert "saved after iteration 1; the same command continues from there" in printed
+
+
+def test_a_run_killed_after_going_back_to_its_beginning_keeps_others_out(tmp_path):
+    """Nothing of it is left but its settings, and rollbacks that lower the rate."""
+    first = runs.settings(health__on_collapse="rollback")
+    workdir_lib.claim_workdir(tmp_path, first)
+    other = runs.settings(health__on_collapse="rollback", seed=7)
+    workdir_lib.check_workdir(tmp_path, other)  # Given up before its first iteration.
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse")
+    workdir_lib.check_workdir(tmp_path, first)
+    with pytest.raises(UserError, match="seed was 0 and is 7"):
+        workdir_lib.check_workdir(tmp_path, other)
+    (tmp_path / workdir_lib.SETTINGS_FILE).unlink()
+    with pytest.raises(UserError, match="holds rollbacks.json but no settings.json"):
+        workdir_lib.check_workdir(tmp_path, first)
 
 
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
