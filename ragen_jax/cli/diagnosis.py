@@ -1,6 +1,7 @@
 """Everything that can be measured of a checkpoint: one dict of numbers, one table."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,7 @@ def table(found: list[dict[str, Any]]) -> str:
         cells = [f"{one['step']:>9}"]
         for _, part, name in _TABLE:
             value = one.get(part, {}).get(name)
-            cells.append(f"{'-' if value is None else format(value, '.3g'):>9}")
+            is_known = value is not None and math.isfinite(value)
+            cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
         lines.append(" ".join(cells))
     return "\n".join(lines)

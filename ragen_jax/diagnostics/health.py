@@ -106,7 +106,12 @@ def observe(
         state, alarm=watched, stops=stops, healthy_until=healthy_until
     )
     if reason:
-        return state, Decision(STOP, f"{reason}: training stops", verdict)
+        sentence = (
+            f"{reason} (health.early_stops = {policy.early_stops}): training stops, the"
+            " state saved; begin another run with a lower optimizer.actor_lr, or with"
+            " health.early_stops = none"
+        )
+        return state, Decision(STOP, sentence, verdict)
     if verdict.level != COLLAPSE:
         is_over = verdict.level == HEALTHY
         state = dataclasses.replace(state, warned=state.warned and not is_over)

@@ -111,8 +111,8 @@ def banner(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def before_after(
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Mapping[str, float | None],
+    after: Mapping[str, float | None],
     rows: Sequence[tuple[str, str]],
 ) -> str:
     """A table of evaluations before and after training, with standard errors.
@@ -121,7 +121,8 @@ def before_after(
     were independent, which overstates it where they share prompts.
 
     Args:
-      before: evaluation by name, `<name>_standard_error` beside `<name>`.
+      before: evaluation by name, `<name>_standard_error` beside `<name>`, None where
+        it is not known.
       after: likewise.
       rows: pairs of title and name; a name that one side lacks is left out.
     """

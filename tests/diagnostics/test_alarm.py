@@ -372,6 +372,16 @@ def test_the_early_stops_by_validation_and_by_empty_filters_count_in_a_row():
     assert stops_at([{"update/skipped_empty": 4.0}] * 9, "ragen") == -1
 
 
+def test_an_early_stop_says_which_rule_it_was_and_what_to_do():
+    state, policy = health.HealthState(), health.Policy("watch", early_stops="ragen")
+    for _ in range(5):
+        low = {"validation/success": 0.0}
+        state, decision = health.observe(state, 1, low, policy)
+    assert decision.action == health.STOP
+    assert "below 1% 5 times running (health.early_stops = ragen)" in decision.sentence
+    assert "begin another run with a lower optimizer.actor_lr" in decision.sentence
+
+
 def test_a_run_that_really_declined_is_found_soon():
     # Bandit at a constant learning rate: success rises to 88 % in 110 iterations, then
     # falls to 62 % in 20, while entropy and gradient norms double.

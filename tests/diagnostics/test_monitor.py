@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import types
@@ -12,13 +13,14 @@ import pytest
 from helpers import runs, updates
 
 from ragen_jax.cli import diagnosis
-from ragen_jax.diagnostics import episode_log, health, monitor, report
+from ragen_jax.diagnostics import alarm, episode_log, health, monitor, report
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
-from ragen_jax.training import checkpoints
+from ragen_jax.training import checkpoints, trainer
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import workdir as workdir_lib
+from ragen_jax.utils.finite import finite
 
 CHANGES = dict(
     env__thinking=True,
@@ -272,6 +274,26 @@ def test_a_checkpoint_is_diagnosed(run, rolled_back):
     assert found["gradients"]["all/task"] > 0
     assert len(smoothed.values) == 6
     assert len(diagnosis.table([found]).splitlines()) == 2
+
+
+def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
+    verdict = alarm.Verdict(alarm.COLLAPSE, (), "a collapse")
+    decision = health.Decision(health.ROLLBACK, "a collapse", verdict, 37)
+    saved = types.SimpleNamespace(latest_step=lambda until: None)
+    outputs = types.SimpleNamespace(checkpoints=saved)
+    said = trainer._act(run, outputs, 60, decision)
+    assert "no checkpoint that is kept is from iteration 37 or before" in said
+    assert "with a higher checkpoint.keep_last" in said
+
+
+def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
+    """Such as the agreement of thoughts where no reply has one."""
+    found = {"step": 4, "text": {"success": 0.5, "distinct_thoughts": math.nan}}
+    row = diagnosis.table([found]).splitlines()[1]
+    assert row.split()[:4] == ["4", "0.5", "-", "-"]
+    assert finite([found]) == [
+        {"step": 4, "text": {"success": 0.5, "distinct_thoughts": None}}
+    ]
 
 
 def test_another_shape_of_a_mixed_batch_is_refused():
