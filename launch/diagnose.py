@@ -52,7 +52,11 @@ def main() -> None:
     from ragen_jax.utils.finite import finite
 
     wanted = diagnosis.Wanted(
-        _INFORMATION.value, _GRADIENTS.value, _SAMPLES.value, _BUCKETS.value
+        _INFORMATION.value,
+        _GRADIENTS.value,
+        _SAMPLES.value,
+        _BUCKETS.value,
+        may_lack_thoughts=_ALL.value,
     )
     with cli.user_mistakes():
         run = run_lib.prepare(diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value))

@@ -128,19 +128,20 @@ def before_after(
     """
     table = [("", "before", "after", "change")]
     for title, name in rows:
-        if name not in before or name not in after:
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None:
             continue
         kind = ".1%" if _is_rate(name) else ".3f"
         error = f"{name}_standard_error"
         errors = [side.get(error) for side in (before, after)]
         known = [error for error in errors if error is not None]
         both = math.hypot(*known) if len(known) == 2 else None
-        change = after[name] - before[name]
+        change = new - old
         table.append(
             (
                 title,
-                _with_error(before[name], errors[0], kind),
-                _with_error(after[name], errors[1], kind),
+                _with_error(old, errors[0], kind),
+                _with_error(new, errors[1], kind),
                 _with_error(change, both, "+" + kind),
             )
         )

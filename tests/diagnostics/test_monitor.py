@@ -13,7 +13,14 @@ import pytest
 from helpers import runs, updates
 
 from ragen_jax.cli import diagnosis
-from ragen_jax.diagnostics import alarm, episode_log, health, monitor, report
+from ragen_jax.diagnostics import (
+    alarm,
+    episode_log,
+    health,
+    monitor,
+    report,
+    thought_samples,
+)
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
@@ -294,6 +301,21 @@ def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
     assert finite([found]) == [
         {"step": 4, "text": {"success": 0.5, "distinct_thoughts": None}}
     ]
+
+
+def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
+    run, monkeypatch
+):
+    none = np.zeros(3, np.int64)
+    turns = thought_samples.Turns(none, none, none, none, none)
+    monkeypatch.setattr(thought_samples, "find_turns", lambda *_: turns)
+    episodes = types.SimpleNamespace(group=none)
+    rollout = types.SimpleNamespace(rows=none, episodes=episodes)
+    wanted = diagnosis.Wanted(may_lack_thoughts=True)
+    found, _ = diagnosis.information(run, {}, rollout, wanted, SmoothedStd())
+    assert found == {"valid_thinking_rate": 0.0}
+    with pytest.raises(UserError, match="no first turn of these episodes"):
+        diagnosis.information(run, {}, rollout, diagnosis.Wanted(), SmoothedStd())
 
 
 def test_another_shape_of_a_mixed_batch_is_refused():
