@@ -49,9 +49,14 @@ def main() -> None:
     from ragen_jax.training import checkpoints
     from ragen_jax.training import run as run_lib
     from ragen_jax.utils.atomic_files import new_file
+    from ragen_jax.utils.finite import finite
 
     wanted = diagnosis.Wanted(
-        _INFORMATION.value, _GRADIENTS.value, _SAMPLES.value, _BUCKETS.value
+        _INFORMATION.value,
+        _GRADIENTS.value,
+        _SAMPLES.value,
+        _BUCKETS.value,
+        may_lack_thoughts=_ALL.value,
     )
     with cli.user_mistakes():
         run = run_lib.prepare(diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value))
@@ -65,7 +70,7 @@ def main() -> None:
         one, smoothed = diagnosis.diagnose(run, found.directory, step, wanted, smoothed)
         results.append(one)
     with new_file(out) as file:
-        file.write(json.dumps(results, indent=2) + "\n")
+        file.write(json.dumps(finite(results), indent=2, allow_nan=False) + "\n")
     print(diagnosis.table(results))
     print(f"\n{out}")
 

@@ -1,6 +1,8 @@
 """Everything that can be measured of a checkpoint: one dict of numbers, one table."""
 
 import dataclasses
+import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ class Wanted:
     gradients: bool = True
     samples: int = 64  # thoughts that mutual information is measured on; 0: all
     buckets: str = "quantile"  # or "fixed"
+    # Whether a checkpoint without thoughts lacks its mutual information alone: of many
+    # checkpoints one that has collapsed is what the others are compared with.
+    may_lack_thoughts: bool = False
 
 
 def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
@@ -87,19 +92,30 @@ def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
 def information(
     run: Any, actor: Any, rollout: Rollout, wanted: Wanted, smoothed: SmoothedStd
 ) -> tuple[dict[str, float], SmoothedStd]:
-    """Mutual information of prompts and thoughts, over first turns and trajectories."""
+    """Mutual information of prompts and thoughts, over first turns and trajectories.
+
+    Raises:
+      NoThoughtError: if one of the two has no thought, and the wanted may not lack it.
+    """
     model = run.model
     rows, group = jax.device_get((rollout.rows, rollout.episodes.group))
     turns = thought_samples.find_turns(rows, token_bytes.token_bytes(model.tokenizer))
     seed, values = run.settings.seed, {}
-    samples = {
-        "first_turn": thought_samples.sample_first_turns(
-            rows, turns, group, samples=wanted.samples, seed=seed
+    draws = {
+        "first_turn": functools.partial(
+            thought_samples.sample_first_turns, rows, turns, group
         ),
-        "trajectory": thought_samples.sample_trajectories(
-            rows, turns, samples=wanted.samples, seed=seed
+        "trajectory": functools.partial(
+            thought_samples.sample_trajectories, rows, turns
         ),
     }
+    samples = {}
+    for name, draw in draws.items():
+        try:
+            samples[name] = draw(samples=wanted.samples, seed=seed)
+        except thought_samples.NoThoughtError:
+            if not wanted.may_lack_thoughts:
+                raise
     score = jax.jit(
         lambda actor, pairs: mutual_information.score_pairs(
             actor,
@@ -219,6 +235,7 @@ def table(found: list[dict[str, Any]]) -> str:
         cells = [f"{one['step']:>9}"]
         for _, part, name in _TABLE:
             value = one.get(part, {}).get(name)
-            cells.append(f"{'-' if value is None else format(value, '.3g'):>9}")
+            is_known = value is not None and math.isfinite(value)
+            cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
         lines.append(" ".join(cells))
     return "\n".join(lines)

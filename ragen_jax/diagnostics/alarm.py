@@ -104,6 +104,8 @@ class Track:
     rang_at: int = -1  # the last iteration at which it rang; -1: never
     suspect_at: int = -1  # the last at which it was half-way there
     first: tuple[float, ...] = ()  # the first START values
+    calm_at: int = -1  # the last iteration at which its sums were 0; -1: not known
+    calm_before: int = -1  # the same before it was last suspect: nothing told by then
 
     def has_halved(self, floor: float) -> bool:
         """Whether it began well above `floor` and now is below half of that."""
@@ -112,6 +114,10 @@ class Track:
         began = statistics.median(self.first)
         return began > 2 * floor and statistics.fmean(self.values[-RECENT:]) < began / 2
 
+    def is_on_record(self, iteration: int) -> bool:
+        """Whether it was suspect no longer ago than a sign is remembered."""
+        return self.suspect_at >= 0 and iteration - self.suspect_at <= MEMORY
+
 
 @dataclasses.dataclass(frozen=True)
 class AlarmState:
@@ -119,6 +125,19 @@ class AlarmState:
 
     tracks: tuple[tuple[str, Track], ...] = ()  # by metric, in the order of SIGNALS
     validation: validation_decline.Record = validation_decline.Record()
+
+    def calm_before_signs(self, iteration: int) -> int | None:
+        """The last iteration before the first sign that is still on record.
+
+        A sign is seen late, when its deviations have added up: it began where its sum
+        last left 0 (Page's estimate of the change). None without a sign.
+        """
+        began = [
+            track.calm_before
+            for _, track in self.tracks
+            if track.is_on_record(iteration) and track.calm_before >= 0
+        ]
+        return min(began, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +198,10 @@ def _follow(
     is_suspect = max(up, down) > _SUSPECT * signal.threshold
     in_doubt = max(up, down) > signal.threshold / 3
     held = reference if in_doubt else None
+    calm_before = track.calm_at if is_suspect else track.calm_before
     if held and held.distance > HOLD + LAG + WINDOW / 2:
-        held, up, down = None, 0.0, 0.0  # The new normal.
+        # The new normal, which no collapse began with.
+        held, up, down, calm_before = None, 0.0, 0.0, -1
     return (
         Track(
             values=(*track.values, value)[-_KEPT:],
@@ -189,6 +210,8 @@ def _follow(
             rang_at=iteration if rings else track.rang_at,
             suspect_at=iteration if is_suspect else track.suspect_at,
             first=(*track.first, value)[:START],
+            calm_at=track.calm_at if max(up, down) else iteration,
+            calm_before=calm_before,
         ),
         rings,
     )
@@ -235,9 +258,7 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
     recent = [
         s.metric
         for s in signals
-        if not s.is_outcome
-        and by_name[s.metric].suspect_at >= 0
-        and iteration - by_name[s.metric].suspect_at <= MEMORY
+        if not s.is_outcome and by_name[s.metric].is_on_record(iteration)
     ]
     names = tuple(s.metric for s in ringing)
     if outcomes and recent:
@@ -295,7 +316,10 @@ def from_json(saved: Mapping[str, Any] | None) -> AlarmState:
             held=None if held is None else Reference(**held),
             rang_at=fields["rang_at"],
             suspect_at=fields["suspect_at"],
-            first=tuple(fields.get("first", ())),  # Older checkpoints have none.
+            # Older checkpoints have none of these.
+            first=tuple(fields.get("first", ())),
+            calm_at=fields.get("calm_at", -1),
+            calm_before=fields.get("calm_before", -1),
         )
         tracks.append((name, track))
     return AlarmState(tuple(tracks), validation_decline.Record(**validated))

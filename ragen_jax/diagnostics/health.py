@@ -54,7 +54,9 @@ class HealthState:
 
     alarm: AlarmState = AlarmState()
     stops: StopCounts = StopCounts()
-    healthy_until: int = 0  # last iteration before the signs that now ring or rang
+    # Last iteration before a signal that rings or lately rang; at a collapse, before
+    # the first sign of it.
+    healthy_until: int = 0
     rollbacks: int = 0
     warned: bool = False  # of the collapse that is under way
 
@@ -97,11 +99,19 @@ def observe(
     if not is_known and not any(iteration - at <= MEMORY for at in rang):
         # A collapse that no signal announced began when the run did.
         healthy_until = START if verdict.level == COLLAPSE else iteration
+    began = watched.calm_before_signs(iteration)
+    if not is_known and verdict.level == COLLAPSE and began is not None:
+        healthy_until = min(healthy_until, began)
     state = dataclasses.replace(
         state, alarm=watched, stops=stops, healthy_until=healthy_until
     )
     if reason:
-        return state, Decision(STOP, f"{reason}: training stops", verdict)
+        sentence = (
+            f"{reason} (health.early_stops = {policy.early_stops}): training stops, the"
+            " state saved; begin another run with a lower optimizer.actor_lr, or with"
+            " health.early_stops = none"
+        )
+        return state, Decision(STOP, sentence, verdict)
     if verdict.level != COLLAPSE:
         is_over = verdict.level == HEALTHY
         state = dataclasses.replace(state, warned=state.warned and not is_over)

@@ -83,8 +83,13 @@ def main(arguments: Sequence[str]) -> None:
         )
     try:
         records = [json.loads(line) for line in Path(arguments[0]).open()]
-        found = draw([r for r in records if "train/success" in r], path)
-    except ValueError as error:
+        records = [r for r in records if "train/success" in r]
+        if not records:
+            raise UserError(
+                f"{arguments[0]} holds no iteration that trained: give another"
+            )
+        found = draw(records, path)
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{arguments[0]} is not readable as a run's metrics.jsonl ({error}): a run"
             " writes one record a line"

@@ -18,6 +18,10 @@ from ragen_jax.trajectory import Rows
 _PROMPT_STEP, _THOUGHT_STEP = 64, 16  # lengths are rounded up: few programs to compile
 
 
+class NoThoughtError(UserError):
+    """Episodes without a thought: there is nothing to measure."""
+
+
 @struct.dataclass
 class Turns:
     """Where the turns of a record lie in its rows. Host arrays of n turns, in order."""
@@ -75,7 +79,7 @@ def sample_first_turns(
       seed: of the draw.
 
     Raises:
-      UserError: if no first turn has a thought.
+      NoThoughtError: if no first turn has a thought.
     """
     chosen = np.flatnonzero((turns.turn == 0) & (turns.thought > 0))
     _check_any(chosen, "first turn")
@@ -96,7 +100,7 @@ def sample_trajectories(rows: Rows, turns: Turns, *, samples: int, seed: int) ->
     Args: as for `sample_first_turns`.
 
     Raises:
-      UserError: if no turn has a thought.
+      NoThoughtError: if no turn has a thought.
     """
     usable = np.flatnonzero(turns.thought > 0)
     _check_any(usable, "turn")
@@ -111,7 +115,7 @@ def sample_trajectories(rows: Rows, turns: Turns, *, samples: int, seed: int) ->
 
 def _check_any(chosen: np.ndarray, what: str) -> None:
     if not len(chosen):
-        raise UserError(
+        raise NoThoughtError(
             f"no {what} of these episodes has a thought that </think> closes, so there"
             " is no mutual information to measure: choose a checkpoint trained with"
             " env.thinking = true whose replies still follow the format"

@@ -111,8 +111,8 @@ def banner(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def before_after(
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Mapping[str, float | None],
+    after: Mapping[str, float | None],
     rows: Sequence[tuple[str, str]],
 ) -> str:
     """A table of evaluations before and after training, with standard errors.
@@ -121,25 +121,27 @@ def before_after(
     were independent, which overstates it where they share prompts.
 
     Args:
-      before: evaluation by name, `<name>_standard_error` beside `<name>`.
+      before: evaluation by name, `<name>_standard_error` beside `<name>`, None where
+        it is not known.
       after: likewise.
       rows: pairs of title and name; a name that one side lacks is left out.
     """
     table = [("", "before", "after", "change")]
     for title, name in rows:
-        if name not in before or name not in after:
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None:
             continue
         kind = ".1%" if _is_rate(name) else ".3f"
         error = f"{name}_standard_error"
         errors = [side.get(error) for side in (before, after)]
         known = [error for error in errors if error is not None]
         both = math.hypot(*known) if len(known) == 2 else None
-        change = after[name] - before[name]
+        change = new - old
         table.append(
             (
                 title,
-                _with_error(before[name], errors[0], kind),
-                _with_error(after[name], errors[1], kind),
+                _with_error(old, errors[0], kind),
+                _with_error(new, errors[1], kind),
                 _with_error(change, both, "+" + kind),
             )
         )

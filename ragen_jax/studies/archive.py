@@ -61,6 +61,7 @@ def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str
         "series": series,
         "test": record.test,
         "diagnoses": list(record.diagnoses),
+        "rollbacks": list(record.rollbacks),
     }
 
 
@@ -106,4 +107,5 @@ def _record(item: dict[str, Any]) -> RunRecord:
         for iteration, value in zip(iterations, values, strict=True):
             rows.setdefault(iteration, {"iteration": iteration})[name] = value
     records = [rows[iteration] for iteration in sorted(rows)]
-    return RunRecord(item["seed"], records, item["test"], item["diagnoses"])
+    rollbacks = item.get("rollbacks", ())  # Older data files have none.
+    return RunRecord(item["seed"], records, item["test"], item["diagnoses"], rollbacks)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.diagnostics import monitor
 from ragen_jax.reporting import metrics
 
 _SMOOTHED = 5  # iterations, the running mean that peaks and onsets are read from
@@ -24,6 +25,7 @@ class RunRecord:
     records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
     test: Mapping[str, Any]  # of test.json; of several environments by label
     diagnoses: Sequence[Mapping[str, Any]] = ()  # of diagnosis.json, a checkpoint each
+    rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(iterations, values) of a metric where it was written."""
@@ -47,7 +49,8 @@ def read_run(workdir: Path, seed: int) -> RunRecord:
     test = json.loads((workdir / "test.json").read_text())
     diagnosis = workdir / "diagnosis.json"
     found = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
-    return RunRecord(seed, metrics.read(workdir), test, found)
+    rollbacks = monitor.read_rollbacks(workdir)
+    return RunRecord(seed, metrics.read(workdir), test, found, rollbacks)
 
 
 # Of the test --------------------------------------------------------------------------
@@ -160,6 +163,8 @@ def _lead(sign: Callable[[RunRecord], float]) -> Callable[[RunRecord], float]:
 
 
 def _first_collapse(run: RunRecord) -> float:
+    if run.rollbacks:  # Their iterations, the alarm's ring with them, are played again.
+        return float(run.rollbacks[0]["from"])
     iterations, levels = run.series("health/level")
     found = iterations[levels >= 2]
     return float(found[0]) if len(found) else math.nan
@@ -318,7 +323,8 @@ MEASURES: dict[str, Measure] = {
         _lead(lambda run: departure(run, "health/distinct_thoughts", 1 / 2, math.inf)),
     ),
     "alarm_at": _number(
-        "iteration of the alarm's first collapse; runs without one are left out",
+        "iteration of the alarm's first collapse, one that was gone back over too; runs"
+        " without one are left out",
         _first_collapse,
     ),
     "mutual_correlation": _number(

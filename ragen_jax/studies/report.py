@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 
 from ragen_jax.studies import measures
-from ragen_jax.studies.definition import Study, arms_at, changes_at, config_at
+from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
 from ragen_jax.studies.measures import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
 from ragen_jax.studies.verdicts import Verdict, judge
@@ -128,8 +128,15 @@ def _sentence(verdict: Verdict) -> str:
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, share)}"
         f"{by_t and f', by t {by_t}'} ({quantity.seeds} seeds);"
-        f" claimed {claim.relation} than {claim.margin:g}"
+        f" claimed {claim.relation} than {_margin(claim, share)}"
     )
+
+
+def _margin(claim: Claim, share: str) -> str:
+    """In the unit of the quantity beside it; 0 needs none."""
+    if not claim.margin or not _is_share(claim.measure):
+        return f"{claim.margin:g}"
+    return f"{100 * claim.margin:g}{share}"
 
 
 def _shown(value: Interval, measure: str, share: str = " %") -> str:
@@ -173,9 +180,29 @@ def _table(study: Study, table, counts) -> list[str]:
     for arm, row in table.items():
         if not counts[arm]:
             continue
-        cells = [_shown(row[m], m) for m in study.measures]
+        cells = [_cell(row[m], m, counts[arm]) for m in study.measures]
         lines.append("| " + " | ".join([arm, str(counts[arm]), *cells]) + " |")
     return lines
+
+
+def _cell(value: Interval, measure: str, runs: int) -> str:
+    """As `_shown`, and of how many seeds where some have no such number."""
+    few = f", {value.seeds} of {runs} seeds" if 0 < value.seeds < runs else ""
+    return _shown(value, measure) + few
+
+
+def mean_curve(
+    series: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """(iterations, mean over the series); NaN where one has not begun or has ended.
+
+    Args:
+      series: (iterations, values) of each run, at least one value each; straight lines
+        between them.
+    """
+    x = np.unique(np.concatenate([x for x, _ in series]))
+    each = [np.interp(x, *one, left=np.nan, right=np.nan) for one in series]
+    return x, np.mean(each, axis=0)
 
 
 def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> bool:
@@ -204,9 +231,7 @@ def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> b
             for x, y in series:
                 axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
             if series:
-                x = np.unique(np.concatenate([x for x, _ in series]))
-                y = np.mean([np.interp(x, *s, right=np.nan) for s in series], axis=0)
-                axis.plot(x, y, color=color, label=arm, linewidth=1.8)
+                axis.plot(*mean_curve(series), color=color, label=arm, linewidth=1.8)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("iteration")
         axis.grid(alpha=0.3)

@@ -25,6 +25,7 @@ from ragen_jax.training import messages, validation, weights
 from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 from ragen_jax.training.run import Run
 from ragen_jax.utils import atomic_files
+from ragen_jax.utils.finite import finite
 
 FILE = "test.json"
 
@@ -117,9 +118,12 @@ def _write(
 
 
 def _record(before: Score, after: Score) -> dict[str, Any]:
-    """Of one environment; by level, each level's share of episodes solved, float[P]."""
+    """Of one environment; by level, each level's share of episodes solved, float[P].
+
+    What is not known, such as the standard error of a single level, is None.
+    """
     gain, error = evaluator_lib.paired_difference(before, after)
-    return {
+    record = {
         "before": before.metrics(),
         "after": after.metrics(),
         "gain": gain,
@@ -127,3 +131,4 @@ def _record(before: Score, after: Score) -> dict[str, Any]:
         "before_by_level": before.by_level.mean(axis=1).tolist(),
         "after_by_level": after.by_level.mean(axis=1).tolist(),
     }
+    return finite(record)

@@ -99,17 +99,19 @@ def before_after(run: Run, record: dict[str, Any], label: str = "") -> str:
     Args:
       run: whose settings say how it was evaluated.
       record: "before" and "after", metrics by name; "gain", "gain_standard_error".
+        A standard error that is not known is None.
       label: of the environment, where there are several.
     """
     chosen = run.settings.evaluation
     table = console_lib.before_after(record["before"], record["after"], _COMPARED)
     episodes = chosen.test_prompts * chosen.test_rollouts
+    error = record["gain_standard_error"]
+    known = "unknown" if error is None else format(error, ".1%")
     return (
         f"\n{label}{': ' if label else ''}{episodes} episodes on"
         f" {chosen.test_prompts} test levels, temperature {chosen.temperature:g},"
         f" before and after training\n{table}\n"
-        f"gain on the same levels: {record['gain']:+.1%} ±"
-        f" {record['gain_standard_error']:.1%} (standard error)\n"
+        f"gain on the same levels: {record['gain']:+.1%} ± {known} (standard error)\n"
     )
 
 

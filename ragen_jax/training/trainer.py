@@ -290,7 +290,12 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
         return decision.sentence if decision.action == health.STOP else ""
     step = outputs.checkpoints.latest_step(decision.healthy_until) or 0
     if not step and done > _BEGINS_AGAIN:
-        return f"{decision.sentence}; no checkpoint is from before it: training stops"
+        return (
+            f"{decision.sentence}; no checkpoint that is kept is from iteration"
+            f" {decision.healthy_until} or before, the last ahead of its signs:"
+            " training stops; begin another run with a higher checkpoint.keep_last, or"
+            " with a lower optimizer.actor_lr"
+        )
     sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
     if jax.process_index() == 0:
         monitor_lib.note_rollback(outputs.workdir, done, step, sentence)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ragen_jax import settings as settings_lib
+from ragen_jax.diagnostics import monitor
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
@@ -25,7 +26,8 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     """Refuses a workdir that holds a run made with other settings, and the root.
 
     One that holds settings and nothing else was given up before its first iteration
-    ended: there is nothing to protect.
+    ended: there is nothing to protect. A run that went back to its very beginning has
+    neither checkpoints nor metrics either, but its rollbacks, with which it goes on.
 
     Raises:
       UserError: naming the keys that differ.
@@ -38,6 +40,7 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
         )
     path = workdir / SETTINGS_FILE
     now = settings_lib.to_dict(settings)
+    has_rolled_back = (workdir / monitor.ROLLBACKS).exists()
     if path.exists():
         try:
             saved = json.loads(path.read_text())
@@ -48,12 +51,14 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
                 f"{path} is not readable as JSON; give another --workdir, or delete"
                 f" {workdir} to start again"
             ) from None
-        if checkpoints.scores(workdir / checkpoints.FOLDER) or metrics.read(workdir):
+        steps = checkpoints.scores(workdir / checkpoints.FOLDER)
+        if steps or has_rolled_back or metrics.read(workdir):
             settings_lib.check_same_run(saved, now, str(workdir))
-    elif (workdir / checkpoints.FOLDER).exists():
+    elif has_rolled_back or (workdir / checkpoints.FOLDER).exists():
+        what = monitor.ROLLBACKS if has_rolled_back else "checkpoints"
         raise UserError(
-            f"{workdir} holds checkpoints but no {SETTINGS_FILE}, so it is not known"
-            " what they were made with; give another --workdir"
+            f"{workdir} holds {what} but no {SETTINGS_FILE}, so it is not known what"
+            " settings a run had there; give another --workdir"
         )
 
 

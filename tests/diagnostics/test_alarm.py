@@ -196,6 +196,53 @@ def test_each_way_to_react_is_its_own_decision():
     assert health.ROLLBACK not in {d.action for d in often}
 
 
+def test_a_rollback_returns_to_before_the_first_sign_though_that_sign_never_rang():
+    """Deviations add up before they ring: by then the run has long been falling."""
+    usual = {"train/success": 0.8, "filter/reward_std": 0.4}
+    # The spread falls from iteration 31 on, by three deviations of 0.04: two are added
+    # each time, 8 in four iterations. More than half of 15 is suspect, but no ring.
+    narrow = usual | {"filter/reward_std": 0.28}
+    # Success falls from iteration 37 on, by five of its deviations: 3 an iteration.
+    fallen = usual | {"train/success": 0.6}
+    lines = [usual] * 30 + [narrow] * 4 + [usual] * 2 + [fallen] * 8
+    state, policy = health.HealthState(), health.Policy(on_collapse="rollback")
+    for iteration, line in enumerate(lines, 1):
+        saved = json.loads(json.dumps(health.to_json(state)))
+        state = health.from_json(saved)
+        state, decision = health.observe(state, iteration, line, policy)
+        if decision.action == health.ROLLBACK:
+            break
+    assert decision.verdict.ringing == ("train/success",)
+    assert iteration == 42 and decision.healthy_until == 30
+
+
+@pytest.mark.parametrize("path", HEALTHY_RUNS, ids=lambda path: path.stem)
+def test_a_rollback_returns_to_before_the_collapse_that_was_put_in(path):
+    """The spread falls to a tenth at iterations 62 to 71, and then the return."""
+    records, targets = records_of(path), []
+    for seed in range(10):
+        names, values = surrogate(records, 100, np.random.default_rng(seed))
+        state = health.HealthState()
+        for index, row in enumerate(collapsing(names, values, 60).tolist()):
+            line = dict(zip(names, row, strict=True))
+            state, decision = health.observe(
+                state, index + 1, line, health.Policy("rollback")
+            )
+            if decision.action == health.ROLLBACK:
+                targets.append(decision.healthy_until)
+                break
+    assert len(targets) == 10
+    assert np.median(targets) <= 63  # The spread has lost less than a fifth.
+
+
+def test_a_checkpoint_from_before_calm_was_noted_still_counts():
+    state, _ = alarm.update(AlarmState(), 1, {"train/success": 0.5})
+    saved = alarm.to_json(state)
+    for name in ("calm_at", "calm_before"):
+        del saved["train/success"][name]
+    assert alarm.from_json(saved).calm_before_signs(1) is None
+
+
 def test_a_rollback_halves_the_learning_rate_or_the_share_kept():
     settings = runs.settings(
         algorithm="starpo_s", optimizer__actor_lr=1e-3, rollout__prompts=8
@@ -323,6 +370,16 @@ def test_the_early_stops_by_validation_and_by_empty_filters_count_in_a_row():
     empty = [{"update/skipped_empty": float(i)} for i in range(1, 9)]
     assert stops_at(empty, "ragen") == 5
     assert stops_at([{"update/skipped_empty": 4.0}] * 9, "ragen") == -1
+
+
+def test_an_early_stop_says_which_rule_it_was_and_what_to_do():
+    state, policy = health.HealthState(), health.Policy("watch", early_stops="ragen")
+    for _ in range(5):
+        low = {"validation/success": 0.0}
+        state, decision = health.observe(state, 1, low, policy)
+    assert decision.action == health.STOP
+    assert "below 1% 5 times running (health.early_stops = ragen)" in decision.sentence
+    assert "begin another run with a lower optimizer.actor_lr" in decision.sentence
 
 
 def test_a_run_that_really_declined_is_found_soon():

@@ -2,17 +2,22 @@
 
 import html.parser
 import json
+import math
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import browser
 
-from ragen_jax.diagnostics import episode_log, report
+from ragen_jax.diagnostics import episode_log, monitor, report
 from ragen_jax.diagnostics.report import data as data_lib
 from ragen_jax.diagnostics.report import page
 from ragen_jax.errors import UserError
+from ragen_jax.reporting import plots
 
 # What a model might write, and no page may run or lose.
 EVIL = (
@@ -162,6 +167,87 @@ def test_neighbouring_iterations_of_one_level_are_one_mark():
         (4, 4, "d"),
         (6, 6, "f"),
     ]
+
+
+def test_what_a_run_went_back_over_is_told_though_its_record_is_gone(tmp_path):
+    folder = write_run(tmp_path / "one", 1, [], iterations=20)
+    monitor.note_rollback(folder, 41, 10, f"a collapse {EVIL}")
+    (found,) = data_lib.gather([folder])["runs"]
+    assert found["marks"] == []
+    assert [(r["from"], r["to"]) for r in found["rollbacks"]] == [(41, 10)]
+    assert "run.rollbacks" in (Path(page.__file__).parent / "script.js").read_text()
+
+
+def test_the_record_of_the_test_ends_no_mark(run):
+    (before,) = data_lib.gather([run])["runs"]
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    test = {"iteration": 55, "test/success": 0.5}
+    lines.insert(55, json.dumps(test))
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (after,) = data_lib.gather([run])["runs"]
+    assert after == before
+
+
+def test_what_a_test_of_one_level_does_not_know_is_no_obstacle(run):
+    """The standard error of a single level is not known."""
+    test = json.loads((run / "test.json").read_text())
+    test["gain_standard_error"] = test["before"]["success_standard_error"] = math.nan
+    (run / "test.json").write_text(json.dumps(test))
+    (shown,) = data_lib.gather([run])["tests"]
+    assert shown["gain_standard_error"] is None
+    assert shown["before"]["success_standard_error"] is None
+    report.write_report(run)
+
+
+def test_runs_of_one_name_are_told_apart_and_a_run_named_twice_is_one(tmp_path):
+    for study in "one", "other":
+        (tmp_path / study).mkdir()
+    same = [write_run(tmp_path / study / "seed0", 1, []) for study in ("one", "other")]
+    third = write_run(tmp_path / "other" / "xseed0", 1, [])
+    found = data_lib.gather([*same, third, tmp_path / "one" / ".." / "one" / "seed0"])
+    names = [one["name"] for one in found["runs"]]
+    assert names == ["one/seed0", "other/seed0", "xseed0"]
+    assert found["series"][0]["runs"] == [0, 1, 2]
+
+
+def in_node(code: str):
+    """What an expression over the page's functions of series is, by node."""
+    source = (Path(page.__file__).parent / "series.js").read_text()
+    program = f"{source}\nconsole.log(JSON.stringify({code}));"
+    done = subprocess.run(
+        ["node", "-e", program], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+in_javascript = pytest.mark.skipif(
+    shutil.which("node") is None, reason="node is not installed here"
+)
+
+
+@in_javascript
+def test_a_mean_over_runs_ends_where_the_first_of_them_ends():
+    runs = [
+        {"iterations": [1, 2, 3], "values": {"x": [0.0, None, 0.0]}},
+        {"iterations": [1, 2, 3, 4], "values": {"x": [1.0, 1.0, 0.5, 1.0]}},
+        {"iterations": [1, 2], "values": {}},  # Has no such metric.
+    ]
+    lines = in_node(f"curves({json.dumps(runs)}, 'x')")
+    assert [[p["x"] for p in line] for line in lines] == [[1, 3], [1, 2, 3, 4]]
+    assert in_node(f"band({json.dumps(lines)})") == [
+        {"x": 1, "mean": 0.5, "low": 0, "high": 1},
+        {"x": 3, "mean": 0.25, "low": 0, "high": 0.5},
+    ]
+
+
+@in_javascript
+def test_the_smoothed_line_of_the_page_is_that_of_the_runs_picture():
+    values = np.random.default_rng(0).normal(size=23)
+    points = [{"x": i, "mean": value} for i, value in enumerate(values.tolist())]
+    found = in_node(f"smooth({json.dumps(points)}, {plots.REACH})")
+    assert [point["x"] for point in found] == list(range(23))
+    expected = plots.smooth(values, plots.REACH)
+    np.testing.assert_allclose([point["mean"] for point in found], expected)
 
 
 def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import types
@@ -12,12 +13,21 @@ import pytest
 from helpers import runs, updates
 
 from ragen_jax.cli import diagnosis
-from ragen_jax.diagnostics import episode_log, health, monitor, report
+from ragen_jax.diagnostics import (
+    alarm,
+    episode_log,
+    health,
+    monitor,
+    report,
+    thought_samples,
+)
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
-from ragen_jax.training import checkpoints
+from ragen_jax.training import checkpoints, trainer
 from ragen_jax.training import programs as programs_lib
+from ragen_jax.training import workdir as workdir_lib
+from ragen_jax.utils.finite import finite
 
 CHANGES = dict(
     env__thinking=True,
@@ -129,6 +139,21 @@ def test_a_signal_in_the_iteration_of_a_rollback_ends_the_run(run, tmp_path):
     assert runs.steps(tmp_path) == [1]
     assert len(monitor.read_rollbacks(tmp_path)) == 1
     assert "saved after iteration 1; the same command continues from there" in printed
+
+
+def test_a_run_killed_after_going_back_to_its_beginning_keeps_others_out(tmp_path):
+    """Nothing of it is left but its settings, and rollbacks that lower the rate."""
+    first = runs.settings(health__on_collapse="rollback")
+    workdir_lib.claim_workdir(tmp_path, first)
+    other = runs.settings(health__on_collapse="rollback", seed=7)
+    workdir_lib.check_workdir(tmp_path, other)  # Given up before its first iteration.
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse")
+    workdir_lib.check_workdir(tmp_path, first)
+    with pytest.raises(UserError, match="seed was 0 and is 7"):
+        workdir_lib.check_workdir(tmp_path, other)
+    (tmp_path / workdir_lib.SETTINGS_FILE).unlink()
+    with pytest.raises(UserError, match="holds rollbacks.json but no settings.json"):
+        workdir_lib.check_workdir(tmp_path, first)
 
 
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
@@ -256,6 +281,41 @@ def test_a_checkpoint_is_diagnosed(run, rolled_back):
     assert found["gradients"]["all/task"] > 0
     assert len(smoothed.values) == 6
     assert len(diagnosis.table([found]).splitlines()) == 2
+
+
+def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
+    verdict = alarm.Verdict(alarm.COLLAPSE, (), "a collapse")
+    decision = health.Decision(health.ROLLBACK, "a collapse", verdict, 37)
+    saved = types.SimpleNamespace(latest_step=lambda until: None)
+    outputs = types.SimpleNamespace(checkpoints=saved)
+    said = trainer._act(run, outputs, 60, decision)
+    assert "no checkpoint that is kept is from iteration 37 or before" in said
+    assert "with a higher checkpoint.keep_last" in said
+
+
+def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
+    """Such as the agreement of thoughts where no reply has one."""
+    found = {"step": 4, "text": {"success": 0.5, "distinct_thoughts": math.nan}}
+    row = diagnosis.table([found]).splitlines()[1]
+    assert row.split()[:4] == ["4", "0.5", "-", "-"]
+    assert finite([found]) == [
+        {"step": 4, "text": {"success": 0.5, "distinct_thoughts": None}}
+    ]
+
+
+def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
+    run, monkeypatch
+):
+    none = np.zeros(3, np.int64)
+    turns = thought_samples.Turns(none, none, none, none, none)
+    monkeypatch.setattr(thought_samples, "find_turns", lambda *_: turns)
+    episodes = types.SimpleNamespace(group=none)
+    rollout = types.SimpleNamespace(rows=none, episodes=episodes)
+    wanted = diagnosis.Wanted(may_lack_thoughts=True)
+    found, _ = diagnosis.information(run, {}, rollout, wanted, SmoothedStd())
+    assert found == {"valid_thinking_rate": 0.0}
+    with pytest.raises(UserError, match="no first turn of these episodes"):
+        diagnosis.information(run, {}, rollout, diagnosis.Wanted(), SmoothedStd())
 
 
 def test_another_shape_of_a_mixed_batch_is_refused():

@@ -43,6 +43,20 @@ def test_a_file_of_no_records_is_refused_and_an_old_picture_stays(tmp_path):
     assert (tmp_path / "old.png").read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"iteration": 4, "test/success": 0.5}\n', "holds no iteration that trained"),
+        ("3\n", "is not readable as a run's metrics.jsonl"),
+        ('{"train/success": 0.5}\n', "is not readable as a run's metrics.jsonl"),
+    ],
+)
+def test_nothing_to_watch_is_not_a_silent_alarm(tmp_path, text, message):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(UserError, match=message):
+        picture.main([str(tmp_path / "metrics.jsonl"), str(tmp_path / "x.png")])
+
+
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     def fail(self, file, **options):
         (file if hasattr(file, "write") else open(file, "wb")).write(b"half")

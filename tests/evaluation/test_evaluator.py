@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import json
 import math
+import types
 
 import jax
 import numpy as np
 import pytest
-from helpers import models
+from helpers import models, runs
 from helpers.records import episodes_of
 from jax.sharding import AxisType
 
@@ -15,6 +17,7 @@ from ragen_jax.envs.base import TEST, VALIDATION
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.parallel.mesh import AXES
 from ragen_jax.text.prompts import TurnLimits
+from ragen_jax.training import final_test, messages
 
 # Figures ---------------------------------------------------------------------------
 
@@ -100,6 +103,19 @@ def test_the_standard_error_of_one_level_is_not_known():
     episodes = jax.tree.map(lambda x: x[:2], _episodes())
     score = evaluator_lib.score(episodes, rollouts=2)
     assert score.success == 0.5 and math.isnan(score.success_standard_error)
+
+
+def test_the_test_of_a_single_level_knows_no_standard_error():
+    one = jax.tree.map(lambda x: x[:2], _episodes())
+    score = evaluator_lib.score(one, rollouts=2)
+    record = final_test._record(score, score)
+    text = json.dumps(record, allow_nan=False)  # NaN is no JSON.
+    assert json.loads(text)["after"]["success_standard_error"] is None
+    table = messages.before_after(
+        types.SimpleNamespace(settings=runs.settings()), record
+    )
+    assert "gain on the same levels: +0.0% ± unknown (standard error)" in table
+    assert "nan" not in table and "success" in table
 
 
 def test_pass_at_k_goes_to_the_sinks_where_levels_have_several_episodes():

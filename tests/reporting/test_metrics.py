@@ -208,6 +208,12 @@ def test_a_run_without_any_record_still_has_a_picture(tmp_path):
         image.verify()
 
 
+def test_a_folder_named_like_a_formula_has_a_picture(tmp_path):
+    units = {name: metric.unit for name, metric in metrics.METRICS.items()}
+    plots.draw([], tmp_path / "x.png", title="lr$\\nothing{$", units=units)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_line_of_the_picture_is_a_documented_metric():
     for chart in plots.CHARTS:
         units = {metrics.describe(line.metric).unit for line in chart.lines}

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
+from ragen_jax.diagnostics import monitor
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
 from ragen_jax.studies import (
@@ -305,6 +306,61 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert data["claims"][0]["verdict"] == "holds"
     assert data["runs"] == []
     assert (tmp_path / "two.png").stat().st_size > 1000
+
+
+def test_an_alarm_whose_iterations_were_gone_back_over_is_counted(tmp_path):
+    quiet = record(0, np.ones(3), **{"health/level": [0.0] * 5})
+    (tmp_path / "test.json").write_text(json.dumps(quiet.test))
+    lines = [json.dumps(line) + "\n" for line in quiet.records]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse")
+    monitor.note_rollback(tmp_path, 4, 0, "another")
+    read = measures.read_run(tmp_path, 0)
+    assert measures.value(read, "alarm_at") == 11
+    # And in a study's data file, of which older ones have no such entry.
+    kept = archive.entry(planned_runs(STUDY)[0], read, ())
+    again = json.loads(json.dumps(kept))
+    assert measures.value(archive._record(again), "alarm_at") == 11
+    del again["rollbacks"]
+    assert math.isnan(measures.value(archive._record(again), "alarm_at"))
+
+
+def test_a_mean_of_fewer_seeds_than_an_arm_has_says_so(tmp_path):
+    study = dataclasses.replace(STUDY, measures=("test_success", "alarm_at"))
+    level = {"health/level": [0.0, 2.0]}
+    some = [record(0, np.ones(3), **level), record(1, np.ones(3), success=(0.3,))]
+    page = report.write(
+        study, {"one": some, "other, too": []}, [], tmp_path, command="x", scale="tiny"
+    )
+    (row,) = [line for line in page.read_text().splitlines() if "| one |" in line]
+    assert row.endswith(" | 2.000 (no interval), 1 of 2 seeds |")
+    assert "100.0 % [100.0, 100.0] |" in row
+
+
+@pytest.mark.parametrize(
+    ("measure", "right", "margin", "said"),
+    [
+        ("lost_success", None, 0.1, "claimed greater than 10 %"),
+        ("test_success", "other", -0.05, "claimed greater than -5 points"),
+        ("test_success", None, 0.0, "claimed greater than 0"),
+        ("last_entropy", None, 0.1, "claimed greater than 0.1"),
+    ],
+)
+def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
+    measure, right, margin, said
+):
+    claim = Claim("x", "one", right, measure=measure, margin=margin)
+    quantity = statistics.Interval(0.3, 0.2, 0.4, 3)
+    sentence = report._sentence(verdicts.Verdict(claim, quantity, verdicts.HOLDS))
+    assert sentence.endswith(said)
+
+
+def test_a_mean_curve_is_where_all_of_its_runs_are():
+    one = np.array([2, 4, 6]), np.array([1.0, 3.0, 5.0])
+    other = np.array([1, 4]), np.array([0.0, 3.0])
+    x, y = report.mean_curve([one, other])
+    assert x.tolist() == [1, 2, 4, 6]
+    np.testing.assert_allclose(y, [np.nan, 1.0, 3.0, np.nan])
 
 
 def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.diagnostics import alarm, episode_log
+from ragen_jax.diagnostics import alarm, episode_log, monitor
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
+from ragen_jax.utils.finite import finite
 
 # (title, metric): what is drawn, in this order, where a run has it.
 CHARTS = (
@@ -38,7 +39,8 @@ _SEED = "seed"
 def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
     """Everything the page needs, as JSON can hold it.
 
-    Runs whose settings differ in the seed alone are one series, with a band.
+    Runs whose settings differ in the seed alone are one series, with a band. A folder
+    that is named twice is one run.
 
     Args:
       workdirs: of the runs; the first is the report's own.
@@ -46,7 +48,11 @@ def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
     Raises:
       UserError: if one of them holds no metrics of a run.
     """
+    # By their real paths: the same run twice would look like two seeds that agree.
+    workdirs = list({path.resolve(): path for path in workdirs}.values())
     runs = [read_run(workdir) for workdir in workdirs]
+    for run, name in zip(runs, names_of(workdirs), strict=True):
+        run["name"] = name
     series: list[dict[str, Any]] = []
     for index, run in enumerate(runs):
         own = {k: v for k, v in run["settings"].items() if k != _SEED}
@@ -77,6 +83,21 @@ def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
     }
 
 
+def names_of(workdirs: Sequence[Path]) -> list[str]:
+    """A name of each folder: its own, after as many others as tell it from the rest."""
+    paths = [workdir.resolve().parts for workdir in workdirs]
+    names = []
+    for own in paths:
+        ends = ("/".join(own[-n:]) for n in range(1, len(own)))
+        short = (end for end in ends if sum(_ends_in(p, end) for p in paths) == 1)
+        names.append(next(short, "/".join(own)))
+    return names
+
+
+def _ends_in(path: Sequence[str], end: str) -> bool:
+    return f"/{'/'.join(path)}".endswith(f"/{end}")
+
+
 def read_run(workdir: Path) -> dict[str, Any]:
     """One run's records, settings, test table and episodes.
 
@@ -95,15 +116,22 @@ def read_run(workdir: Path) -> dict[str, Any]:
         "settings": _flat(_read_json(workdir / "settings.json")),
         "tests": _tests(_read_json(workdir / "test.json")),
         "episodes": episode_log.read(workdir),
+        "rollbacks": monitor.read_rollbacks(workdir),
     }
 
 
 def _shown(run: dict[str, Any]) -> dict[str, Any]:
-    """The columns that charts draw, and where the alarm rang."""
-    records = run["records"]
+    """The columns that charts draw, where the alarm rang, and what was gone back over.
+
+    What a rollback went back over is no longer in the record, the alarm's ring with it.
+    """
+    # The test's record says nothing of training, and would end a mark.
+    trained = [record for record in run["records"] if "train/success" in record]
+    records = trained or run["records"]
     names = [name for _, name in CHARTS]
-    levels = [verdict.level for verdict in alarm.replay(records)]
-    sentences = [verdict.sentence for verdict in alarm.replay(records)]
+    verdicts = alarm.replay(records)
+    levels = [verdict.level for verdict in verdicts]
+    sentences = [verdict.sentence for verdict in verdicts]
     return {
         "name": run["name"],
         "iterations": [record["iteration"] for record in records],
@@ -113,6 +141,7 @@ def _shown(run: dict[str, Any]) -> dict[str, Any]:
             if any(name in record for record in records)
         },
         "marks": spans([r["iteration"] for r in records], levels, sentences),
+        "rollbacks": run["rollbacks"],
     }
 
 
@@ -163,12 +192,15 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} where there is none that can be read."""
+    """A JSON object from a file; {} where there is none that can be read.
+
+    Older test.json hold NaN, which is no JSON, where something is not known.
+    """
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return finite(found) if isinstance(found, dict) else {}
 
 
 def _unit(name: str) -> str:

@@ -14,7 +14,7 @@ from ragen_jax.diagnostics.report import data as data_lib
 
 FILE = "report.html"
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("boards.js", "script.js")
+_SCRIPTS = ("series.js", "boards.js", "script.js")
 
 
 def write_report(workdir: Path, others: Sequence[Path] = ()) -> Path:

@@ -32,34 +32,6 @@ function short(value) {
 
 // Curves -------------------------------------------------------------------------------
 
-// Mean, lowest and highest over the runs of a series, by iteration.
-function band(series, metric) {
-  const at = new Map();
-  for (const index of series.runs) {
-    const run = data.runs[index];
-    (run.values[metric] || []).forEach((value, i) => {
-      if (value === null || value === undefined) return;
-      const x = run.iterations[i];
-      if (!at.has(x)) at.set(x, []);
-      at.get(x).push(value);
-    });
-  }
-  return [...at].sort((a, b) => a[0] - b[0]).map(([x, values]) => ({
-    x, mean: values.reduce((a, b) => a + b, 0) / values.length,
-    low: Math.min(...values), high: Math.max(...values),
-  }));
-}
-
-// Exponential moving average, each value weighed by its weights' sum.
-function smooth(points, weight) {
-  let total = 0, weights = 0;
-  return points.map((point) => {
-    total = weight * total + point.mean;
-    weights = weight * weights + 1;
-    return {x: point.x, mean: total / weights};
-  });
-}
-
 function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -71,15 +43,15 @@ function ticks(low, high, count) {
 
 function chart(spec) {
   const W = 340, H = 190, L = 42, R = 8, T = 8, B = 20;
-  const bands = data.series.map((series) => band(series, spec.metric));
-  const points = bands.flat();
+  const lines = data.series.map((series) => curves(series.runs.map((index) => data.runs[index]), spec.metric));
+  const bands = lines.map(band), points = lines.flat(2);
   const value = make("span", {class: "value"});
   const unit = spec.unit === "1" ? "" : `, ${spec.unit}`;
   const figure = make("figure", {}, make("figcaption", {}, make("span", {text: spec.title + unit}), value));
   if (!points.length) return figure;
   const xs = data.runs.flatMap((run) => [run.iterations[0], run.iterations[run.iterations.length - 1]]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs);
-  let y0 = Math.min(...points.map((p) => p.low)), y1 = Math.max(...points.map((p) => p.high));
+  let y0 = Math.min(...points.map((p) => p.mean)), y1 = Math.max(...points.map((p) => p.mean));
   if (x0 === x1) x1 = x0 + 1;
   if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
   const margin = 0.05 * (y1 - y0);
@@ -101,15 +73,14 @@ function chart(spec) {
   for (const x of ticks(x0, x1, 5).filter(Number.isInteger)) svg.append(draw("text", {x: X(x), y: H - 5, "text-anchor": "middle"}, String(x)));
   const path = (list, key) => list.map((p, i) => `${i ? "L" : "M"}${X(p.x).toFixed(1)} ${Y(p[key]).toFixed(1)}`).join("");
   bands.forEach((list, i) => {
-    if (!list.length) return;
     const colour = COLOURS[i % COLOURS.length];
     if (data.series[i].runs.length > 1) {
       const back = [...list].reverse().map((p) => `L${X(p.x).toFixed(1)} ${Y(p.low).toFixed(1)}`).join("");
-      svg.append(draw("path", {d: path(list, "high") + back + "Z", fill: colour, "fill-opacity": 0.18}));
-    } else {
-      svg.append(draw("path", {d: path(list, "mean"), fill: "none", stroke: colour, "stroke-opacity": 0.3}));
+      if (list.length) svg.append(draw("path", {d: path(list, "high") + back + "Z", fill: colour, "fill-opacity": 0.18}));
     }
-    const bold = list.length > 15 ? smooth(list, 0.8) : list;
+    for (const line of lines[i]) svg.append(draw("path", {d: path(line, "mean"), fill: "none", stroke: colour, "stroke-opacity": 0.3}));
+    if (!list.length) return;
+    const bold = list.length > 15 ? smooth(list, 5) : list;
     svg.append(draw("path", {d: path(bold, "mean"), fill: "none", stroke: colour, "stroke-width": 2}));
     if (list.length < 16) list.forEach((p) => svg.append(draw("circle", {cx: X(p.x), cy: Y(p.mean), r: 2.2, fill: colour})));
   });
@@ -135,16 +106,19 @@ function drawCurves() {
   const entry = (style, text) => legend.append(make("span", {}, make("span", {class: "swatch", style}), text));
   data.series.forEach((series, i) => {
     const count = series.runs.length;
-    entry(`background:${COLOURS[i % COLOURS.length]}`, count > 1 ? `${series.name}, mean and range of ${count} seeds` : series.name);
+    entry(`background:${COLOURS[i % COLOURS.length]}`, count > 1 ? `${series.name}, mean and range of ${count} runs, as far as all go` : series.name);
   });
   entry("background:var(--watch)", "alarm: watch");
   entry("background:var(--collapse)", "alarm: collapse");
   document.getElementById("charts").append(...data.charts.map(chart));
   const alarms = document.getElementById("alarms");
   const marks = data.runs.flatMap((run) => run.marks.map((mark) => ({run, mark})));
-  if (!marks.length) { alarms.append(make("p", {class: "hint", text: "The alarm did not ring."})); return; }
+  const returns = data.runs.flatMap((run) => (run.rollbacks || []).map((back) => ({run, back})));
+  if (!marks.length) alarms.append(make("p", {class: "hint", text: returns.length ? "In what was not gone back over the alarm did not ring." : "The alarm did not ring."}));
   const list = make("ul");
+  for (const {run, back} of returns) list.append(make("li", {text: `${run.name}, rolled back from iteration ${back.from} to ${back.to}: ${back.why}`}));
   for (const {run, mark} of marks.slice(0, 60)) list.append(make("li", {text: `${run.name}, iterations ${mark.first} to ${mark.last}: ${mark.why}`}));
+  if (marks.length > 60) list.append(make("li", {text: `and ${marks.length - 60} more, marked in the curves`}));
   alarms.append(list);
 }
 
