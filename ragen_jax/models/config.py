@@ -262,9 +262,10 @@ def to_hugging_face(
       dtype: of the stored weights, such as "float32".
     """
     names = {family: name for name, family in _ARCHITECTURES.items()}
+    family = _family_by_features(config)
     written = {
-        "architectures": [names[config.family]],
-        "model_type": config.family,
+        "architectures": [names[family]],
+        "model_type": family,
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
         "intermediate_size": config.mlp_width,
@@ -282,11 +283,11 @@ def to_hugging_face(
         "pad_token_id": pad,
         "torch_dtype": dtype,
     }
-    if config.family == "llama":
+    if family == "llama":
         written |= {"attention_bias": False, "mlp_bias": False}
     else:
         written["use_sliding_window"] = False
-    if config.family == "qwen3":
+    if family == "qwen3":
         written["attention_bias"] = False
     if config.rope_scaling is not None:
         scaling = dataclasses.asdict(config.rope_scaling)
@@ -294,3 +295,14 @@ def to_hugging_face(
             key: scaling[name] for name, key in _SCALING_KEYS.items()
         }
     return written
+
+
+def _family_by_features(config: ModelConfig) -> str:
+    """The family whose computation the model's is.
+
+    A GGUF file's Llama may have biases of query, key and value and none of the output:
+    transformers knows such a model as Qwen2 alone, and its Llama would drop them.
+    """
+    if config.qk_norm:
+        return "qwen3"
+    return "qwen2" if config.qkv_bias else "llama"

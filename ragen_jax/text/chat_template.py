@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from ragen_jax.errors import UserError
 from ragen_jax.text import template_process
 from ragen_jax.text.phrases import encode
+from ragen_jax.text.token_bytes import highest_id
 
 _SECONDS = 60  # by the clock on the wall; a busy machine is slow
 
@@ -74,10 +75,11 @@ def cut_pieces(
         with the same text around each turn, or closes a reply with no control token, or
         the tokenizer lacks one of the ids.
     """
-    if any(index >= len(tokenizer) for index in more_stops):
+    # Not how many tokens there are: ids may have gaps.
+    if more_stops and max(more_stops) > (highest := highest_id(tokenizer)):
         raise UserError(
             f"{where}: generation_config.json ends replies at token {max(more_stops)},"
-            f" and the tokenizer has {len(tokenizer)}; take both from one model"
+            f" and the tokenizer's ids reach {highest}; take both from one model"
         )
     if not tokenizer.chat_template:
         raise UserError(
@@ -102,7 +104,10 @@ def cut_pieces(
     added = tokenizer.added_tokens_decoder.items()
     specials = {index for index, token in added if token.special}
     closing = encode(tokenizer, parts[3])
-    if not closing or closing[0] not in specials:
+    end = str(tokenizer.convert_ids_to_tokens(closing[0])) if closing else ""
+    # Of the text too: a token may swallow white space that stands before it, and what
+    # follows a reply that ends its turn itself is the text without the token's.
+    if not closing or closing[0] not in specials or not parts[3].startswith(end):
         raise UserError(
             f"{where}: the chat template closes a reply with {parts[3]!r}, which does"
             " not begin with a control token that the policy could sample; choose a"
@@ -116,7 +121,7 @@ def cut_pieces(
         before_user=parts[1],
         before_reply=rest,
         after_reply=parts[3],
-        end_of_turn=str(tokenizer.convert_ids_to_tokens(closing[0])),
+        end_of_turn=end,
         stop_tokens=tuple(sorted(stops)),
     )
     if pieces.join(longer) != whole:

@@ -6,6 +6,9 @@ message is a sequence of phrase ids; the same ids give the tokens on device
 """
 
 import dataclasses
+import os
+import unicodedata
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from flax import struct
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.errors import UserError
 from ragen_jax.text import reply_parser, token_bytes
 from ragen_jax.text.chat_template import ChatPieces
 from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
@@ -201,11 +205,15 @@ def tokenize_dialogue(
       vocabulary: V of the model, which may exceed the tokenizer's.
       with_text: whether the text of replies is wanted, and not their actions alone;
         always so where the environment reads free-form answers.
+
+    Raises:
+      UserError: if the tokenizer breaks down on a text, or writes another one.
     """
     is_free = env.read_action is not None
     phrases = tokenize_phrases(tokenizer, dialogue.phrases)
     bytes_of = token_bytes.token_bytes(tokenizer)
     bytes_of += (b"",) * (vocabulary - len(bytes_of))
+    _check_kept(dialogue, phrases, bytes_of, tokenizer.name_or_path or "the model")
     is_stop = np.zeros(vocabulary, bool)
     is_stop[list(pieces.stop_tokens)] = True
     first, following, behind_opening = _capacities(
@@ -225,6 +233,33 @@ def tokenize_dialogue(
         next_capacity=following,
         window_capacity=behind_opening,
     )
+
+
+def _check_kept(
+    dialogue: Dialogue, phrases: PhraseTokens, bytes_of: Sequence[bytes], where: str
+) -> None:
+    """Refuses a tokenizer whose tokens say something else than the texts.
+
+    One that puts a space before each text would put it between any two phrases, and one
+    without a token for some sign would leave that out, unseen by the host. Unicode's
+    composed letters are the same text. The template's own phrases are left out: they
+    have control tokens, which say nothing.
+    """
+    tokens, lengths = np.asarray(phrases.tokens), np.asarray(phrases.lengths)
+    for index, text in enumerate(dialogue.phrases):
+        if index <= _HAND_OVER:
+            continue
+        ids = tokens[index, : lengths[index]].tolist()
+        said = b"".join(bytes_of[i] for i in ids).decode(errors="replace")
+        if said == text:
+            continue
+        if unicodedata.normalize("NFC", said) != unicodedata.normalize("NFC", text):
+            at = max(0, len(os.path.commonprefix([text, said])) - 20)
+            raise UserError(
+                f"{where}: the tokenizer writes {text[at : at + 40]!r} as"
+                f" {said[at : at + 40]!r}; choose a model whose tokenizer keeps texts"
+                " as they are"
+            )
 
 
 def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:

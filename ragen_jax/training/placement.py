@@ -9,11 +9,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ragen_jax.errors import UserError
 from ragen_jax.learning import train_state as states
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.models import parameters
 from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.io import partial_reads
 from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import mesh as meshes
@@ -85,7 +85,9 @@ def read_parameters(
       UserError: if the files are damaged, or hold other tensors or numbers that are
         not finite.
     """
-    read = source.open_parameters(config, parameters.declare(config))
+    read = partial_reads.finite_reader(
+        source.open_parameters(config, parameters.declare(config)), source.name
+    )
     declared = parameters.declare(config, value_head=value_head)
 
     def load(keys, leaf: parameters.Leaf, sharding: NamedSharding) -> jax.Array:
@@ -94,18 +96,7 @@ def read_parameters(
             return _read_parts(
                 lambda index: np.zeros(leaf.shape, np.float32)[index], leaf, sharding
             )
-
-        def read_finite(index: tuple[slice, ...]) -> np.ndarray:
-            part = read(path, index)
-            # A NaN is the least and the greatest of what it is among.
-            if not (np.isfinite(part.min()) and np.isfinite(part.max())):
-                raise UserError(
-                    f"{source.name}: weights of {'.'.join(path)} are not finite; copy"
-                    " or download the model again, or take another"
-                )
-            return part
-
-        return _read_parts(read_finite, leaf, sharding)
+        return _read_parts(lambda index: read(path, index), leaf, sharding)
 
     return jax.tree.map_with_path(
         load, declared, training_shardings(declared, mesh), is_leaf=parameters.is_leaf

@@ -68,11 +68,17 @@ def make_merge(model: Model) -> Callable[[Any, Any], Parameters]:
 
 
 def model_fingerprint(model: Model) -> dict[str, str]:
-    """Fingerprints of tokens and weights, to recognize the model by later."""
+    """Fingerprints of all of it, to recognize the model by later."""
     read = model.source.open_parameters(model.config, model.declared)
+    return _fingerprint_without_weights(model) | {
+        "weights": fingerprint.of_weights(read, model.declared)
+    }
+
+
+def _fingerprint_without_weights(model: Model) -> dict[str, str]:
     return {
         "tokens": fingerprint.of_tokenizer(model.tokenizer),
-        "weights": fingerprint.of_weights(read, model.declared),
+        "rotations or norms": fingerprint.of_constants(model.config),
     }
 
 
@@ -123,8 +129,8 @@ def restore_trained(model: Model, directory: Path, step: int) -> Parameters:
     Raises:
       UserError: as `restore_actor`.
     """
-    if model.adapters is None:  # The weights are its own; the tokens must still agree.
-        found = {"tokens": fingerprint.of_tokenizer(model.tokenizer)}
+    if model.adapters is None:  # The weights are its own; the rest must still agree.
+        found = _fingerprint_without_weights(model)
     else:
         found = model_fingerprint(model)
     check_same_model(model, directory, step, found)

@@ -19,6 +19,7 @@ from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
 from ragen_jax.text.phrases import tokenize_phrases
+from ragen_jax.text.token_bytes import highest_id
 from ragen_jax.warm_start.recipe import (
     KINDS,
     LAKES,
@@ -44,7 +45,8 @@ def begin(config, start: str | None):
     """A tokenizer and weights: new ones, or those of --start.
 
     Raises:
-      UserError: if the model is of another shape.
+      UserError: if the model is of another shape, its tokenizer is of another kind, or
+        its weights are not finite.
     """
     shape = SHAPES[config.model]
     if start:
@@ -54,13 +56,18 @@ def begin(config, start: str | None):
                 f"--start={start} is a model of another shape: choose one that"
                 " this script wrote"
             )
-        declared = parameters.declare(shape)
-        weights = partial_reads.read_tree(
-            source.open_parameters(shape, declared), declared
-        )
         tokenizer = source.read_tokenizer()
+        has_end = _STOP in tokenizer.get_vocab()
         tiny_tokenizer.add_words(tokenizer, WORDS[config.model])
-        return tokenizer, jax.device_put(weights)
+        if not has_end or highest_id(tokenizer) >= shape.vocabulary:
+            raise UserError(
+                f"--start={start} has a tokenizer of another kind: choose one that this"
+                " script wrote"
+            )
+        declared = parameters.declare(shape)
+        read = source.open_parameters(shape, declared)
+        read = partial_reads.finite_reader(read, source.name)
+        return tokenizer, jax.device_put(partial_reads.read_tree(read, declared))
     tokenizer = tiny_tokenizer.train_tokenizer(
         _texts(config), WORDS[config.model], MARKS[config.model], shape.vocabulary
     )

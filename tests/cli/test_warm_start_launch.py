@@ -1,5 +1,6 @@
 """`launch/warm_start.py` on a model that is there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from helpers import warm_process
 from helpers.paths import ROOT
+from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
 from ragen_jax.envs.bandit.env import NAMES
-from ragen_jax.models.io import sources
+from ragen_jax.errors import UserError
+from ragen_jax.models import parameters, presets
+from ragen_jax.models.io import hugging_face, sources
+from ragen_jax.warm_start import stages
 
 SCRIPT = ROOT / "launch" / "warm_start.py"
 CONFIG = f"--config={ROOT / 'configs' / 'warm_start.py'}:smoke"
@@ -89,6 +95,41 @@ def test_the_name_of_an_arm_is_one_token_wherever_it_stands(text):
         ids = tokenizer(written)["input_ids"]
         assert ids.count(tokenizer.convert_tokens_to_ids(name)) == 1, written
         assert tokenizer.decode(ids) == written
+
+
+def _beyond_the_vocabulary(tokenizer, weights: dict) -> None:
+    tokenizer.add_tokens([f"word {number}" for number in range(100)])
+
+
+def _without_an_end(tokenizer, weights: dict) -> None:
+    inner = json.loads(tokenizer.backend_tokenizer.to_str().replace("im_end", "eot"))
+    tokenizer._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(inner))
+    tokenizer.eos_token = "<|eot|>"
+
+
+def _not_finite(tokenizer, weights: dict) -> None:
+    weights["layers"]["up"][1, 2, 3] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_beyond_the_vocabulary, "has a tokenizer of another kind: choose"),
+        (_without_an_end, "has a tokenizer of another kind: choose"),
+        (_not_finite, "weights of layers.up are not finite; copy"),
+    ],
+)
+def test_a_model_that_no_stage_can_go_on_from_is_refused(tmp_path, change, told):
+    shape = presets.SHAPES["tiny"]
+    source = sources.locate("tiny")
+    declared = parameters.declare(shape)
+    weights = hugging_face.read_parameters(source.path, shape, declared)
+    tokenizer = source.read_tokenizer()
+    change(tokenizer, weights)
+    hugging_face.write_folder(tmp_path / "model", shape, weights, tokenizer)
+    with pytest.raises(UserError) as caught:
+        stages.begin(ConfigDict({"model": "tiny"}), str(tmp_path / "model"))
+    assert str(tmp_path / "model") in str(caught.value) and told in str(caught.value)
 
 
 def test_later_stages_without_a_model_are_refused(tmp_path):

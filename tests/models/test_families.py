@@ -71,6 +71,29 @@ def test_a_written_folder_is_the_same_model_to_transformers_and_back(tmp_path, c
     _assert_identical(back, ours)
 
 
+@pytest.mark.parametrize(("family", "biased"), [("llama", True), ("qwen2", False)])
+def test_a_model_with_the_biases_of_another_family_is_written_as_that_one(
+    tmp_path, family, biased
+):
+    """As GGUF files may hold them; transformers' own Llama would drop the biases."""
+    folder, config, wanted = _write(tmp_path, family=family, qkv_bias=biased)
+    found, again = _read(folder)
+    assert again.qkv_bias == biased and again.family != family
+    _assert_identical(found, wanted)
+    tokens = np.random.default_rng(4).integers(0, config.vocabulary, (2, 20))
+    np.testing.assert_array_equal(
+        _logits(found, again, tokens), _logits(wanted, config, tokens)
+    )
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        logits = theirs(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(_logits(wanted, config, tokens), logits, atol=2e-4)
+
+
 def test_rotations_are_slowed_as_llama_3_says():
     found = transformer.rotary_frequencies(4, 1e4, RopeScaling(8.0, 1.0, 4.0, 1000))
     # In 1000 positions the pairs turn 159, 15.9, 1.59155 and 0.159 times. The third
@@ -269,9 +292,9 @@ def test_files_beside_those_of_the_model_are_left_alone(tmp_path):
 
 
 def test_stored_rotary_frequencies_and_a_tied_models_head_are_not_read(tmp_path):
-    folder, config, wanted = _write(tmp_path, **SHAPES["smollm2"])
+    folder, _, wanted = _write(tmp_path, **SHAPES["smollm2"])
     buffers = {
-        "lm_head.weight": np.ones((config.vocabulary, 36), np.float32),
+        "lm_head.weight": wanted["embedding"],
         "model.layers.1.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32),
         "model.rotary_emb.inv_freq": np.ones(2, np.float32),
     }

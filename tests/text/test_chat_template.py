@@ -2,11 +2,14 @@
 
 import copy
 import datetime
+import json
 import random
 
 import pytest
+import tokenizers
 from helpers.models import make_tokenizer
 from helpers.paths import GOLDEN
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
 from ragen_jax.text import chat_template
@@ -208,6 +211,45 @@ def test_what_the_models_makers_stop_at_stops_a_reply_too_if_the_tokenizer_has_i
     assert pieces.stop_tokens == tuple(sorted({*own, another}))
     with pytest.raises(UserError, match=r"^m: generation_config\.json ends"):
         chat_template.cut_pieces(tokenizer, "m", (len(tokenizer),))
+
+
+def test_a_token_behind_a_gap_among_the_ids_may_end_a_reply():
+    """There are fewer tokens than its id then."""
+    highest = len(tokenizer_with(LLAMA)) + 100
+
+    def with_a_gap(written: dict) -> None:
+        written["model"]["vocab"]["<|stop|>"] = highest
+
+    gapped = _edited(tokenizer_with(LLAMA), with_a_gap)
+    assert len(gapped) < highest
+    assert highest in chat_template.cut_pieces(gapped, "m", (highest,)).stop_tokens
+    with pytest.raises(UserError, match=f"ids reach {highest}; take both from one"):
+        chat_template.cut_pieces(gapped, "m", (highest + 1,))
+
+
+def test_a_text_before_the_end_of_turn_is_refused_though_the_token_swallows_it():
+    """A reply that ends its turn itself would be closed a second time."""
+
+    def swallow_spaces(written: dict) -> None:
+        for token in written["added_tokens"]:
+            token["lstrip"] |= token["content"] == "<|eot|>"
+
+    spaced = tokenizer_with(LLAMA.replace("+ '<|eot|>'", "+ ' <|eot|>'"))
+    greedy = _edited(spaced, swallow_spaces)
+    first = greedy.encode(" <|eot|>", add_special_tokens=False)
+    assert greedy.convert_ids_to_tokens(first) == ["<|eot|>"]
+    with pytest.raises(UserError, match="does not begin with a control token"):
+        chat_template.cut_pieces(greedy, "m")
+
+
+def _edited(tokenizer, edit) -> PreTrainedTokenizerFast:
+    """A tokenizer with its tokenizer.json changed."""
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    edit(written)
+    inner = tokenizers.Tokenizer.from_str(json.dumps(written))
+    edited = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|eot|>")
+    edited.chat_template = tokenizer.chat_template
+    return edited
 
 
 @pytest.mark.parametrize("fault", REFUSED)

@@ -1,15 +1,21 @@
 """What the policy reads: the same on device, on the host and by the whole text."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import demonstrations, generator
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.envs.frozen_lake.planning import HOLE, ICE
+from ragen_jax.errors import UserError
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.prompts import TurnLimits
@@ -283,3 +289,54 @@ def test_the_end_of_turn_alone_stops_a_reply(grid):
     (stops,) = np.nonzero(grid.tokens.is_stop)
     assert grid.tokenizer.convert_ids_to_tokens(stops) == ["<|im_end|>"]
     assert grid.tokens.is_stop.shape == (tiny_tokenizer.VOCABULARY,)
+
+
+def _space_first(written: dict) -> None:
+    written["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
+
+
+def _lower_case(written: dict) -> None:
+    written["normalizer"] = {"type": "Lowercase"}
+
+
+def _composed(written: dict) -> None:
+    written["normalizer"] = {"type": "NFC"}
+
+
+def _tokenized(grid, change, phrases=()) -> prompts_lib.DialogueTokens:
+    """The grid's dialogue and further phrases by a changed tokenizer.json."""
+    written = json.loads(grid.tokenizer.backend_tokenizer.to_str())
+    change(written)
+    inner = tokenizers.Tokenizer.from_str(json.dumps(written))
+    changed = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+    texts = dataclasses.replace(grid.texts, phrases=(*grid.texts.phrases, *phrases))
+    return prompts_lib.tokenize_dialogue(
+        texts, grid.env, grid.pieces, changed, tiny_tokenizer.VOCABULARY
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(_space_first, " Your last"), (_lower_case, "your last")]
+)
+def test_a_tokenizer_that_alters_what_the_model_is_to_read_is_refused(
+    grid, change, said
+):
+    with pytest.raises(UserError) as caught:
+        _tokenized(grid, change)
+    text = str(caught.value)
+    assert "the tokenizer writes 'Your last reply had no" in text
+    assert f" as '{said} reply had no" in text and "\n" not in text
+    assert text.endswith("; choose a model whose tokenizer keeps texts as they are")
+
+
+def test_a_sign_that_the_tokenizer_leaves_out_is_shown_where_it_stood(grid):
+    def forget(written: dict) -> None:
+        del written["model"]["vocab"]["\u0100"]  # The byte 0.
+
+    phrase = "a long text that goes on and on \0 and on"
+    with pytest.raises(UserError, match=r"that goes on and on \\x00 and on' as '.* a"):
+        _tokenized(grid, forget, (phrase,))
+
+
+def test_a_tokenizer_may_write_letters_and_their_accents_as_one_character(grid):
+    _tokenized(grid, _composed, ("caf\u0065\u0301",))

@@ -1,4 +1,4 @@
-"""Fingerprints of a model's tokens and weights, by which a run knows its own model.
+"""Fingerprints of tokens, constants and weights, by which a run knows its model.
 
 A path can lead elsewhere tomorrow: a folder is written again, a branch of the hub moves
 on. Shapes would still fit, and adapters would be merged into weights that they were not
@@ -6,12 +6,14 @@ trained on. They are of values and not of files, so that a model may move, or be
 into other files, and stays the same.
 """
 
+import dataclasses
 import hashlib
 import json
 
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.models import parameters
+from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import partial_reads
 from ragen_jax.models.parameters import Leaf, Parameters
 
@@ -22,6 +24,12 @@ def of_tokenizer(tokenizer: PreTrainedTokenizerFast) -> str:
     """Of the tokens with their ids, and of the chat template."""
     table = sorted(tokenizer.get_vocab().items())
     return _mark(json.dumps([table, tokenizer.chat_template]).encode())
+
+
+def of_constants(config: ModelConfig) -> str:
+    """Of what the forward pass computes with and no weight's shape tells."""
+    scaling = config.rope_scaling and dataclasses.asdict(config.rope_scaling)
+    return _mark(json.dumps([config.rope_base, config.norm_epsilon, scaling]).encode())
 
 
 def of_weights(read: partial_reads.ReadPart, declared: Parameters) -> str:

@@ -88,7 +88,8 @@ def read_config(path: Path) -> ModelConfig:
         # Stored as float32: 9.999999747378752e-06 was 1e-5.
         norm_epsilon=float(str(np.float32(epsilon))),
         tied=_is_tied(file),
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        # With norms of query and key no folder could hold them: then they are refused.
+        qkv_bias=family != "qwen3" and "blk.0.attn_q.bias" in file.tensors,
         longest_context=_number(file, f"{family}.context_length"),
         qk_norm=family == "qwen3",
         rope_scaling=_rope_scaling(file, head_dim // 2, rope_base),

@@ -42,20 +42,22 @@ _TOKENIZER_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
-# Old files keep the rotary frequencies, which config.json says too.
 _GENERATION = "generation_config.json"
 _WITHOUT = "correct it, or delete it: then the tokenizer says where replies end"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COMPARED = 64  # rows by which a tied model's head and embedding are compared
+# Old files keep the rotary frequencies, which config.json says too.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
     """Name in the file -> where the tensor goes: (leaf path, layer or None)."""
     names: dict[str, tuple[tuple[str, ...], int | None]] = {
-        "model.embed_tokens.weight": (("embedding",), None),
+        _EMBEDDING: (("embedding",), None),
         "model.norm.weight": (("final_norm",), None),
     }
     if "head" in declared:
-        names["lm_head.weight"] = (("head",), None)
+        names[_HEAD] = (("head",), None)
     for leaf in declared["layers"]:
         for index in range(config.layers):
             name = f"model.layers.{index}.{LAYER_NAMES[leaf]}"
@@ -86,11 +88,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) -> None:
-    """Checks that the files hold the declared tensors; reads their headers alone.
+    """Checks that the files hold the declared tensors; reads little but headers.
 
     Raises:
       UserError: if a file is missing or damaged, a tensor is missing, superfluous or
-        of another shape than config.json says.
+        of another shape than config.json says, or a tied model has a head of its own.
     """
     open_parameters(folder, config, declared)
 
@@ -137,6 +139,7 @@ def _find_tensors(
         )
     wanted = tensor_names(declared, config)
     unknown: list[str] = []
+    heads: list[tuple[Path, Stored]] = []  # of a tied model
     found: dict[tuple[tuple[str, ...], int | None], tuple[Path, Stored]] = {}
     for path, header in headers.items():
         for name, stored in header.items():
@@ -152,9 +155,9 @@ def _find_tensors(
                 _check_tensor(
                     name, stored, partial_reads.shape_in_file(where[0], leaf), path
                 )
-            elif config.tied and name == "lm_head.weight":
-                # A second copy, which transformers does not read either.
+            elif config.tied and name == _HEAD:
                 _check_tensor(name, stored, (config.vocabulary, config.width), path)
+                heads.append((path, stored))
             elif not _BUFFER.fullmatch(name):
                 unknown.append(name)
     missing = sorted(name for name, where in wanted.items() if where not in found)
@@ -164,7 +167,27 @@ def _find_tensors(
             f" {missing[:5]} ({len(missing)} in all), not used {unknown[:5]}"
             f" ({len(unknown)} in all); take config.json and weights of one model"
         )
+    for head in heads:
+        _check_copy(head, found[wanted[_EMBEDDING]])
     return found
+
+
+def _check_copy(head: tuple[Path, Stored], embedding: tuple[Path, Stored]) -> None:
+    """Refuses a tied model's head that is no copy of the embedding, by some rows.
+
+    Nobody knows which of the two is meant: transformers 4 leaves the head unread,
+    transformers 5 unties it and computes with it.
+    """
+    tensors = [stored.mapped(path) for path, stored in (head, embedding)]
+    narrow = min((x.dtype for x in tensors), key=lambda dtype: dtype.itemsize)
+    rows = np.linspace(0, len(tensors[0]) - 1, _COMPARED).astype(int)
+    one, other = (x[rows].astype(narrow).astype(np.float32) for x in tensors)
+    if not np.array_equal(one, other, equal_nan=True):
+        raise UserError(
+            f"{head[0]}: {_HEAD} is another matrix than {_EMBEDDING}, and config.json"
+            " says tie_word_embeddings = true: write false there to compute with it, or"
+            " take the weights without it"
+        )
 
 
 def _check_tensor(

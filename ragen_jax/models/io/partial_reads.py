@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.errors import UserError
 from ragen_jax.models.parameters import Leaf, Parameters
 
 Path = tuple[str, ...]  # of a leaf in the tree of parameters
@@ -63,6 +64,27 @@ def part_reader(read: ReadBlock, declared: Parameters) -> ReadPart:
         return part
 
     return read_part
+
+
+def finite_reader(read: ReadPart, name: str) -> ReadPart:
+    """The same, but refuses numbers that are not finite.
+
+    Args:
+      read: from `part_reader`.
+      name: of the model, for the message.
+    """
+
+    def read_finite(path: Path, index: Index) -> np.ndarray:
+        part = read(path, index)
+        # A NaN is the least and the greatest of what it is among.
+        if not (np.isfinite(part.min()) and np.isfinite(part.max())):
+            raise UserError(
+                f"{name}: weights of {'.'.join(path)} are not finite; copy or download"
+                " the model again, or take another"
+            )
+        return part
+
+    return read_finite
 
 
 def read_tree(read: ReadPart, declared: Parameters) -> Parameters:

@@ -11,6 +11,7 @@ from helpers import models, runs
 from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
+from ragen_jax.models.config import RopeScaling
 from ragen_jax.models.io import fingerprint, hugging_face, safetensors_files
 from ragen_jax.models.io.sources import Source
 from ragen_jax.training import checkpoints, weights
@@ -118,6 +119,25 @@ def test_an_actor_is_not_played_with_other_tokens(run, saved):
     other = dataclasses.replace(run.model, adapters=None, tokenizer=tokenizer)
     with pytest.raises(UserError, match="began with a model of other tokens"):
         weights.restore_actor(other, saved / checkpoints.FOLDER, 1)
+
+
+def test_an_actor_is_not_played_with_other_rotations_or_norms(run, saved):
+    """Its own weights fit any of them, and its shapes do not tell."""
+    directory = saved / checkpoints.FOLDER
+    own = dataclasses.replace(run.model, adapters=None)
+    scaling = RopeScaling(8.0, 1.0, 4.0, 64)
+    for changes in (
+        dict(rope_base=1e6),
+        dict(norm_epsilon=1e-5),
+        dict(rope_scaling=scaling),
+    ):
+        config = dataclasses.replace(own.config, **changes)
+        other = dataclasses.replace(own, config=config)
+        with pytest.raises(UserError, match="a model of other rotations or norms than"):
+            weights.restore_trained(other, directory, 1)
+    config = dataclasses.replace(own.config, longest_context=99)
+    found = weights.model_fingerprint(dataclasses.replace(own, config=config))
+    weights.check_same_model(own, directory, 1, found)
 
 
 def test_a_run_is_not_resumed_on_another_model_and_may_be_where_it_moved(

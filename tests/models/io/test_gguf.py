@@ -56,6 +56,13 @@ def test_shape_and_weights_are_those_that_were_converted(tmp_path, name):
     gguf.check_parameters(path, config, parameters.declare(config))
 
 
+def test_biases_that_no_family_has_are_refused(tmp_path):
+    """No folder could hold the model: Qwen3's biases come with one of the output."""
+    path, _ = make(tmp_path, dataclasses.replace(QWEN3, qkv_bias=True))
+    message = refusal(read, path)
+    assert "not used ['blk.0.attn_k.bias'" in message
+
+
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantized_weights_are_near_those_that_were_converted(tmp_path, kind):
     path, weights = make(tmp_path, LLAMA, kind=kind)

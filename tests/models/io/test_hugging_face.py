@@ -105,10 +105,26 @@ def test_weights_may_lie_in_several_files(tmp_path):
     _assert_identical(_read(folder)[0], wanted)
 
 
-def test_a_tied_models_stored_head_is_not_read(tmp_path):
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_tied_models_stored_head_may_be_a_copy_of_the_embedding(tmp_path, dtype):
     folder, wanted = _write(tmp_path, TIED)
-    _change_tensors(folder, {"lm_head.weight": np.ones((40, 32), np.float32)})
+    copy = wanted["embedding"].astype(dtype)
+    _change_tensors(folder, {"lm_head.weight": copy})
     _assert_identical(_read(folder)[0], wanted)
+
+
+def test_a_tied_models_stored_head_that_is_no_copy_is_refused(tmp_path):
+    """transformers 4 leaves it unread, transformers 5 computes with it."""
+    folder, wanted = _write(tmp_path, TIED)
+    other = np.asarray(wanted["embedding"]) * np.float32(1.001)
+    _change_tensors(folder, {"lm_head.weight": other})
+    text = _refusal(_read, folder)
+    assert text.startswith(f"{folder / 'model.safetensors'}: lm_head.weight is another")
+    assert "write false there to compute with it, or take the weights without" in text
+    written = json.loads((folder / "config.json").read_text())
+    written["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(written))
+    np.testing.assert_array_equal(_read(folder)[0]["head"], other.T)
 
 
 KEY = "model.layers.1.self_attn.k_proj.weight"
