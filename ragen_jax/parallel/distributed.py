@@ -1,11 +1,8 @@
 """One program on many hosts: connecting its processes, and naming absent ones."""
 
-import contextlib
-import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import socket
@@ -15,24 +12,12 @@ import warnings
 from collections.abc import Mapping
 
 from ragen_jax.errors import UserError
-from ragen_jax.parallel import facts as facts_lib
-from ragen_jax.parallel import heartbeat
+from ragen_jax.parallel import heartbeat, roll_call
+from ragen_jax.parallel.roll_call import Place
 
 START_SECONDS = 300.0  # in which every process has to come
-_ALL_HERE = "all are here"
-_LONGEST_LINE = 1 << 20  # bytes of what two processes say to each other
 _hearts: list[heartbeat.Heartbeat] = []  # this process's, once it has joined
 _FLAGS = "--coordinator=HOST:PORT, --processes and --process"
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """One process among those of a run."""
-
-    coordinator: str  # HOST:PORT of process 0
-    processes: int
-    process: int  # from 0
-    devices: tuple[int, ...] | None = None  # of its host; None: all that it sees
 
 
 def start(
@@ -69,8 +54,10 @@ def start(
     if place is None or place.processes == 1:
         return
     # JAX aborts the process when somebody stays away, and does not say who.
-    heart = _listen(0) if place.process == 0 else None
-    port = call_roll(place, seconds, facts, heart.getsockname()[1] if heart else 0)
+    heart = roll_call.listen(0) if place.process == 0 else None
+    port = roll_call.call_roll(
+        place, seconds, facts, heart.getsockname()[1] if heart else 0
+    )
     _hearts.append(_join(place, heart, port))
     import jax
 
@@ -129,7 +116,7 @@ def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.He
     try:
         if server is not None:
             return heartbeat.listen(place.processes, server, 60.0)
-        address = _host_and_port(place.coordinator)[0], port
+        address = roll_call.host_and_port(place.coordinator)[0], port
         return heartbeat.join(place.process, address)
     except OSError as error:
         raise UserError(
@@ -139,7 +126,7 @@ def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.He
 
 
 def _checked(place: Place) -> Place:
-    _, port = _host_and_port(place.coordinator)
+    _, port = roll_call.host_and_port(place.coordinator)
     if not 0 < port < 2**16:
         raise UserError(
             f"--coordinator={place.coordinator} is no HOST:PORT: give process 0's host"
@@ -151,12 +138,6 @@ def _checked(place: Place) -> Place:
             " number the processes from 0 to one less than their number"
         )
     return place
-
-
-def _host_and_port(coordinator: str) -> tuple[str, int]:
-    """The two parts; port 0 where there is none. An IPv6 host loses its brackets."""
-    match = re.fullmatch(r"(.+):(\d{1,5})", coordinator)
-    return (match[1].strip("[]"), int(match[2])) if match else (coordinator, 0)
 
 
 # Clusters ----------------------------------------------------------------------------
@@ -255,156 +236,3 @@ def _tasks_on_this_host() -> int | None:
             counts += [int(match[1])] * int(match[2] or 1)
     index = int(os.environ.get("SLURM_NODEID", "0"))
     return counts[index] if index < len(counts) else None
-
-
-# Roll call ---------------------------------------------------------------------------
-
-
-def call_roll(
-    place: Place,
-    seconds: float,
-    facts: Mapping[str, str] | None = None,
-    heart: int = 0,
-) -> int:
-    """Returns when all processes are there, in every process.
-
-    Process 0 listens at the coordinator's port; the others name themselves to it and
-    wait for its verdict, which is the same for all. The port is free again afterwards.
-
-    Args:
-      place: of this process.
-      seconds: in which all of them have to come.
-      facts: in which all have to agree.
-      heart: of process 0: the port that the others are to beat at.
-
-    Returns:
-      That port, in every process.
-
-    Raises:
-      UserError: naming who did not come within `seconds`, or what does not fit.
-    """
-    if place.process == 0:
-        verdict = _gather(place, seconds, facts or {}, heart)
-    else:
-        verdict = _report_to_first(place, seconds, facts or {})
-    if not verdict.startswith(_ALL_HERE):
-        raise UserError(verdict)
-    return int(verdict.removeprefix(_ALL_HERE))
-
-
-def _gather(place: Place, seconds: float, facts: Mapping[str, str], heart: int) -> str:
-    port = _host_and_port(place.coordinator)[1]
-    deadline = time.monotonic() + seconds
-    present: set[int] = set()
-    callers: list[socket.socket] = []
-    verdict = ""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(_listen(port))
-        except OSError as error:
-            return (
-                f"port {port} of --coordinator={place.coordinator} cannot be opened by"
-                f" process 0 ({error.strerror}): give all processes another port"
-            )
-        while not verdict and len(present) < place.processes - 1:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                connection = stack.enter_context(server.accept()[0])
-                said = _read_line(connection, 5.0)
-            except TimeoutError:
-                verdict = _absent(place, present, seconds, deadline)
-                continue
-            except OSError:
-                continue  # It went away again.
-            match = re.fullmatch(r"ragen_jax (\d+) of (\d+)( \{.*\})?", said)
-            if match is None:
-                continue  # Not one of us.
-            process, processes = int(match[1]), int(match[2])
-            verdict = _misfit(place, present, process, processes)
-            verdict = verdict or facts_lib.difference(process, _read(match[3]), facts)
-            present.add(process)
-            callers.append(connection)
-        verdict = verdict or f"{_ALL_HERE} {heart}"
-        for connection in callers:
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{verdict}\n".encode())
-    return verdict
-
-
-def _absent(place: Place, present: set[int], seconds: float, deadline: float) -> str:
-    """Who is missing, once the time is over; "" before."""
-    if time.monotonic() < deadline:
-        return ""
-    missing = [str(i) for i in range(1, place.processes) if i not in present]
-    noun = "process" if len(missing) == 1 else "processes"
-    return (
-        f"{noun} {', '.join(missing)} of {place.processes} did not come to"
-        f" {place.coordinator} within {seconds:g} s: look at the output there, and"
-        " start all of them with the same --coordinator and --processes"
-    )
-
-
-def _misfit(place: Place, present: set[int], process: int, processes: int) -> str:
-    """What is wrong with a process that came; "" if nothing is."""
-    if processes != place.processes:
-        return (
-            f"process {process} was started with --processes={processes}, process 0"
-            f" with --processes={place.processes}: give all of them the same"
-        )
-    if process in present or process == 0:
-        return (
-            f"two processes were started with --process={process}: number them from 0"
-            f" to {place.processes - 1}"
-        )
-    return ""
-
-
-def _read(text: str | None) -> dict[str, str]:
-    """The facts that a process has sent."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text or "{}")
-    return {}
-
-
-def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> str:
-    address, deadline = _host_and_port(place.coordinator), time.monotonic() + seconds
-    while True:
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            connection = socket.create_connection(address, timeout=left)
-            break
-        except OSError as error:
-            if time.monotonic() + 0.2 > deadline:
-                return (
-                    f"process 0 of {place.processes} was not reached at"
-                    f" {place.coordinator} within {seconds:g} s ({error}): look at its"
-                    " output, and check host and port of --coordinator"
-                )
-            time.sleep(0.2)
-    with connection:
-        try:
-            own = f" {json.dumps(facts)}" if facts else ""
-            greeting = f"ragen_jax {place.process} of {place.processes}{own}\n"
-            connection.sendall(greeting.encode())
-            # Process 0 may have started later, and waits as long from then.
-            said = _read_line(connection, seconds + 10)
-        except OSError:
-            said = ""
-    return said or (
-        f"process 0 at {place.coordinator} ended before all processes were there: look"
-        " at its output, and start all of them again"
-    )
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))
-
-
-def _read_line(connection: socket.socket, seconds: float) -> str:
-    connection.settimeout(seconds)
-    with connection.makefile("r", encoding="utf-8", errors="replace") as file:
-        return file.readline(_LONGEST_LINE).rstrip("\n")

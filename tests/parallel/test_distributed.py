@@ -9,9 +9,9 @@ import pytest
 from helpers import runs
 
 from ragen_jax.errors import UserError
-from ragen_jax.parallel import distributed
+from ragen_jax.parallel import distributed, roll_call
 from ragen_jax.parallel import facts as facts_lib
-from ragen_jax.parallel.distributed import Place
+from ragen_jax.parallel.roll_call import Place
 
 STEP = {  # What srun sets in the third of four tasks on two hosts.
     "SLURM_JOB_ID": "12345",
@@ -178,7 +178,7 @@ def call(places: list[Place], seconds: float, facts=None) -> list[str]:
     def one(index: int):
         try:
             own = facts[index] if facts else None
-            distributed.call_roll(places[index], seconds, own)
+            roll_call.call_roll(places[index], seconds, own)
             errors[index] = ""
         except UserError as error:
             errors[index] = str(error)
@@ -294,7 +294,7 @@ def test_strangers_at_the_port_are_ignored(address):
 
     stranger = threading.Thread(target=knock)
     first = threading.Thread(
-        target=distributed.call_roll, args=(Place(address, 2, 0), 20)
+        target=roll_call.call_roll, args=(Place(address, 2, 0), 20)
     )
     stranger.start()
     first.start()
