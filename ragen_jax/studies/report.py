@@ -92,7 +92,8 @@ def _page(
     lines += ["## Arms", ""]
     for arm, changes in arms_at(scale, study).items():
         settings = ", ".join(f"`{k}={v}`" for k, v in changes.items()) or "no change"
-        lines.append(f"* **{arm}**: {settings}; {counts[arm]} runs finished")
+        runs = "1 run" if counts[arm] == 1 else f"{counts[arm]} runs"
+        lines.append(f"* **{arm}**: {settings}; {runs} finished")
     if failed:
         lines += ["", f"Failed and left out: {', '.join(failed)}."]
     return "\n".join([*lines, "", f"Data: [{name}.json]({name}.json).", ""])
