@@ -138,9 +138,7 @@ def score(
     kept = kept.replace(rows=forward.share_rows(plan, kept.rows))
     scores = forward.score_before(plan, state, frozen, reference, kept)
     by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
-    by_token = shaping.token_rewards(
-        settings, kept.rows, by_turn, scores.ref_logprobs, iteration
-    )
+    by_token = shaping.token_rewards(settings, kept.rows, by_turn, scores, iteration)
     evidence = Evidence(
         kept.rows, episodes, chosen.keep, by_turn, by_token, scores.old_values
     )

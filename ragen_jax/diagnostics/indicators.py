@@ -80,7 +80,7 @@ def indicators(
         action = first_actions(rows, episodes, tables, actions, reply_tokens)
         is_counted = (jnp.array(actions) > 0)[episodes.environment]
         batch, group = first_action_entropy(
-            episodes, action, is_counted, max(actions), groups
+            episodes, action, is_counted, actions, groups
         )
         found["first_action_entropy"] = batch
         found["first_action_entropy_in_group"] = group
@@ -304,28 +304,36 @@ def first_action_entropy(
     episodes: Episodes,
     action: jax.Array,
     is_counted: jax.Array,
-    actions: int,
+    actions: Sequence[int],
     groups: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Entropy of the first actions, nats: (of the batch, mean within a group).
 
     The first is the entropy of the counted episodes' first actions taken together, a
-    reply without an action being one more outcome; the second that of each group's
-    alone, weighted by its episodes. Both lie within 0 and log(actions + 1).
+    reply without an action being one more outcome; of a mix the mean of each
+    environment's, whose actions are its own, weighted by its episodes. The second is
+    that of each group's alone, weighted likewise. Both lie within 0 and
+    log(actions + 1).
 
     Args:
       episodes: the B episodes.
       action: int32[B], 0-based or NO_ACTION.
       is_counted: bool[B].
-      actions: how many there are; static.
+      actions: how many each environment has; static.
       groups: P; static.
     """
     chex.assert_rank([action, is_counted], 1)
-    hot = jax.nn.one_hot(action + 1, actions + 1) * is_counted[:, None]
-    by_group = jax.ops.segment_sum(hot, episodes.group, groups)
-    members = by_group.sum(axis=1)
-    weighted = (members * _entropy(by_group)).sum()
-    return _entropy(hot.sum(axis=0)), weighted / jnp.maximum(members.sum(), 1)
+    hot = jax.nn.one_hot(action + 1, max(actions) + 1) * is_counted[:, None]
+
+    def mean_entropy(segments: jax.Array, count: int) -> jax.Array:
+        counts = jax.ops.segment_sum(hot, segments, count)
+        members = counts.sum(axis=1)
+        return (members * _entropy(counts)).sum() / jnp.maximum(members.sum(), 1)
+
+    return (
+        mean_entropy(episodes.environment, len(actions)),
+        mean_entropy(episodes.group, groups),
+    )
 
 
 def _entropy(counts: jax.Array) -> jax.Array:

@@ -55,7 +55,7 @@ def penalize_kl(
 
     Args:
       token_rewards: float[R, T], units of reward.
-      logprobs: float[R, T], nats, under the policy that sampled.
+      logprobs: float[R, T], nats, under the policy before it learns from them.
       ref_logprobs: float[R, T], nats, under the frozen reference.
       is_reply: bool[R, T]; elsewhere the rewards stay as they are, whatever the
         log-probs hold.

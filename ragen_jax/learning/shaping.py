@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards
+from ragen_jax.learning.batch import OldScores
 from ragen_jax.learning.groups import group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
@@ -57,7 +58,7 @@ def token_rewards(
     settings: Settings,
     rows: Rows,
     earned: jax.Array,
-    ref_logprobs: jax.Array,
+    scores: OldScores,
     iteration: jax.Array,
 ) -> jax.Array:
     """float32[R, T], units of reward: turns' rewards at their ends, less a KL penalty.
@@ -66,15 +67,19 @@ def token_rewards(
       settings: of the run.
       rows: R rows of T tokens.
       earned: float32[B, K], units of reward, as `turn_rewards` gives it.
-      ref_logprobs: float32[R, T], nats; not read unless the KL term is in the reward.
+      scores: log-probs of the rows before they are learned from; not read unless the KL
+        term is in the reward. The policy's are the update's own where it corrects for
+        the sampler's: the reference's are too, so that weights which the sampler has
+        rounded leave no difference between equal policies.
       iteration: int32[], iterations finished, by which the KL coefficient may move.
     """
     by_token, loss = rewards.at_turn_ends(rows, earned), settings.loss
     if not settings.has_reference or loss.kl_in != "reward":
         return by_token
     coefficient = over_the_run(settings, loss.kl, loss.kl_end, iteration)
+    own, reference = scores.old_logprobs, scores.ref_logprobs
     return rewards.penalize_kl(
-        by_token, rows.logprobs, ref_logprobs, rows.is_reply, coefficient, loss.kl_kind
+        by_token, own, reference, rows.is_reply, coefficient, loss.kl_kind
     )
 
 

@@ -184,7 +184,10 @@ def _progress(
 ) -> str:
     parts, left = [], []
     for item in running:
-        records = metrics.read(item.workdir) if item.workdir.is_dir() else []
+        try:
+            records = metrics.read(item.workdir) if item.workdir.is_dir() else []
+        except UserError:  # The run's own affair, which says so when it reads them.
+            records = []
         iterations = item.run.changes.get("iterations")
         last = records[-1]["iteration"] if records else 0
         parts.append(f"{item.run.label} {last}/{iterations or '?'}")

@@ -151,16 +151,30 @@ def test_first_action_entropy_is_computed_by_hand():
     episodes = records.episodes_of([[0]] * 6, group=[0, 0, 1, 1, 2, 2])
     action = jnp.array([0, 0, 0, 1, -1, 1])
     everywhere = jnp.ones(6, bool)
-    batch, group = indicators.first_action_entropy(episodes, action, everywhere, 2, 3)
+    batch, group = indicators.first_action_entropy(
+        episodes, action, everywhere, (2,), 3
+    )
     shares = (3 / 6, 2 / 6, 1 / 6)
     assert float(batch) == pytest.approx(-sum(p * math.log(p) for p in shares))
     assert float(group) == pytest.approx((0 + math.log(2) + math.log(2)) / 3)
     first = jnp.arange(6) < 4
-    batch, group = indicators.first_action_entropy(episodes, action, first, 2, 3)
+    batch, group = indicators.first_action_entropy(episodes, action, first, (2,), 3)
     assert float(batch) == pytest.approx(
         -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     )
     assert float(group) == pytest.approx(math.log(2) / 2)
+
+
+def test_first_actions_of_two_environments_are_not_the_same_actions():
+    episodes = records.episodes_of([[0]] * 6, group=[0, 0, 1, 1, 2, 2])
+    episodes = episodes.replace(environment=jnp.array([0, 0, 1, 1, 1, 1]))
+    action = jnp.array([0, 0, 1, 1, 0, 1])
+    batch, group = indicators.first_action_entropy(
+        episodes, action, jnp.ones(6, bool), (4, 2), 3
+    )
+    mixed = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert float(batch) == pytest.approx((2 * 0 + 4 * mixed) / 6)
+    assert float(group) == pytest.approx(math.log(2) / 3)
 
 
 def test_the_first_actions_are_those_that_the_replies_name():

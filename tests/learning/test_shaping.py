@@ -5,10 +5,12 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import updates
 from helpers.records import episodes_of
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards, shaping
+from ragen_jax.learning.batch import OldScores
 from ragen_jax.settings import RewardSettings
 
 PLAIN = RewardSettings(
@@ -122,6 +124,21 @@ def write_hook(folder, text: str) -> str:
     path = folder / "my_rewards.py"
     path.write_text(text)
     return str(path)
+
+
+def test_a_policy_that_is_the_reference_pays_no_kl_whatever_its_sampler_rounded():
+    """As where a sampler of int8 weights is corrected for."""
+    chosen = updates.settings(
+        estimator="reinforce_pp", loss__kl=0.5, loss__sampler_correction=2.0
+    )
+    assert chosen.loss.kl_in == "reward"
+    rows, played = updates.record()
+    own = rows.logprobs
+    scores = OldScores(jnp.zeros(own.shape), own, own, sampler_logprobs=own - 0.2)
+    earned = shaping.turn_rewards(chosen.reward, played, chosen.rollout.prompts)
+    sampled = rows.replace(logprobs=scores.sampler_logprobs)
+    paid = shaping.token_rewards(chosen, sampled, earned, scores, jnp.int32(0))
+    np.testing.assert_allclose(paid, rewards.at_turn_ends(rows, earned), atol=1e-6)
 
 
 def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):

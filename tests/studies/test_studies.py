@@ -374,8 +374,8 @@ def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):
     page = report.write(study, runs, [], tmp_path, command="x", scale="paper")
     text = page.read_text()
     assert "`configs/frozenlake.py:paper` with `iterations=200`." in text
-    assert "* **one**: `optimizer.actor_lr=5.0`; 1 runs" in text
-    assert "* **other, too**: `config=configs/bandit.py:paper`; 1 runs" in text
+    assert "* **one**: `optimizer.actor_lr=5.0`; 1 run " in text
+    assert "* **other, too**: `config=configs/bandit.py:paper`; 1 run " in text
     data = json.loads((tmp_path / "two-paper.json").read_text())
     for run in planned_runs(study, scale="paper", seeds=(0,)):
         own = dict(data["arms"][run.arm])
