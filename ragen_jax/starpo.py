@@ -48,6 +48,7 @@ class Programs:
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, UpdateMetrics]]
     summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array]]]
+    report: Callable[..., dict[str, jax.Array]]  # the iteration's metrics
     merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
     frozen: Parameters  # the base model under adapters; {} where all is trained
     reference: Parameters  # {} without a KL term
@@ -83,11 +84,11 @@ def iterate(
         learned.append(one)
     jax.block_until_ready(state.updates)
     times = summary.Times(sampled - started, time.perf_counter() - sampled)
-    passes = run.plan.slots * rollout.passes.total()
-    labels = [task.label for task in run.tasks]
-    metrics = summary.iteration_metrics(
-        run.settings, state, learned, seen, passes, labels, times
+    values = programs.report(
+        summary.counts_so_far(state), learned, seen[0], rollout.passes, given.actor_lr
     )
+    labels = [task.label for task in run.tasks]
+    metrics = summary.iteration_metrics(values, seen, labels, times)
     return state, metrics, rollout
 
 

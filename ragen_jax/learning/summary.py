@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.learning import aggregation, rewards
+from ragen_jax.learning.aggregation import Mean
 from ragen_jax.learning.batch import Batch, explained_variance
 from ragen_jax.learning.filters import Selection
 from ragen_jax.learning.optimize import Steps, TokenSums, merge
@@ -123,15 +123,8 @@ def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
     return mean.replace(sums=sums, made=total.made)
 
 
-_MEANS_OF_UPDATES = {
-    f"update/{name}"
-    for name in (
-        *(field.name for field in dataclasses.fields(TokenSums)),
-        "explained_variance",
-        "actor_grad_norm",
-        "critic_grad_norm",
-    )
-}
+_OF_THE_CRITIC = {"value_loss", "explained_variance", "critic_grad_norm"}
+_OF_REPEATS = {"ratio", "ratio_max"}  # 1 where the episodes are learned from once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,31 +135,39 @@ class Times:
     update: float
 
 
-def iteration_metrics(
-    settings: Settings,
-    state: TrainState,
-    uses: Sequence[UpdateMetrics],
-    summaries: tuple[dict[str, jax.Array], dict[str, jax.Array]],
-    slot_passes: jax.Array,
-    labels: Sequence[str],
-    times: Times,
-) -> dict[str, float]:
-    """Everything that an iteration reports, by the names in reporting/metrics.py.
+def counts_so_far(state: TrainState) -> dict[str, jax.Array]:
+    """What `iteration_values` reports of a state, each int32[]."""
+    return {
+        "iteration": state.iteration,
+        "updates": state.updates,
+        "actor_steps": actor_steps(state),
+        "skipped_bad": state.skipped_bad,
+        "skipped_empty": state.skipped_empty,
+    }
 
-    Means over an update's tokens and steps are NaN where nothing was learned from.
+
+def iteration_values(
+    settings: Settings,
+    counts: dict[str, jax.Array],
+    uses: Sequence[UpdateMetrics],
+    seen: dict[str, jax.Array],
+    slot_passes: jax.Array,
+    actor_lr: jax.Array,
+) -> dict[str, jax.Array]:
+    """What an iteration did, by the names in reporting/metrics.py, each a scalar.
+
+    To be compiled: piece by piece these are some seventy programs of one operation.
 
     Args:
-      settings: of the run.
-      state: after the iteration.
+      settings: of the run; of its rate only the schedule is used.
+      counts: `counts_so_far` after the iteration.
       uses: what each update from the episodes reported.
-      summaries: `summarize`, and `summarize_tasks` or {}.
+      seen: by `summarize`.
       slot_passes: int32[], passes of the sampling loop times its slots.
-      labels: of the environments, in the order of `summarize_tasks`.
-      times: seconds.
+      actor_lr: float32[], the highest of the actor's schedule.
     """
-    (seen, by_task), learned = summaries, over_uses(uses)
-    sums, optimizer = learned.sums, settings.optimizer
-    rate = learning_rate(settings, optimizer.actor_lr)
+    learned, optimizer = over_uses(uses), settings.optimizer
+    rate = learning_rate(settings, actor_lr)
     values = {
         "train/success": seen["success"],
         "train/return": seen["return"],
@@ -181,41 +182,60 @@ def iteration_metrics(
         "rollout/utilization": seen["sampled_tokens"] / slot_passes,
         "filter/reward_std": learned.reward_std,
         "filter/kept_fraction": learned.kept_fraction,
-        "update/policy_loss": sums.policy_loss.value(),
-        "update/value_loss": sums.value_loss.value(),
-        "update/kl": sums.kl.value(),
-        "update/entropy": sums.entropy.value(),
-        "update/clip_fraction": sums.clip_fraction.value(),
-        "update/approx_kl": sums.approx_kl.value(),
-        "update/explained_variance": learned.explained_variance,
-        "update/logprob_gap": sums.logprob_gap.value(),
-        "update/logprob_gap_max": sums.logprob_gap_max,
-        "update/actor_grad_norm": learned.actor_grad_norm,
-        "update/critic_grad_norm": learned.critic_grad_norm,
-        "update/actor_lr": rate(jnp.maximum(actor_steps(state) - 1, 0)),
-        "update/count": state.updates,
-        "update/skipped_nonfinite": state.skipped_bad,
-        "update/skipped_empty": state.skipped_empty,
+        "update/actor_lr": rate(jnp.maximum(counts["actor_steps"] - 1, 0)),
+        "update/count": counts["updates"],
+        "update/skipped_nonfinite": counts["skipped_bad"],
+        "update/skipped_empty": counts["skipped_empty"],
     }
     if settings.reward.grounding > 0:
         values["rollout/grounded"] = seen["grounded"]
-    if optimizer.epochs * optimizer.reuse > 1:
-        values["update/ratio"] = sums.ratio.value()
-        values["update/ratio_max"] = sums.ratio_max
+    means, repeats = _means_of_updates(learned), optimizer.epochs * optimizer.reuse > 1
+    values |= {
+        f"update/{name}": mean
+        for name, mean in means.items()
+        if (settings.has_critic or name not in _OF_THE_CRITIC)
+        and (repeats or name not in _OF_REPEATS)
+    }
+    if repeats:
         # While the critic warms up, the policy stays.
-        moves = state.iteration > optimizer.critic_warmup
+        moves = counts["iteration"] > optimizer.critic_warmup
         values["update/policy_lag"] = jnp.maximum(learned.made.real - 1, 0) * moves
-    if not settings.has_critic:
-        for name in ("value_loss", "explained_variance", "critic_grad_norm"):
-            del values[f"update/{name}"]
-    metrics = {name: float(value) for name, value in jax.device_get(values).items()}
-    if not int(learned.made.attempted):
-        metrics |= dict.fromkeys(_MEANS_OF_UPDATES & metrics.keys(), math.nan)
-    for name, numbers in jax.device_get(by_task).items():
+    return values
+
+
+def _means_of_updates(learned: UpdateMetrics) -> dict[str, jax.Array]:
+    """float32[] each; NaN where nothing was learned from."""
+    means = {
+        name: value.value() if isinstance(value, Mean) else value
+        for name, value in vars(learned.sums).items()
+    }
+    means["explained_variance"] = learned.explained_variance
+    means["actor_grad_norm"] = learned.actor_grad_norm
+    means["critic_grad_norm"] = learned.critic_grad_norm
+    nothing = learned.made.attempted == 0
+    return {name: jnp.where(nothing, jnp.nan, mean) for name, mean in means.items()}
+
+
+def iteration_metrics(
+    values: dict[str, jax.Array],
+    summaries: tuple[dict[str, jax.Array], dict[str, jax.Array]],
+    labels: Sequence[str],
+    times: Times,
+) -> dict[str, float]:
+    """Everything that an iteration reports, by the names in reporting/metrics.py.
+
+    Args:
+      values: `iteration_values`.
+      summaries: `summarize`, and `summarize_tasks` or {}.
+      labels: of the environments, in the order of `summarize_tasks`.
+      times: seconds.
+    """
+    values, (seen, by_task) = jax.device_get((values, summaries))
+    metrics = {name: float(value) for name, value in values.items()}
+    for name, numbers in by_task.items():
         for label, value in zip(labels, numbers.tolist(), strict=True):
             metrics[f"train/{label}/{name}"] = value
     metrics["time/rollout_seconds"] = times.rollout
     metrics["time/update_seconds"] = times.update
-    sampled = float(seen["sampled_tokens"])
-    metrics["rollout/tokens_per_second"] = sampled / times.rollout
+    metrics["rollout/tokens_per_second"] = float(seen["sampled_tokens"]) / times.rollout
     return metrics

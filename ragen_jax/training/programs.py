@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ragen_jax.evaluation.evaluator import Evaluator
 from ragen_jax.learning.forward import UpdatePlan
-from ragen_jax.learning.summary import summarize, summarize_tasks
+from ragen_jax.learning.summary import iteration_values, summarize, summarize_tasks
 from ragen_jax.learning.train_state import NO_UPDATES, UpdateArgs
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
@@ -49,10 +49,17 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         by_task = summarize_tasks(episodes, environments) if environments > 1 else {}
         return summarize(rows, episodes, penalty), by_task
 
+    def report(counts, learned, seen, passes, actor_lr):
+        slot_passes = run.plan.slots * passes.total()
+        return iteration_values(
+            run.settings, counts, learned, seen, slot_passes, actor_lr
+        )
+
     return Programs(
         rollout=rollout_lib.make_rollout(run.context, run.plan),
         update=make_update(update_plan(run)),
         summarize=jax.jit(summaries),
+        report=jax.jit(report),
         merge=weights.make_merge(model),
         frozen=frozen,
         reference=reference,

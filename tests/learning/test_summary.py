@@ -30,9 +30,11 @@ def metrics(state, real: int, **changes) -> dict[str, float]:
     """Those of an iteration that ended in `state`, after so many real updates."""
     chosen = updates.settings(**changes)
     seen = summary.summarize(ROWS, EPISODES, -0.1)
-    return summary.iteration_metrics(
-        chosen, state, [learned(real)], (seen, {}), jnp.int32(8), [], Times(1.0, 1.0)
+    counts, rate = summary.counts_so_far(state), jnp.float32(chosen.optimizer.actor_lr)
+    values = summary.iteration_values(
+        chosen, counts, [learned(real)], seen, jnp.int32(8), rate
     )
+    return summary.iteration_metrics(values, (seen, {}), [], Times(1.0, 1.0))
 
 
 def test_a_policy_that_was_not_updated_lags_behind_none():
