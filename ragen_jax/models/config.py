@@ -14,6 +14,7 @@ _REMEDY = "take the config.json that came with the model's weights"
 LARGEST_SIZE = 2**31  # what arrays are indexed with is smaller
 # Floats outside of these are 0 or infinite in float32.
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-37, 3e38
+_FIRST_ROPE_BASE = 10_000.0  # Su et al. 2021, arXiv:2104.09864, 3.4.3
 _OUTER_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 # Our field -> the key under "rope_scaling" (or "rope_parameters").
 _SCALING_KEYS = {
@@ -74,6 +75,8 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
     config = {key: value for key, value in config.items() if value is not None}
     family = _family(config, where)
     rope = _rope(config, where)
+    if family == "llama":  # Files from before rotary bases were scaled lack it.
+        rope = {"rope_theta": _FIRST_ROPE_BASE} | rope
     heads = _size(config, "num_attention_heads", where)
     width = _size(config, "hidden_size", where)
     usual = {"num_key_value_heads": heads}

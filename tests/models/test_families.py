@@ -225,6 +225,17 @@ def test_what_transformers_would_guess_must_be_written(key):
     assert text.startswith(f"config.json lacks the key '{key}'; take the config.json")
 
 
+def test_a_llama_file_without_a_rotary_base_means_what_transformers_takes():
+    transformers = pytest.importorskip("transformers")
+    config = {key: x for key, x in CONFIGS["llama"].items() if key != "rope_theta"}
+    theirs = transformers.LlamaConfig(**config).to_dict()
+    usual = theirs.get("rope_theta") or theirs["rope_parameters"]["rope_theta"]
+    read = model_config.from_hugging_face
+    assert read(config, "").rope_base == usual == 10_000
+    other = {key: x for key, x in CONFIGS["qwen2"].items() if key != "rope_theta"}
+    assert "lacks the key 'rope_theta'" in _refusal(read, other, "config.json")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
