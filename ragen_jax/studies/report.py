@@ -7,18 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
-
-from ragen_jax.studies import measures
+from ragen_jax.studies import figure, measures
 from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
 from ragen_jax.studies.measures import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
 from ragen_jax.studies.verdicts import Verdict, judge
 from ragen_jax.utils import atomic_files
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
 
 
 def write(
@@ -49,7 +43,7 @@ def write(
         for arm, found in runs.items()
     }
     verdicts = [judge(claim, runs) for claim in study.claims]
-    has_figure = draw(study, runs, folder / f"{name}.png")
+    has_figure = figure.draw(study, runs, folder / f"{name}.png")
     data = _data(study, table, verdicts, failed, scale)
     atomic_files.write_text(folder / f"{name}.json", _json(data, entries))
     page = folder / f"{name}.md"
@@ -190,67 +184,6 @@ def _cell(value: Interval, measure: str, runs: int) -> str:
     """As `_shown`, and of how many seeds where some have no such number."""
     few = f", {value.seeds} of {runs} seeds" if 0 < value.seeds < runs else ""
     return _shown(value, measure) + few
-
-
-def mean_curve(
-    series: Sequence[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray]:
-    """(iterations, mean over the series); NaN where one has not begun or has ended.
-
-    Args:
-      series: (iterations, values) of each run, at least one value each; straight lines
-        between them.
-    """
-    x = np.unique(np.concatenate([x for x, _ in series]))
-    each = [np.interp(x, *one, left=np.nan, right=np.nan) for one in series]
-    return x, np.mean(each, axis=0)
-
-
-def draw(study: Study, runs: Mapping[str, Sequence[RunRecord]], path: Path) -> bool:
-    """Curves by iteration, the mean over seeds with each seed behind it, into a PNG.
-
-    Returns whether anything was drawn.
-    """
-    names = [
-        n
-        for n in study.curves
-        if any(len(r.series(n)[0]) for found in runs.values() for r in found)
-    ]
-    if not names:
-        return False
-    columns = 2 if len(names) == 4 else min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(5.2 * columns, 3.6 * rows), squeeze=False
-    )
-    axes, free = grid.flat[: len(names)], grid.flat[len(names) :]
-    for axis, name in zip(axes, names, strict=True):
-        for index, (arm, found) in enumerate(runs.items()):
-            color = f"C{index % 10}"
-            series = [r.series(name) for r in found]
-            series = [(x, y) for x, y in series if len(x)]
-            for x, y in series:
-                axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
-            if series:
-                axis.plot(*mean_curve(series), color=color, label=arm, linewidth=1.8)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("iteration")
-        axis.grid(alpha=0.3)
-    # An arm may lack the last curve: of each the line that some axis has.
-    lines = {line.get_label(): line for axis in axes for line in axis.lines}
-    shown = [arm for arm in runs if arm in lines]
-    legend = [lines[arm] for arm in shown], shown
-    if len(free):
-        free[0].legend(*legend, fontsize=10, loc="center left", frameon=False)
-    else:
-        axes[-1].legend(*legend, fontsize=8)
-    for axis in free:
-        axis.axis("off")
-    figure.tight_layout()
-    with atomic_files.new_file(path, binary=True) as file:
-        figure.savefig(file, format="png", dpi=110)
-    plt.close(figure)
-    return True
 
 
 def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:

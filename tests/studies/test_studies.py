@@ -22,6 +22,7 @@ from ragen_jax.reporting.console import Console
 from ragen_jax.studies import (
     archive,
     definition,
+    figure,
     measures,
     report,
     runner,
@@ -358,9 +359,45 @@ def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
 def test_a_mean_curve_is_where_all_of_its_runs_are():
     one = np.array([2, 4, 6]), np.array([1.0, 3.0, 5.0])
     other = np.array([1, 4]), np.array([0.0, 3.0])
-    x, y = report.mean_curve([one, other])
+    x, y = figure.mean_curve([one, other])
     assert x.tolist() == [1, 2, 4, 6]
     np.testing.assert_allclose(y, [np.nan, 1.0, 3.0, np.nan])
+
+
+def test_many_arms_are_drawn_in_a_row_for_each_set_that_their_names_tell():
+    shares = [f"Bandit, {e}, {n} %" for e in ("PPO", "GRPO") for n in (25, 50, 100)]
+    rows = {"Bandit, PPO": shares[:3], "Bandit, GRPO": shares[3:]}
+    assert figure.rows_of(shares) == rows
+    assert figure.rows_of(shares[:5]) == {"": shares[:5]}  # few enough for one
+    alone = [*shares, "FrozenLake, PPO, 25 %"]
+    assert figure.rows_of(alone) == {"": alone}  # a row of one compares nothing
+    plain = [str(number) for number in range(9)]
+    assert figure.rows_of(plain) == {"": plain}
+
+
+def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
+    tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(figure.plt, "close", drawn.append)
+    curves = ("train/success", "rollout/entropy")
+    runs = {
+        f"{name}, {number}": [
+            record(0, [1], **{curves[0]: [0.1 * number, scale], curves[1]: [1, 2]})
+        ]
+        for name, scale in (("A", 0.5), ("B", 4.0))
+        for number in range(3)
+    }
+    chosen = dataclasses.replace(STUDY, curves=curves)
+    assert figure.draw(chosen, runs | {"C, 0": []}, tmp_path / "figure.png")
+    (whole,) = drawn
+    axes = whole.axes
+    titles = [axis.get_title() for axis in axes]
+    assert titles == [f"{row}: {name}" for row in "AB" for name in curves]
+    assert axes[0].get_ylim() == axes[2].get_ylim() and axes[0].get_ylim()[1] > 4
+    assert [line.get_ydata()[-1] for line in axes[2].lines[1::2]] == [4.0] * 3
+    words = [text.get_text() for text in axes[3].get_legend().get_texts()]
+    assert words == ["B, 0", "B, 1", "B, 2"]
 
 
 def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):

@@ -1,0 +1,116 @@
+"""The figure of a study: a panel for each curve, and a row for each set of its arms."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from ragen_jax.studies.definition import Study
+from ragen_jax.studies.measures import RunRecord
+from ragen_jax.utils import atomic_files
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
+
+_MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
+Runs = Mapping[str, Sequence[RunRecord]]
+
+
+def mean_curve(
+    series: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """(iterations, mean over the series); NaN where one has not begun or has ended.
+
+    Args:
+      series: (iterations, values) of each run, at least one value each; straight lines
+        between them.
+    """
+    x = np.unique(np.concatenate([x for x, _ in series]))
+    each = [np.interp(x, *one, left=np.nan, right=np.nan) for one in series]
+    return x, np.mean(each, axis=0)
+
+
+def rows_of(arms: Sequence[str]) -> dict[str, list[str]]:
+    """Which arms stand in one row of panels: title -> arms.
+
+    More than five arms are divided by what their names say before the last comma, as
+    "Bandit, PPO" of "Bandit, PPO, 25 %", if that makes at least two rows with at
+    least two arms each. Otherwise all are in one row without a title.
+    """
+    rows: dict[str, list[str]] = {}
+    for arm in arms:
+        rows.setdefault(arm.rpartition(", ")[0], []).append(arm)
+    is_clearer = len(rows) > 1 and all(len(row) > 1 for row in rows.values())
+    if len(arms) > _MOST_IN_A_PANEL and is_clearer:
+        return rows
+    return {"": list(arms)}
+
+
+def draw(study: Study, runs: Runs, path: Path) -> bool:
+    """Curves by iteration, the mean over seeds with each seed behind it, into a PNG.
+
+    Returns whether anything was drawn.
+    """
+    runs = {arm: found for arm, found in runs.items() if found}
+    names = [
+        name
+        for name in study.curves
+        if any(len(r.series(name)[0]) for found in runs.values() for r in found)
+    ]
+    if not names:
+        return False
+    rows = rows_of(list(runs))
+    columns = len(names) if len(rows) > 1 else 2 if len(names) == 4 else 3
+    columns = min(columns, len(names))
+    height = len(rows) if len(rows) > 1 else -(-len(names) // columns)
+    figure, grid = plt.subplots(
+        height, columns, figsize=(5.2 * columns, 3.6 * height), squeeze=False
+    )
+    if len(rows) > 1:
+        for axes, (title, arms) in zip(grid, rows.items(), strict=True):
+            _draw_row(axes, names, {arm: runs[arm] for arm in arms}, title)
+        for column in grid.T:  # One curve's rows are there to be compared.
+            _share_limits(column)
+    else:
+        _draw_row(grid.flat, names, runs, "")
+    figure.tight_layout()
+    with atomic_files.new_file(path, binary=True) as file:
+        figure.savefig(file, format="png", dpi=110)
+    plt.close(figure)
+    return True
+
+
+def _draw_row(panels: Any, names: Sequence[str], runs: Runs, title: str) -> None:
+    """Fills a panel a name, and gives the legend a free one where there is one."""
+    axes, free = panels[: len(names)], panels[len(names) :]
+    lines: dict[str, Any] = {}  # An arm may lack the last curve: a line of any.
+    for axis, name in zip(axes, names, strict=True):
+        for index, (arm, found) in enumerate(runs.items()):
+            color = f"C{index % 10}"
+            series = [r.series(name) for r in found]
+            series = [(x, y) for x, y in series if len(x)]
+            for x, y in series:
+                axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+            if series:
+                lines[arm] = axis.plot(*mean_curve(series), color=color, linewidth=1.8)
+        axis.set_title(f"{title}: {name}" if title else name, fontsize=10)
+        axis.set_xlabel("iteration")
+        axis.grid(alpha=0.3)
+    shown = [arm for arm in runs if arm in lines]
+    legend = [lines[arm][0] for arm in shown], shown
+    if len(free):
+        free[0].legend(*legend, fontsize=10, loc="center left", frameon=False)
+    else:
+        axes[-1].legend(*legend, fontsize=8)
+    for axis in free:
+        axis.axis("off")
+
+
+def _share_limits(column: Any) -> None:
+    """Gives the panels of one curve the same axes, wide enough for each."""
+    for side in ("xlim", "ylim"):
+        low, high = zip(*(axis.properties()[side] for axis in column), strict=True)
+        for axis in column:
+            axis.set(**{side: (min(low), max(high))})
