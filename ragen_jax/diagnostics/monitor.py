@@ -72,12 +72,16 @@ def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
     )
 
 
+def tables(run: Any) -> tuple:
+    """What `Monitor.measure` reads replies by, one table an environment."""
+    return tuple(tokens.replies for tokens in run.tokens)
+
+
 def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
     """The `health/` metrics of a batch; {} where the settings want none."""
     if not run.settings.health.indicators:
         return {}
-    tables = tuple(tokens.replies for tokens in run.tokens)
-    found = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables))
+    found = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables(run)))
     values = {f"health/{name}": float(value) for name, value in found.items()}
     if jax.process_count() == 1:  # Else none holds whole rows.
         record = jax.device_get((rollout.rows, rollout.episodes))

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ragen_jax.diagnostics import monitor as monitor_lib
+from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.evaluation.evaluator import Evaluator
 from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.summary import iteration_values, summarize, summarize_tasks
@@ -181,6 +183,26 @@ def compile_ahead(
         label: dataclasses.replace(one, rollout=evaluating.get(label, one.rollout))
         for label, one in evaluators.items()
     }
+
+
+def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monitor:
+    """The same, with a thread that compiles what each iteration measures.
+
+    To be called when the rollout has compiled: until the update has, too, there is
+    nothing else for a second core to do. Several processes compile in the same order.
+
+    Args:
+      run: what is static.
+      programs: from `compile_ahead`.
+      monitor: of the run.
+    """
+    if jax.process_count() > 1 or not run.settings.health.indicators:
+        return monitor
+    record = record_shapes(run, programs.rollout)
+    arguments = (record.rows, record.episodes, monitor_lib.tables(run))
+    measure = _Ahead(monitor.measure, arguments)
+    threading.Thread(target=measure.compile, daemon=True).start()
+    return dataclasses.replace(monitor, measure=measure)
 
 
 class _Ahead:

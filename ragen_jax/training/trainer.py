@@ -221,7 +221,9 @@ def _prepare(run: Run) -> _Prepared:
             run, rollouts=chosen.rollouts, prompts=chosen.prompts
         ),
     )
-    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    monitor = programs_lib.compile_indicators(
+        run, programs, monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    )
     return _Prepared(run.settings, programs, validators, monitor)
 
 

@@ -11,9 +11,11 @@ from helpers import runs
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax import starpo
+from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import backend_choices
+from ragen_jax.rollout.rollout import training_args
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import tasks, validation, weights
 
@@ -201,3 +203,22 @@ def test_an_evaluation_that_compiles_ahead_is_the_one_that_compiles_when_called(
     for label, score in alone.items():
         np.testing.assert_array_equal(found[label].by_level, score.by_level)
         assert found[label].metrics() == score.metrics()
+
+
+@pytest.mark.slow
+def test_indicators_that_compile_ahead_are_those_that_compile_when_called(
+    run, compilations
+):
+    made = programs_lib.make_programs(run)
+    programs, _ = programs_lib.compile_ahead(run, made, {})
+    state = weights.new_state(run)
+    args = training_args(run.settings, state.iteration, state.updates)
+    rollout = programs.rollout(state.actor, run.tokens, args)
+    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    wanted = monitor_lib.measure(monitor, run, rollout)
+    assert "health/distinct_thoughts" in wanted
+    ahead = programs_lib.compile_indicators(run, programs, monitor)
+    ahead.measure._compiled.result()
+    before = len(compilations)
+    assert monitor_lib.measure(ahead, run, rollout) == wanted
+    assert len(compilations) == before
