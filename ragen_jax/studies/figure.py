@@ -61,7 +61,12 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     ]
     if not names:
         return False
-    rows = rows_of(list(runs))
+    # Of all planned arms: a row does not fall apart where only one is trained so far.
+    rows = {
+        title: drawn
+        for title, arms in rows_of(list(study.arms)).items()
+        if (drawn := [arm for arm in arms if arm in runs])
+    }
     columns = len(names) if len(rows) > 1 else 2 if len(names) == 4 else 3
     columns = min(columns, len(names))
     height = len(rows) if len(rows) > 1 else -(-len(names) // columns)

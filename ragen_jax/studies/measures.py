@@ -107,6 +107,30 @@ def _peak(run: RunRecord, name: str) -> float:
     return float(smoothed(values).max()) if len(values) else math.nan
 
 
+def fall(values: np.ndarray) -> float:
+    """The mean of a series' highest tenth minus that of its last tenth; NaN of none.
+
+    Every second value says which tenth is the highest, the others say how high it is,
+    and the other way round; the mean of both. The highest of many noisy means alone
+    lies above the truth: a success of 0.76 that never moved, by episodes from eight
+    levels an iteration, would have "lost" 0.11.
+
+    Args:
+      values: float[n], in order.
+    """
+    width = max(2, len(values) // 10)
+    if len(values) < width:
+        return 0.0 if len(values) else math.nan
+    tenths = np.lib.stride_tricks.sliding_window_view(values, width)[::2]
+    even, odd = (tenths[:, first::2].mean(axis=1) for first in (0, 1))
+    highest = (odd[even.argmax()] + even[odd.argmax()]) / 2
+    return float(highest - values[-width:].mean())
+
+
+def _lost_success(run: RunRecord) -> float:
+    return fall(run.series("train/success")[1])
+
+
 def _collapsed(run: RunRecord) -> float:
     peak, last = _peak(run, "train/success"), _last_tenth(run, "train/success")
     return math.nan if math.isnan(peak) else float(last < _LOST * peak)
@@ -261,8 +285,9 @@ MEASURES: dict[str, Measure] = {
         lambda run: _last_tenth(run, "train/success"),
     ),
     "lost_success": _share(
-        "peak_success minus last_success",
-        lambda run: _peak(run, "train/success") - _last_tenth(run, "train/success"),
+        "training success, highest tenth of the run minus the last; which tenth is the"
+        " highest is read from every second iteration, how high it is from the others",
+        _lost_success,
     ),
     "collapsed": _share(
         "runs whose last_success is below half of their peak_success", _collapsed

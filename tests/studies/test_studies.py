@@ -388,12 +388,16 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
         for name, scale in (("A", 0.5), ("B", 4.0))
         for number in range(3)
     }
-    chosen = dataclasses.replace(STUDY, curves=curves)
+    # Of C one arm has been trained so far, of D none.
+    runs["C, 1"] = [record(0, [1], **{curves[0]: [0.1, 0.2], curves[1]: [1, 2]})]
+    planned = [*runs, "C, 0", "D, 0", "D, 1"]
+    arms = {name: {"seed": number} for number, name in enumerate(planned)}
+    chosen = dataclasses.replace(STUDY, curves=curves, arms=arms)
     assert figure.draw(chosen, runs | {"C, 0": []}, tmp_path / "figure.png")
     (whole,) = drawn
     axes = whole.axes
     titles = [axis.get_title() for axis in axes]
-    assert titles == [f"{row}: {name}" for row in "AB" for name in curves]
+    assert titles == [f"{row}: {name}" for row in "ABC" for name in curves]
     assert axes[0].get_ylim() == axes[2].get_ylim() and axes[0].get_ylim()[1] > 4
     assert [line.get_ydata()[-1] for line in axes[2].lines[1::2]] == [4.0] * 3
     words = [text.get_text() for text in axes[3].get_legend().get_texts()]
@@ -694,6 +698,28 @@ def test_a_signal_to_a_study_lets_its_runs_save_themselves(tmp_path, number, cod
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in errors
     assert (started[0].parent / "saved").exists()
+
+
+def test_a_fall_is_that_from_the_highest_tenth_to_the_last():
+    # Twenty values: tenths of two. The highest, 0.9, has one of each half.
+    steps = np.array([0.5] * 6 + [0.9] * 4 + [0.4] * 10)
+    assert measures.fall(steps) == pytest.approx(0.9 - 0.4)
+    assert measures.fall(np.array([0.2] * 10 + [0.7] * 10)) == pytest.approx(0)
+    # Tenths of four. The odd ones are highest in the second, where the even have 0.3;
+    # the even ones in the third, where the odd have 0.1.
+    halves = np.array([0.1] * 4 + [0.3, 0.8] * 2 + [0.9, 0.1] * 2 + [0.1] * 28)
+    assert measures.fall(halves) == pytest.approx((0.3 + 0.1) / 2 - 0.1)
+    assert measures.fall(np.array([0.5])) == 0
+    assert np.isnan(measures.fall(np.array([])))
+
+
+def test_noise_alone_is_no_fall():
+    rng = np.random.default_rng(0)
+    runs = rng.normal(0.76, 0.1, size=(400, 200))
+    found = np.array([measures.fall(run) for run in runs])
+    assert abs(found.mean()) < 4 * found.std() / np.sqrt(len(found))
+    highest = np.mean([measures.smoothed(run).max() for run in runs])
+    assert highest - 0.76 > 0.1  # What the highest mean of five would have called lost.
 
 
 def test_a_figure_that_rounds_to_nothing_has_no_sign():
