@@ -189,6 +189,7 @@ def _learning(config: ConfigDict) -> None:
         critic_lr=1e-3,
         beta1=0.9,
         beta2=0.999,
+        epsilon=1e-8,  # Added to the root of the second moment.
         weight_decay=0.0,
         warmup=5,  # In real updates.
         schedule="cosine",  # or "linear", both over all `iterations`; or "constant"

@@ -171,6 +171,10 @@ def _adamw(chosen: OptimizerSettings, rate: optax.Schedule):
     return optax.chain(
         optax.clip_by_global_norm(chosen.clip_norm),
         optax.adamw(
-            rate, b1=chosen.beta1, b2=chosen.beta2, weight_decay=chosen.weight_decay
+            rate,
+            b1=chosen.beta1,
+            b2=chosen.beta2,
+            eps=chosen.epsilon,
+            weight_decay=chosen.weight_decay,
         ),
     )

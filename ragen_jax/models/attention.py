@@ -31,15 +31,9 @@ def causal_attention(
     Returns:
       float[R, T, H, d].
     """
-    if backend_choices.choices().has_row_loop:
-
-        def one_row(row):
-            query, key, value = (x[None] for x in row)
-            key, value = _after(prefix, key, value)
-            return row_attention(query[0], key[0], value[0])
-
-        return jax.lax.map(one_row, (query, key, value))
     key, value = _after(prefix, key, value)
+    if backend_choices.choices().has_row_loop:
+        return row_attention(query, key, value)
     if backend_choices.has_cudnn_attention(query.dtype, query.shape[-1]):
         return fused_attention(query, key, value, "cudnn")
     return blocked_attention(query, key, value)

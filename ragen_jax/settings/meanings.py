@@ -97,6 +97,7 @@ MEANINGS = {
     "optimizer.critic_lr": "highest learning rate of the critic",
     "optimizer.beta1": "of AdamW, first moment",
     "optimizer.beta2": "of AdamW, second moment",
+    "optimizer.epsilon": "of AdamW, added to the root of the second moment",
     "optimizer.weight_decay": "of AdamW",
     "optimizer.warmup": "updates until the highest learning rate",
     "optimizer.schedule": '"constant", "linear" or "cosine", over all iterations',

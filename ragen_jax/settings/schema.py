@@ -250,6 +250,7 @@ class OptimizerSettings:
     critic_lr: float = limits.at_least(0)
     beta1: float = limits.below_one()
     beta2: float = limits.below_one()
+    epsilon: float = limits.above(0)
     weight_decay: float = limits.at_least(0)
     warmup: int = limits.at_least(0)  # real updates
     schedule: str = limits.one_of(*SCHEDULES)

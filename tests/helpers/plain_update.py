@@ -40,7 +40,7 @@ class Adam:
         b1, b2, n = chosen.beta1, chosen.beta2, self.steps
 
         def move(p, m, v):
-            change = (m / (1 - b1**n)) / (np.sqrt(v / (1 - b2**n)) + 1e-8)
+            change = (m / (1 - b1**n)) / (np.sqrt(v / (1 - b2**n)) + chosen.epsilon)
             return p - rate * (change + chosen.weight_decay * p)
 
         self.first = jax.tree.map(
