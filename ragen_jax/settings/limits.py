@@ -33,8 +33,8 @@ def between(low: int, high: int, default: Any = dataclasses.MISSING) -> Any:
     return leaf(allows, f"{low} or more, and at most {high}", default)
 
 
-def above(low: float) -> Any:
-    return leaf(lambda value: value > low, f"a number above {low}")
+def above(low: float, default: Any = dataclasses.MISSING) -> Any:
+    return leaf(lambda value: value > low, f"a number above {low}", default)
 
 
 def or_constant(allows: Callable[[Any], bool], remedy: str) -> Any:

@@ -250,7 +250,6 @@ class OptimizerSettings:
     critic_lr: float = limits.at_least(0)
     beta1: float = limits.below_one()
     beta2: float = limits.below_one()
-    epsilon: float = limits.above(0)
     weight_decay: float = limits.at_least(0)
     warmup: int = limits.at_least(0)  # real updates
     schedule: str = limits.one_of(*SCHEDULES)
@@ -264,6 +263,7 @@ class OptimizerSettings:
         0
     )  # iterations in which only the critic learns
     schedule_updates: int = limits.at_least(0, default=0)  # 0: as many as are expected
+    epsilon: float = limits.above(0, default=1e-8)  # beside the second moment's root
 
 
 @dataclasses.dataclass(frozen=True)
