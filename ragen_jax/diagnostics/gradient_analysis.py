@@ -30,6 +30,7 @@ from ragen_jax.learning.forward import (
     by_length,
     cut,
     microbatches,
+    prefix_states,
 )
 from ragen_jax.learning.optimize import actor_loss
 from ragen_jax.learning.schedules import over_the_run
@@ -179,10 +180,12 @@ def _loss(plan: UpdatePlan, frozen, name: str, actor, piece: Batch):
     """
     if name != "task":
         piece = piece.replace(advantages=jnp.zeros_like(piece.advantages))
+    remat = plan.settings.model.remat
     total, (count, _) = actor_loss(
         _alone(plan, name),
         frozen,
         actor,
+        prefix_states(plan, plan.assemble(actor, frozen), remat=remat),
         piece,
         jnp.zeros((), bool),
         jnp.zeros((), jnp.int32),

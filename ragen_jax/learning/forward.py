@@ -16,6 +16,7 @@ from ragen_jax.learning.vocabulary_scores import score_vocabulary
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.transformer import KeysAndValues, prefix_keys_and_values
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
 
@@ -41,19 +42,39 @@ MICROBATCHES = PartitionSpec(None, *meshes.ROWS)
 # Passes over one microbatch -----------------------------------------------------------
 
 
+def prefix_states(
+    plan: UpdatePlan, parameters: Parameters, *, remat: bool = False
+) -> KeysAndValues:
+    """What all rows attend to of `plan.prefix`, float[L, 1, S, G, d] each; or ().
+
+    Computed once for all microbatches that the same parameters read.
+    """
+    if not plan.prefix:
+        return ()
+    return prefix_keys_and_values(
+        _gather_vocabulary(plan, parameters),
+        jnp.array(plan.prefix, jnp.int32),
+        plan.config,
+        dtype=plan.dtype,
+        remat=remat,
+        attention=_attention_on_shards(plan),
+    )
+
+
 def policy_scores(
     plan: UpdatePlan,
     parameters: Parameters,
     tokens: jax.Array,
     is_reply: jax.Array,
+    prefix: KeysAndValues,
     *,
     remat: bool = False,
     with_entropy: bool = True,
 ) -> token_scores.TokenScores:
     """Scores of the reply tokens under a policy at the temperature of sampling.
 
-    Args: `parameters` as `plan.assemble` gives them; the others as for
-      `token_scores.score_tokens`.
+    Args: `parameters` as `plan.assemble` gives them, `prefix` by `prefix_states`; the
+      others as for `token_scores.score_tokens`.
     """
     return token_scores.score_tokens(
         _gather_vocabulary(plan, parameters),
@@ -61,6 +82,7 @@ def policy_scores(
         plan.config,
         plan.settings.rollout.temperature,
         is_reply=is_reply,
+        prefix=prefix,
         remat=remat,
         with_entropy=with_entropy,
         score=functools.partial(_score_on_shards, plan),
@@ -69,13 +91,19 @@ def policy_scores(
 
 
 def critic_values(
-    plan: UpdatePlan, parameters: Parameters, tokens: jax.Array, *, remat: bool = False
+    plan: UpdatePlan,
+    parameters: Parameters,
+    tokens: jax.Array,
+    prefix: KeysAndValues,
+    *,
+    remat: bool = False,
 ) -> jax.Array:
     """float32[R, T], units of reward: the critic's value before each token."""
     return token_scores.value_tokens(
         _gather_vocabulary(plan, parameters),
         tokens,
         plan.config,
+        prefix=prefix,
         remat=remat,
         **_shared_options(plan),
     )
@@ -84,7 +112,6 @@ def critic_values(
 def _shared_options(plan: UpdatePlan) -> dict[str, Any]:
     """What every pass over rows is given besides parameters and tokens."""
     return dict(
-        prefix=jnp.array(plan.prefix, jnp.int32) if plan.prefix else None,
         dtype=plan.dtype,
         constrain=functools.partial(share_rows, plan),
         attention=_attention_on_shards(plan),
@@ -132,10 +159,10 @@ def old_values(plan: UpdatePlan, frozen, critic, kept: KeptRows) -> jax.Array:
     """
     if not plan.settings.has_critic:
         return jnp.zeros(kept.rows.tokens.shape, jnp.float32)
+    parameters = plan.assemble(critic, frozen)
+    prefix = prefix_states(plan, parameters)
     return map_rows(
-        plan,
-        lambda tokens, _: critic_values(plan, plan.assemble(critic, frozen), tokens),
-        kept,
+        plan, lambda tokens, _: critic_values(plan, parameters, tokens, prefix), kept
     )
 
 
@@ -145,13 +172,7 @@ def actor_logprobs(plan: UpdatePlan, frozen, actor, kept: KeptRows) -> jax.Array
     Equal to what the sampler recorded, but for rounding: the two are compared by
     `loss.sampler_correction`. Args: as for `old_values`.
     """
-
-    def score(tokens, is_reply):
-        parameters = plan.assemble(actor, frozen)
-        scores = policy_scores(plan, parameters, tokens, is_reply, with_entropy=False)
-        return scores.logprobs
-
-    return map_rows(plan, score, kept)
+    return _policy_logprobs(plan, plan.assemble(actor, frozen), kept)
 
 
 def reference_logprobs(
@@ -166,10 +187,16 @@ def reference_logprobs(
     """
     if not plan.settings.has_reference:
         return jnp.zeros(kept.rows.tokens.shape, jnp.float32)
+    return _policy_logprobs(plan, reference, kept)
+
+
+def _policy_logprobs(plan: UpdatePlan, parameters: Parameters, kept: KeptRows):
+    prefix = prefix_states(plan, parameters)
 
     def score(tokens, is_reply):
-        scores = policy_scores(plan, reference, tokens, is_reply, with_entropy=False)
-        return scores.logprobs
+        return policy_scores(
+            plan, parameters, tokens, is_reply, prefix, with_entropy=False
+        ).logprobs
 
     return map_rows(plan, score, kept)
 

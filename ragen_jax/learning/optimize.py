@@ -4,7 +4,6 @@ How many rows are kept is traced: the loops over minibatches and microbatches ru
 as there are rows, so that dropped groups cost nothing.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,28 +25,14 @@ from ragen_jax.learning.forward import (
     microbatches,
     own_plan,
     policy_scores,
+    prefix_states,
 )
 from ragen_jax.learning.minibatches import even_share, longest_first, shuffled
 from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.learning.token_sums import MAXIMA, TokenSums, merge, no_sums
 from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
-
-
-@struct.dataclass
-class TokenSums:
-    """(sum, count) of everything reported per token, added up over microbatches."""
-
-    policy_loss: Mean
-    value_loss: Mean
-    entropy: Mean
-    kl: Mean
-    approx_kl: Mean
-    clip_fraction: Mean
-    logprob_gap: Mean  # first update of an iteration only: the policy has not moved
-    ratio: Mean  # of probabilities, to those that were sampled from
-    logprob_gap_max: jax.Array  # float32[]
-    ratio_max: jax.Array  # float32[]
 
 
 @struct.dataclass
@@ -110,18 +95,39 @@ def _one_update(
 
 
 def _add_up(plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_first):
-    """What `_gradients` returns, added up over the first `count` microbatches."""
+    """((actor, critic) gradients, counts, TokenSums) of the first `count` microbatches.
+
+    All of them read one prefix: their gradients of its keys and values are added up as
+    well, and the prefix is differentiated once, at the end.
+    """
+    learned = old.actor, old.critic
+    prefixes, pull = jax.vjp(functools.partial(_prefixes, plan, frozen), learned)
 
     def gradients_of(length: int, piece: Batch):
-        return _gradients(plan, frozen, old, cut(piece, length), is_first)
+        return _gradients(plan, frozen, old, prefixes, cut(piece, length), is_first)
 
     def accumulate(index, carry):
         piece = jax.tree.map(lambda x: x[index], pieces)
         return _add(carry, by_length(plan, gradients_of, piece.is_reply, piece))
 
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (old.actor, old.critic))
-    blank = none, (jnp.zeros(()), jnp.zeros(())), _no_sums()
-    return jax.lax.fori_loop(0, count, accumulate, blank)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), learned)
+    # In float32, whatever the prefixes are in.
+    blank_prefixes = jax.tree.map(lambda x: jnp.zeros(x.shape), prefixes)
+    blank = (none, blank_prefixes), (jnp.zeros(()), jnp.zeros(())), no_sums()
+    (own, of_prefixes), counts, sums = jax.lax.fori_loop(0, count, accumulate, blank)
+    of_prefixes = jax.tree.map(lambda g, x: g.astype(x.dtype), of_prefixes, prefixes)
+    (through,) = pull(of_prefixes)
+    return _shared(plan, jax.tree.map(jnp.add, own, through)), counts, sums
+
+
+def _prefixes(plan: UpdatePlan, frozen, learned):
+    """What rows attend to of the prefix, of (actor, critic) as `learned`."""
+    actor, critic = learned
+    remat = plan.settings.model.remat
+    of_actor = prefix_states(plan, plan.assemble(actor, frozen), remat=remat)
+    if not plan.settings.has_critic:
+        return of_actor, ()
+    return of_actor, prefix_states(plan, plan.assemble(critic, frozen), remat=remat)
 
 
 def _adds_up_apart(mesh: Mesh | None) -> bool:
@@ -143,7 +149,7 @@ def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_f
         added = _add_up(own, frozen, old, pieces, count, is_first)
         total = jax.lax.psum(added, meshes.DATA)
         highest = {
-            name: jax.lax.pmax(getattr(added[2], name), meshes.DATA) for name in _MAXIMA
+            name: jax.lax.pmax(getattr(added[2], name), meshes.DATA) for name in MAXIMA
         }
         return *total[:2], total[2].replace(**highest)
 
@@ -156,36 +162,49 @@ def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_f
     )(frozen, old, pieces, count, is_first)
 
 
-def _gradients(plan: UpdatePlan, frozen, old: TrainState, piece: Batch, is_first):
-    """((actor, critic) gradients of loss sums, their counts, TokenSums)."""
+def _gradients(
+    plan: UpdatePlan, frozen, old: TrainState, prefixes, piece: Batch, is_first
+):
+    """Gradients of the loss sums of one microbatch, their counts, TokenSums.
+
+    The gradients: of (actor, critic), and of their two prefixes.
+    """
     of_actor = functools.partial(actor_loss, plan, frozen)
     of_critic = functools.partial(critic_loss, plan, frozen)
-    (_, (actor_count, sums)), actor = jax.value_and_grad(of_actor, has_aux=True)(
-        old.actor, piece, is_first, old.iteration
+    by_both = functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
+    (_, (actor_count, sums)), (actor, actor_prefix) = by_both(of_actor)(
+        old.actor, prefixes[0], piece, is_first, old.iteration
     )
-    critic, critic_count, value_loss = old.critic, jnp.zeros(()), Mean.zero()
+    critic, critic_prefix = old.critic, prefixes[1]
+    critic_count, value_loss = jnp.zeros(()), Mean.zero()
     if plan.settings.has_critic:
-        (_, value_loss), critic = jax.value_and_grad(of_critic, has_aux=True)(
-            old.critic, piece
+        (_, value_loss), (critic, critic_prefix) = by_both(of_critic)(
+            old.critic, prefixes[1], piece
         )
         critic_count = value_loss.count
-    sums = sums.replace(value_loss=value_loss)
-    gradients = actor, critic
-    if plan.mesh is not None:
-        # Shared like the parameters, so that no device adds up whole gradients.
-        gradients = jax.lax.with_sharding_constraint(
-            gradients, (plan.shardings.actor, plan.shardings.critic)
-        )
-    return gradients, (actor_count, critic_count), sums
+    gradients = _shared(plan, (actor, critic)), (actor_prefix, critic_prefix)
+    return gradients, (actor_count, critic_count), sums.replace(value_loss=value_loss)
 
 
-def actor_loss(plan: UpdatePlan, frozen, actor, piece: Batch, is_first, iteration):
+def _shared(plan: UpdatePlan, gradients):
+    """Shared like the parameters, so that no device adds up whole gradients."""
+    if plan.mesh is None:
+        return gradients
+    return jax.lax.with_sharding_constraint(
+        gradients, (plan.shardings.actor, plan.shardings.critic)
+    )
+
+
+def actor_loss(
+    plan: UpdatePlan, frozen, actor, prefix, piece: Batch, is_first, iteration
+):
     """Loss of the policy, summed: dividing by the minibatch's count comes later.
 
     Args:
       plan: what is static.
       frozen: the parameters that are not trained; {} in full training.
       actor: the trainable tree, by which the loss is differentiated.
+      prefix: by `prefix_states` from the same tree.
       piece: rows of one microbatch.
       is_first: bool[], whether the policy has not moved since it sampled.
       iteration: int32[], by which coefficients may move.
@@ -195,8 +214,9 @@ def actor_loss(plan: UpdatePlan, frozen, actor, piece: Batch, is_first, iteratio
     """
     settings, chosen = plan.settings, plan.settings.loss
     parameters = plan.assemble(actor, frozen)
+    remat = settings.model.remat
     scores = policy_scores(
-        plan, parameters, piece.tokens, piece.is_reply, remat=settings.model.remat
+        plan, parameters, piece.tokens, piece.is_reply, prefix, remat=remat
     )
     surrogate, is_clipped = _surrogate(settings, scores.logprobs, piece)
     bonus = scores.entropy
@@ -275,10 +295,12 @@ def _aggregate(settings: Settings, total: jax.Array, piece: Batch) -> Mean:
     return aggregate(total, piece.is_reply, piece.weight, **options)
 
 
-def critic_loss(plan: UpdatePlan, frozen, critic, piece: Batch):
+def critic_loss(plan: UpdatePlan, frozen, critic, prefix, piece: Batch):
     """(float32[], Mean): the critic's loss, summed. Args: as for `actor_loss`."""
     settings, parameters = plan.settings, plan.assemble(critic, frozen)
-    values = critic_values(plan, parameters, piece.tokens, remat=settings.model.remat)
+    values = critic_values(
+        plan, parameters, piece.tokens, prefix, remat=settings.model.remat
+    )
     clip = settings.loss.value_clip
     loss = losses.clipped_value_loss(values, piece.old_values, piece.returns, clip)
     is_target = piece.is_reply if piece.is_target is None else piece.is_target
@@ -344,27 +366,7 @@ def _all_finite(tree) -> jax.Array:
 def _no_steps() -> Steps:
     zero = jnp.zeros((), jnp.int32)
     norms = (jnp.zeros(()), jnp.zeros(()))
-    return Steps(sums=_no_sums(), norms=norms, made=UpdateCounts(zero, zero, zero))
-
-
-_MAXIMA = ("logprob_gap_max", "ratio_max")
-
-
-def _no_sums() -> TokenSums:
-    zeros: dict[str, Any] = {
-        field.name: jnp.zeros(()) if field.name in _MAXIMA else Mean.zero()
-        for field in dataclasses.fields(TokenSums)
-    }
-    return TokenSums(**zeros)
-
-
-def merge(one: TokenSums, other: TokenSums) -> TokenSums:
-    """The sums over both."""
-    total = jax.tree.map(jnp.add, one, other)
-    highest = {
-        name: jnp.maximum(getattr(one, name), getattr(other, name)) for name in _MAXIMA
-    }
-    return total.replace(**highest)
+    return Steps(sums=no_sums(), norms=norms, made=UpdateCounts(zero, zero, zero))
 
 
 def _add(carry, new):

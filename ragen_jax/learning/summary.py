@@ -12,8 +12,9 @@ from ragen_jax.learning import aggregation, rewards
 from ragen_jax.learning.aggregation import Mean
 from ragen_jax.learning.batch import Batch, explained_variance
 from ragen_jax.learning.filters import Selection
-from ragen_jax.learning.optimize import Steps, TokenSums, merge
+from ragen_jax.learning.optimize import Steps
 from ragen_jax.learning.schedules import learning_rate
+from ragen_jax.learning.token_sums import TokenSums, merge
 from ragen_jax.learning.train_state import TrainState, UpdateCounts, actor_steps
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows, row_lengths

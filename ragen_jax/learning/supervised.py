@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from ragen_jax.learning import aggregation, token_scores
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.transformer import KeysAndValues, prefix_keys_and_values
 
 
 def imitation_loss(
@@ -23,16 +24,21 @@ def imitation_loss(
       tokens: int32[R, T], demonstrated rows.
       is_reply: bool[R, T], the tokens to imitate.
       config: the model's shape.
-      prefix: int32[S], what all rows begin with, if they do. See `score_tokens`.
+      prefix: int32[S], what all rows begin with, if they do; it is computed once.
       dtype: of the computation.
     """
+    before: KeysAndValues = ()
+    if prefix is not None:
+        before = prefix_keys_and_values(
+            parameters, prefix, config, dtype=dtype, remat=False
+        )
     logprobs = token_scores.score_tokens(
         parameters,
         tokens,
         config,
         temperature=1.0,
         is_reply=is_reply,
-        prefix=prefix,
+        prefix=before,
         dtype=dtype,
         with_entropy=False,
     ).logprobs

@@ -10,6 +10,7 @@ from ragen_jax.models import transformer
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.transformer import KeysAndValues
 
 
 def score_tokens(
@@ -19,7 +20,7 @@ def score_tokens(
     temperature: float,
     *,
     is_reply: jax.Array | None = None,
-    prefix: jax.Array | None = None,
+    prefix: KeysAndValues = (),
     dtype=jnp.float32,
     remat: bool = False,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
@@ -38,15 +39,16 @@ def score_tokens(
       config: the model's shape.
       temperature: above 0; the one that the rows were sampled at.
       is_reply: bool[R, T], the tokens to score, the others get 0; None: all.
-      prefix: int32[S], the first tokens of every row where all begin alike; they are
-        computed once, and neither they nor the one after them are scored.
+      prefix: of the first S tokens of every row where all begin alike, by
+        `transformer.prefix_keys_and_values`; neither they nor the one after them are
+        scored. (): rows begin apart.
       dtype: of the transformer's computation.
       remat: recompute layers in the backward pass.
       constrain, attention: as for `transformer.hidden_states`.
       score: `score_vocabulary`, or that on each device's own rows.
       with_entropy: False leaves the entropy 0 and saves its cost.
     """
-    shared = 0 if prefix is None else prefix.shape[0]
+    shared = prefix[0].shape[2] if prefix else 0
     tokens = tokens[:, shared:]
     hidden = transformer.hidden_states(
         parameters,
@@ -80,14 +82,14 @@ def value_tokens(
     tokens: jax.Array,
     config: ModelConfig,
     *,
-    prefix: jax.Array | None = None,
+    prefix: KeysAndValues = (),
     dtype=jnp.float32,
     remat: bool = False,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
 ) -> jax.Array:
     """float32[R, T], the critic's value before each token. See `score_tokens`."""
-    shared = 0 if prefix is None else prefix.shape[0]
+    shared = prefix[0].shape[2] if prefix else 0
     hidden = transformer.hidden_states(
         parameters,
         tokens[:, shared:],

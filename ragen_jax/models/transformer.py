@@ -18,6 +18,7 @@ from ragen_jax.models.precision import add_bias, project, scale
 
 # (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+KeysAndValues = tuple[jax.Array, ...]  # a pair of arrays, or ()
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
@@ -138,61 +139,75 @@ def hidden_states(
     tokens: jax.Array,
     config: ModelConfig,
     *,
-    prefix: jax.Array | None = None,
+    prefix: KeysAndValues = (),
     dtype=jnp.float32,
     remat: bool = True,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
 ) -> jax.Array:
-    """The full forward pass over rows filled from position 0.
+    """The full forward pass over rows filled from position 0, or behind a prefix.
 
     Args:
       parameters: as `parameters.declare` or `lora.assemble` lays them out.
       tokens: int32[R, T].
       config: the model's shape.
-      prefix: int32[S], S >= 1, tokens that stand before those of every row; they are
-        computed once for all rows, and so is their gradient.
+      prefix: of the tokens that stand before those of every row, by
+        `prefix_keys_and_values`; (): none do.
       dtype: of the computation; norms, softmax and rotations are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its inside.
       constrain: fixes the sharding of float[R, T, D] activations between layers.
-      attention: `causal_attention`, or that on each device's own rows and heads; the
-        prefix's one row is given to it as well.
+      attention: `causal_attention`, or that on each device's own rows and heads.
 
     Returns:
-      float[R, T, D] after the final norm, of `tokens` alone. Position t has seen the
-      prefix and tokens 0..t.
+      float[R, T, D] after the final norm. Position t has seen the prefix and tokens
+      0..t.
     """
-    behind = 0 if prefix is None else prefix.shape[0]
+    behind = prefix[0].shape[2] if prefix else 0
     positions = behind + jnp.arange(tokens.shape[1])[None]
     positions = jnp.broadcast_to(positions, tokens.shape)
 
-    def one_layer(carry, layer: Parameters):
-        before, x = carry
+    def one_layer(x, given):
+        layer, before = given
         layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
-        prefix_pair = ()
-        if before is not None:
-            before, prefix_pair = block(
-                layer,
-                before,
-                jnp.arange(behind)[None],
-                config,
-                lambda q, k, v: (attention(q, k, v), (k, v)),
-            )
-        x, _ = block(
-            layer,
-            x,
-            positions,
-            config,
-            lambda *qkv: (attention(*qkv, *prefix_pair), None),
-        )
-        return (before, constrain(x)), None
+        attend = lambda *own: (attention(*own, *before), None)
+        return constrain(block(layer, x, positions, config, attend)[0]), None
 
     if remat:
         one_layer = jax.checkpoint(one_layer)
     x = constrain(embed(parameters, tokens, dtype))
-    before = None if prefix is None else embed(parameters, prefix[None], dtype)
-    (_, x), _ = jax.lax.scan(one_layer, (before, x), parameters["layers"])
+    x, _ = jax.lax.scan(one_layer, x, (parameters["layers"], prefix))
     return rms_norm(x, parameters["final_norm"], config.norm_epsilon)
+
+
+def prefix_keys_and_values(
+    parameters: Parameters,
+    tokens: jax.Array,
+    config: ModelConfig,
+    *,
+    dtype=jnp.float32,
+    remat: bool = True,
+    attention: Callable[..., jax.Array] = causal_attention,
+) -> KeysAndValues:
+    """What rows attend to of a prefix that all share: computed once for all of them.
+
+    Args:
+      tokens: int32[S], S >= 1.
+      The others: as for `hidden_states`; `attention` is given one row.
+
+    Returns:
+      Keys and values of every layer, float[L, 1, S, G, d] each.
+    """
+    positions = jnp.arange(tokens.shape[0])[None]
+
+    def one_layer(x, layer: Parameters):
+        layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
+        attend = lambda query, *own: (attention(query, *own), own)
+        return block(layer, x, positions, config, attend)
+
+    if remat:
+        one_layer = jax.checkpoint(one_layer)
+    x = embed(parameters, tokens[None], dtype)
+    return jax.lax.scan(one_layer, x, parameters["layers"])[1]
 
 
 def vocabulary_logits(parameters: Parameters, hidden: jax.Array) -> jax.Array:

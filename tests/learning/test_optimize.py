@@ -52,13 +52,13 @@ def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     def loss(step, direction):
         moved = jax.tree.map(lambda x, d: x + step * d, actor, direction)
         return optimize.actor_loss(
-            plan, {}, moved, piece, jnp.asarray(True), jnp.int32(0)
+            plan, {}, moved, (), piece, jnp.asarray(True), jnp.int32(0)
         )[0]
 
     gradient = jax.jit(
         jax.grad(
             lambda x: optimize.actor_loss(
-                plan, {}, x, piece, jnp.asarray(True), jnp.int32(0)
+                plan, {}, x, (), piece, jnp.asarray(True), jnp.int32(0)
             )[0]
         )
     )(actor)
@@ -75,11 +75,11 @@ def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
     lengths = (updates.LENGTH,)
     plan = forward.UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths)
     actor, piece = updates.parameters()[0], _batch(FIRST)
-    scores = forward.policy_scores(plan, actor, piece.tokens, piece.is_reply)
+    scores = forward.policy_scores(plan, actor, piece.tokens, piece.is_reply, ())
     moved = np.asarray(scores.logprobs - piece.sampler_logprobs)[piece.is_reply]
     piece = piece.replace(old_logprobs=scores.logprobs)  # as before each use
     _, (_, sums) = optimize.actor_loss(
-        plan, {}, actor, piece, jnp.asarray(True), jnp.int32(0)
+        plan, {}, actor, (), piece, jnp.asarray(True), jnp.int32(0)
     )
     ratio = np.exp(moved)
     np.testing.assert_allclose(sums.ratio.value(), ratio.mean(), rtol=1e-5)

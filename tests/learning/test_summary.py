@@ -10,8 +10,8 @@ from helpers.records import episodes_of, rows_of
 
 from ragen_jax.learning import summary, train_state
 from ragen_jax.learning.aggregation import Mean
-from ragen_jax.learning.optimize import TokenSums
 from ragen_jax.learning.summary import Times, UpdateMetrics
+from ragen_jax.learning.token_sums import TokenSums
 from ragen_jax.learning.train_state import UpdateCounts
 
 ROWS = rows_of("orrR", "oR..", episode=[0, 1])

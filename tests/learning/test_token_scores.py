@@ -118,6 +118,8 @@ def test_a_shared_prefix_computed_once_changes_no_score_and_no_gradient():
     critic = {**WEIGHTS, "value_head": jnp.asarray(WEIGHT[0].ravel()[:32])}
 
     def total(weights, prefix):
+        if len(prefix):
+            prefix = transformer.prefix_keys_and_values(weights, prefix, CONFIG)
         scores = token_scores.score_tokens(
             weights, tokens, CONFIG, 0.7, is_reply=is_reply, prefix=prefix
         )
@@ -127,7 +129,7 @@ def test_a_shared_prefix_computed_once_changes_no_score_and_no_gradient():
         return (is_reply * sums).sum(), (scores, values)
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True))
-    (_, whole), whole_gradient = run(critic, None)
+    (_, whole), whole_gradient = run(critic, ())
     (_, once), once_gradient = run(critic, prefix)
     assert is_reply.sum() > 5 and not is_reply.all(axis=1).any()
     np.testing.assert_array_equal(whole[0].logprobs != 0, is_reply)
