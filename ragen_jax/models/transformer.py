@@ -190,9 +190,8 @@ def prefix_keys_and_values(
 ) -> KeysAndValues:
     """What rows attend to of a prefix that all share: computed once for all of them.
 
-    Args:
-      tokens: int32[S], S >= 1.
-      The others: as for `hidden_states`; `attention` is given one row.
+    Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. `attention` is
+      given one row.
 
     Returns:
       Keys and values of every layer, float[L, 1, S, G, d] each.

@@ -713,6 +713,13 @@ def test_a_fall_is_that_from_the_highest_tenth_to_the_last():
     assert np.isnan(measures.fall(np.array([])))
 
 
+def test_a_fall_is_the_same_read_from_a_data_file_of_six_digits():
+    rng = np.random.default_rng(1)
+    for run in rng.integers(90, 110, size=(50, 200)) / 128:  # Many equal tenths.
+        rounded = np.array([float(f"{x:.6g}") for x in run])
+        assert measures.fall(rounded) == pytest.approx(measures.fall(run), abs=2e-6)
+
+
 def test_noise_alone_is_no_fall():
     rng = np.random.default_rng(0)
     runs = rng.normal(0.76, 0.1, size=(400, 200))
