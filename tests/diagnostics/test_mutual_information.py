@@ -274,6 +274,7 @@ def test_first_turns_have_a_column_for_each_prompt():
     assert len(few.own) == 2
 
 
+@pytest.mark.slow
 def test_a_trajectory_sample_scores_each_draw_under_its_own_prompt():
     task, rollout = models.usual_task(), models.sample_usual()
     rows = jax.device_get(rollout.rows)

@@ -138,6 +138,7 @@ def test_random_commands_do_what_they_do_in_a_plain_python_house(environment, st
     assert solved > 9
 
 
+@pytest.mark.slow
 def test_the_planner_solves_every_level_also_from_the_middle(environment, step):
     chance, tasks, longest = random.Random(4), set(), 0
     for index in range(3 * LEVELS):

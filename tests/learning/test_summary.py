@@ -70,6 +70,7 @@ def test_a_policy_lags_behind_none_while_the_critic_alone_learns():
         assert found["update/policy_lag"] == lag
 
 
+@pytest.mark.slow
 def test_the_rate_that_is_reported_is_that_of_the_actors_last_step():
     """Three updates, of which the critic alone made the first two."""
     chosen = dict(
