@@ -259,9 +259,7 @@ class OptimizerSettings:
     microbatch: int = limits.at_least(1)  # rows of one gradient accumulation step
     epochs: int = limits.at_least(1)  # passes over the kept rows
     reuse: int = limits.at_least(1)  # k, whole updates from one batch of episodes
-    critic_warmup: int = limits.at_least(
-        0
-    )  # iterations in which only the critic learns
+    critic_warmup: int = limits.at_least(0)  # iterations of the critic alone
     schedule_updates: int = limits.at_least(0, default=0)  # 0: as many as are expected
     epsilon: float = limits.above(0, default=1e-8)  # beside the second moment's root
 

@@ -113,8 +113,7 @@ def fall(values: np.ndarray) -> float:
     Every second value says which tenth is the highest, the others say how high it is,
     and the other way round; the mean of both. The highest of many noisy means alone
     lies above the truth: a success of 0.76 that never moved, by episodes from eight
-    levels an iteration, would have "lost" 0.11. Of equally high tenths the first
-    counts.
+    levels an iteration, would have "lost" 0.11. Of equal tenths the first counts.
 
     Args:
       values: float[n], in order.
@@ -131,10 +130,6 @@ def fall(values: np.ndarray) -> float:
 def _first_highest(means: np.ndarray) -> int:
     """Where the highest stands first, to five digits: a data file keeps six."""
     return int(np.isclose(means, means.max(), rtol=1e-5).argmax())
-
-
-def _lost_success(run: RunRecord) -> float:
-    return fall(run.series("train/success")[1])
 
 
 def _collapsed(run: RunRecord) -> float:
@@ -293,7 +288,7 @@ MEASURES: dict[str, Measure] = {
     "lost_success": _share(
         "training success, highest tenth of the run minus the last; which tenth is the"
         " highest is read from every second iteration, how high it is from the others",
-        _lost_success,
+        lambda run: fall(run.series("train/success")[1]),
     ),
     "collapsed": _share(
         "runs whose last_success is below half of their peak_success", _collapsed
