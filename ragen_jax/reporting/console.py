@@ -67,18 +67,29 @@ def iteration_line(
     return _GAP.join([place, *cells, left.rjust(_LEFT)]).rstrip()
 
 
-def seconds_left(durations: Sequence[float], remaining: int) -> float | None:
-    """Time for the remaining iterations, each as long as the recent median.
+def seconds_left(
+    durations: Sequence[float],
+    remaining: int,
+    validations: Sequence[float] = (),
+    validations_remaining: int = 0,
+) -> float | None:
+    """Time for what remains, each part as long as the recent median of its kind.
 
-    A median, for the first iteration compiles and some evaluate.
+    A median, for an iteration may compile, or meet a machine that is busy. Validation
+    is apart, for few iterations validate, and right after a resume it may be the first.
 
     Args:
-      durations: seconds of each iteration so far.
+      durations: seconds of each iteration so far, without its validation.
       remaining: iterations to go.
+      validations: seconds of each validation so far.
+      validations_remaining: validations to go; they take no time while none is known.
     """
     if not durations:
         return None
-    return remaining * statistics.median(durations[-_RECENT:])
+    left = remaining * statistics.median(durations[-_RECENT:])
+    if validations:
+        left += validations_remaining * statistics.median(validations[-_RECENT:])
+    return left
 
 
 def duration(seconds: float) -> str:

@@ -129,6 +129,7 @@ METRICS: dict[str, Metric] = {
     # Machine.
     "time/rollout_seconds": Metric("s", "wall time of the rollout"),
     "time/update_seconds": Metric("s", "wall time of filter, advantages and update"),
+    "time/validation_seconds": Metric("s", "wall time of the validation"),
     "time/iteration_seconds": Metric("s", "wall time of the iteration, evaluation too"),
     "memory/peak_gib": Metric("GiB", "most device memory in use so far, one device"),
 }

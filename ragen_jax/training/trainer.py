@@ -235,6 +235,7 @@ def _iterate(
     total, keeps_best = settings.iterations, settings.checkpoint.keep_best > 0
     programs, monitor = prepared.programs, prepared.monitor
     durations: list[float] = []
+    validated: list[float] = []  # Seconds of each, 0 where the iteration had none.
     rollbacks = _count_rollbacks(outputs.workdir)
     remembered = _saved_health(saved, int(state.iteration), rollbacks)
     best, gaps = _best_score(saved), _saved_gaps(saved, int(state.iteration))
@@ -253,6 +254,7 @@ def _iterate(
             outputs.console.status(f"iteration {done}/{total}: validation ...")
             values |= _validate(run, prepared.validators, programs, state)
             score = values["validation/success"]
+        validated.append(values.get("time/validation_seconds", 0.0))
         remembered, decision = health.observe(
             remembered, done, values, monitor_lib.policy(settings)
         )
@@ -262,7 +264,7 @@ def _iterate(
         values["memory/peak_gib"] = memory_plan.peak_memory()
         outputs.metrics.write(done, values)
         if _is_due(done, settings.every.log, total):
-            _show(outputs, done, total, values, durations)
+            _show(run, outputs, done, values, durations, validated)
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
         reason = problem(settings, state, gaps) or _act(run, outputs, done, decision)
         stops = outputs.interrupts.should_stop(done)
@@ -311,20 +313,33 @@ def _count_rollbacks(workdir: Path) -> int:
 
 
 def _validate(run: Run, validators, programs, state: TrainState) -> dict[str, float]:
-    """The metrics `validation/...` of the current actor."""
+    """The metrics `validation/...` of the current actor, and the time they took."""
+    started = time.perf_counter()
     actor = programs.merge(state.actor, programs.frozen)
     prompts = run.settings.evaluation.prompts
     scores = validation.evaluate(
         run, validators, actor, split=VALIDATION, prompts=prompts
     )
-    return validation.named("validation", scores)
+    took = {"time/validation_seconds": time.perf_counter() - started}
+    return validation.named("validation", scores) | took
 
 
 def _show(
-    outputs: _Outputs, done: int, total: int, values: dict[str, float], durations
+    run: Run,
+    outputs: _Outputs,
+    done: int,
+    values: dict[str, float],
+    durations,
+    validated,
 ) -> None:
-    # Without the first, which compiled.
-    left = console_lib.seconds_left(durations[1:], total - done)
+    total, every = run.settings.iterations, run.settings.every.evaluate
+    alone = [d - v for d, v in zip(durations, validated, strict=True)]
+    left = console_lib.seconds_left(
+        alone[1:],  # The first compiled.
+        total - done,
+        [v for v in validated if v],
+        sum(_is_due(later, every, total) for later in range(done + 1, total + 1)),
+    )
     line = console_lib.iteration_line(done, total, values, left)
     outputs.console.iteration(line, total)
 

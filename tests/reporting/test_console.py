@@ -87,6 +87,13 @@ def test_the_time_left_follows_the_recent_median():
     assert console_lib.seconds_left([4.0], 0) == 0.0
 
 
+def test_the_time_left_counts_validations_apart_from_iterations():
+    # After a resume the only iteration known may be one that validated.
+    assert console_lib.seconds_left([4.0], 50, [20.0], 5) == 50 * 4 + 5 * 20
+    assert console_lib.seconds_left([4.0, 4.0], 8, [], 2) == 32.0
+    assert console_lib.seconds_left([4.0], 8, [10.0, 30.0, 20.0], 1) == 52.0
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
