@@ -1,6 +1,9 @@
 """The whole loss of the policy on a small model, against finite differences."""
 
+import functools
+
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +90,46 @@ def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
     k3 = (ratio - 1 - moved).mean()
     np.testing.assert_allclose(sums.approx_kl.value(), k3, rtol=1e-4)
     assert sums.clip_fraction.value() == 0
+
+
+def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
+    """Forward and back: no product of the loop over microbatches is as long as it."""
+    common = 7  # tokens; no other size of this model
+    chosen, lengths = updates.settings(optimizer__microbatch=2), (updates.LENGTH,)
+    plan = forward.UpdatePlan(
+        chosen,
+        updates.CONFIG,
+        None,
+        jnp.float32,
+        None,
+        lengths,
+        tuple(range(common)),
+    )
+    pieces = forward.microbatches(plan, _batch(FIRST))
+    state = updates.new_state(chosen)
+    traced = jax.make_jaxpr(functools.partial(optimize._add_up, plan, {}))(
+        state, pieces, jnp.int32(8), jnp.asarray(True)
+    )
+    looped, once = _products(traced.jaxpr)
+    assert not [shapes for shapes in looped if common in shapes]
+    assert len(looped) > 30
+    # Seven weights a layer, each used forward, and back to the input and the weight.
+    assert len([shapes for shapes in once if common in shapes]) > 7 * 3
+
+
+def _products(jaxpr, in_loop=False) -> tuple[list[set[int]], list[set[int]]]:
+    """The sizes in each matrix product: of those in `while` loops, of the others."""
+    found: tuple[list[set[int]], list[set[int]]] = ([], [])
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            operands = [*equation.invars, *equation.outvars]
+            sizes = {size for x in operands for size in x.aval.shape}
+            found[0 if in_loop else 1].append(sizes)
+        loops = in_loop or equation.primitive.name == "while"
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            for mine, its in zip(found, _products(inner, loops), strict=True):
+                mine.extend(its)
+    return found
 
 
 def _batch(case: str) -> Batch:

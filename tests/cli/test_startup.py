@@ -1,0 +1,33 @@
+"""How a launch script starts JAX."""
+
+import mmap
+from pathlib import Path
+
+import jaxlib
+import pytest
+
+from ragen_jax.cli import startup
+
+
+def test_flags_for_xla_that_the_user_gives_win_over_ours():
+    ours = startup.xla_flags("", deterministic=False)
+    assert "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling," in ours
+    assert "nondeterministic" not in ours
+    given = "--xla_backend_extra_options=xla_cpu_optimize_for_size"
+    both = startup.xla_flags(given, deterministic=True)
+    assert both.count("xla_backend_extra_options") == 1
+    assert both.startswith(given)
+    assert "--xla_gpu_exclude_nondeterministic_ops=true" in both
+
+
+def test_xla_still_knows_the_options_by_which_it_compiles_less():
+    # It ignores those that it does not know.
+    library = Path(jaxlib.__file__).with_name("libjax_common.so")
+    if not library.exists():
+        pytest.skip("jaxlib keeps XLA in another file here")
+    with (
+        library.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        for name in startup._LEFT_OUT:
+            assert content.find(name.encode()) >= 0, name
