@@ -69,6 +69,7 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (tmp_path / "old.png").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_the_command_prints_nothing_but_what_the_alarm_said(tmp_path):
     module = "ragen_jax.diagnostics.picture"
     command = [sys.executable, "-m", module, str(DECLINE), str(tmp_path / "x.png")]

@@ -64,7 +64,12 @@ def together():
     ("number", "words", "seconds"),
     [
         (signal.SIGKILL, "has ended", 5),
-        (signal.SIGSTOP, "was not heard of for 3 s", SILENT + 5),
+        pytest.param(
+            signal.SIGSTOP,
+            "was not heard of for 3 s",
+            SILENT + 5,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_lost_process_is_named_by_the_others_in_time(

@@ -149,6 +149,7 @@ def test_a_broken_line_in_the_middle_is_named(line, tmp_path):
         metrics.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     with _metrics_writer(whole) as metrics_writer:
