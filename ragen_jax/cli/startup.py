@@ -35,7 +35,7 @@ _PATIENCE = {
 # older ones; Python's own are 700, 10 and 10.
 _GARBAGE = (100_000, 20, 20)
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
-# What XLA leaves out on a CPU: together a fifth of compiling the update, which then is
+# What XLA leaves out on a CPU: together a sixth of compiling the update, which then is
 # as fast (docs/results.md).
 _LEFT_OUT = (
     "xla_cpu_disable_loop_unrolling",
