@@ -61,10 +61,17 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     ]
     if not names:
         return False
-    # Of all planned arms: a row does not fall apart where only one is trained so far.
+    # Of all planned arms: a row does not fall apart where only one is trained so far,
+    # and an arm's colour is that of its counterparts in the other rows.
+    planned = rows_of(list(study.arms))
+    colors = {
+        arm: f"C{index % 10}"
+        for arms in planned.values()
+        for index, arm in enumerate(arms)
+    }
     rows = {
         title: drawn
-        for title, arms in rows_of(list(study.arms)).items()
+        for title, arms in planned.items()
         if (drawn := [arm for arm in arms if arm in runs])
     }
     columns = len(names) if len(rows) > 1 else 2 if len(names) == 4 else 3
@@ -75,11 +82,11 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     )
     if len(rows) > 1:
         for axes, (title, arms) in zip(grid, rows.items(), strict=True):
-            _draw_row(axes, names, {arm: runs[arm] for arm in arms}, title)
+            _draw_row(axes, names, {arm: runs[arm] for arm in arms}, colors, title)
         for column in grid.T:  # One curve's rows are there to be compared.
             _share_limits(column)
     else:
-        _draw_row(grid.flat, names, runs, "")
+        _draw_row(grid.flat, names, runs, colors, "")
     figure.tight_layout()
     with atomic_files.new_file(path, binary=True) as file:
         figure.savefig(file, format="png", dpi=110)
@@ -87,13 +94,19 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     return True
 
 
-def _draw_row(panels: Any, names: Sequence[str], runs: Runs, title: str) -> None:
+def _draw_row(
+    panels: Any,
+    names: Sequence[str],
+    runs: Runs,
+    colors: Mapping[str, str],
+    title: str,
+) -> None:
     """Fills a panel a name, and gives the legend a free one where there is one."""
     axes, free = panels[: len(names)], panels[len(names) :]
     lines: dict[str, Any] = {}  # An arm may lack the last curve: a line of any.
     for axis, name in zip(axes, names, strict=True):
-        for index, (arm, found) in enumerate(runs.items()):
-            color = f"C{index % 10}"
+        for arm, found in runs.items():
+            color = colors[arm]
             series = [r.series(name) for r in found]
             series = [(x, y) for x, y in series if len(x)]
             for x, y in series:

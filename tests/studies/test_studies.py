@@ -390,7 +390,7 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
     }
     # Of C one arm has been trained so far, of D none.
     runs["C, 1"] = [record(0, [1], **{curves[0]: [0.1, 0.2], curves[1]: [1, 2]})]
-    planned = [*runs, "C, 0", "D, 0", "D, 1"]
+    planned = [*list(runs)[:-1], "C, 0", "C, 1", "D, 0", "D, 1"]
     arms = {name: {"seed": number} for number, name in enumerate(planned)}
     chosen = dataclasses.replace(STUDY, curves=curves, arms=arms)
     assert figure.draw(chosen, runs | {"C, 0": []}, tmp_path / "figure.png")
@@ -402,6 +402,10 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
     assert [line.get_ydata()[-1] for line in axes[2].lines[1::2]] == [4.0] * 3
     words = [text.get_text() for text in axes[3].get_legend().get_texts()]
     assert words == ["B, 0", "B, 1", "B, 2"]
+    # The arm of C that is there has the colour of its counterparts "A, 1" and "B, 1".
+    colors = [line.get_color() for line in axes[0].lines[1::2]]
+    assert len(set(colors)) == 3
+    assert axes[4].lines[1].get_color() == axes[2].lines[3].get_color() == colors[1]
 
 
 def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):
