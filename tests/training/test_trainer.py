@@ -142,7 +142,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
 def test_a_gap_between_sampler_and_update_ends_the_run_saved_and_it_can_be_resumed(
     run, whole, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(interrupts, "STALLED_AT_FIRST", 0.01)
+    monkeypatch.setattr(interrupts, "STALLED_AT_FIRST", 0.1)
     strict = runs.replace_settings(run, loss__logprob_gap_limit=1e-9)
     with pytest.raises(UserError) as caught:
         runs.train(strict, tmp_path)
@@ -152,7 +152,7 @@ def test_a_gap_between_sampler_and_update_ends_the_run_saved_and_it_can_be_resum
     runs.assert_same_leaves(runs.leaves(tmp_path, 1), runs.leaves(whole[0], 1))
     # Its only iteration took longer than was allowed before the stacks are shown.
     stacks = capfd.readouterr().err
-    assert "not ended in 0.01 s" in stacks and "in iterate" in stacks
+    assert "not ended in 0.1 s" in stacks and "in iterate" in stacks
     check_workdir(tmp_path, run.settings)
     shorter = runs.replace_settings(run, iterations=2)
     assert "resuming after iteration 1\n" in runs.train(shorter, tmp_path)
