@@ -36,7 +36,7 @@ _PATIENCE = {
 _GARBAGE = (100_000, 20, 20)
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
 # What XLA leaves out on a CPU: together a sixth of compiling the update, which then is
-# as fast (docs/results.md).
+# as fast (CHANGELOG.md).
 _LEFT_OUT = (
     "xla_cpu_disable_loop_unrolling",
     "xla_cpu_disable_slp_vectorizer",

@@ -334,10 +334,11 @@ def _show(
 ) -> None:
     total, every = run.settings.iterations, run.settings.every.evaluate
     alone = [d - v for d, v in zip(durations, validated, strict=True)]
+    validations = [v for v in validated if v]
     left = console_lib.seconds_left(
         alone[1:],  # The first compiled.
         total - done,
-        [v for v in validated if v],
+        validations[1:] or validations,  # Likewise; counted while there is no other.
         sum(_is_due(later, every, total) for later in range(done + 1, total + 1)),
     )
     line = console_lib.iteration_line(done, total, values, left)
