@@ -152,7 +152,7 @@ def _play_model(request: Request, subject: Subject, console):
     with startup.user_mistakes():
         sizes = settings_lib.fit_mesh(settings.mesh, jax.device_count())
         model = make_model(settings, meshes.make_mesh(**sizes))
-        task, tokens = make_task(model, settings.tasks()[0])
+        task, tokens = make_task(model, settings.tasks()[0], is_training=False)
         reader = transcripts.make_reader(
             model.tokenizer, task.env, task.dialogue, model.source.name
         )

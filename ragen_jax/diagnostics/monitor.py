@@ -14,6 +14,7 @@ import numpy as np
 from ragen_jax.diagnostics import episode_log, health, indicators, scored_batch
 from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.episode_log import TokenNumbers
+from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.learning.forward import UpdatePlan
@@ -192,12 +193,28 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def note_rollback(workdir: Path, at: int, to: int, sentence: str) -> None:
+def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -> None:
     """Adds one; written before the later checkpoints are deleted, so none is lost."""
-    found = [*read_rollbacks(workdir), {"from": at, "to": to, "why": sentence}]
+    new = {"from": at, "to": to, "why": sentence, "remedy": remedy}
+    found = [*read_rollbacks(workdir), new]
     path = workdir / ROLLBACKS
     with new_file(path) as file:
         file.write(json.dumps(found, indent=2) + "\n")
+
+
+def check_remedy(workdir: Path, settings: Any) -> None:
+    """Raises UserError if the run has rolled back with another remedy than it now has.
+
+    Resuming finds its settings by applying the remedy once for each rollback.
+    """
+    now = settings.health.remedy
+    # One that was noted by an earlier version does not say which it was.
+    was = {one.get("remedy", now) for one in read_rollbacks(workdir)} - {now}
+    if was:
+        raise UserError(
+            f"health.remedy was {min(was)!r} when the run in {workdir} rolled back and"
+            f" is {now!r}: go back to {min(was)!r}, or choose another --workdir"
+        )
 
 
 def remedied_run(run: Any, rollbacks: int) -> Any:

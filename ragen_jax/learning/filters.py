@@ -43,6 +43,8 @@ def uncertainty_filter(
     values = measure(settings, rows, episodes)
     fraction = over_the_run(settings, chosen.fraction, chosen.fraction_end, iteration)
     score = statistic(summary(values))
+    if chosen.strategy == "within_group":  # Whose members differ, in whatever measure.
+        score = summary(values).std
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
     keep, share = kept_groups[episodes.group], kept_groups.mean(dtype=jnp.float32)
     if chosen.strategy == "within_group":

@@ -266,6 +266,13 @@ def _check_rewards(settings: Settings) -> None:
             "reward.length_bonus and reward.grounding are for thoughts, but"
             " env.thinking = False: set them to 0 or env.thinking to True"
         )
+    alone = reward.normalize_by == "state" and settings.rollout.group_size == 1
+    if reward.normalize != "none" and alone:
+        raise SettingsError(
+            f"reward.normalize = {reward.normalize!r} takes each return's distance from"
+            " its group's mean, which is 0 with rollout.group_size = 1: raise it to 2"
+            " or more, or set reward.normalize_by to 'batch'"
+        )
 
 
 def _check_batches(settings: Settings) -> None:

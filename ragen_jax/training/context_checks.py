@@ -11,7 +11,12 @@ from ragen_jax.text.prompts import Dialogue, DialogueTokens
 
 
 def check_context(
-    settings: Settings, config: ModelConfig, task: Task, tokens: DialogueTokens
+    settings: Settings,
+    config: ModelConfig,
+    task: Task,
+    tokens: DialogueTokens,
+    *,
+    is_training: bool,
 ) -> None:
     """Raises UserError unless rows have room for what may be said, and models for rows.
 
@@ -19,11 +24,15 @@ def check_context(
       settings: of the run.
       config: the model's.
       task, tokens: an environment of the run, and its texts' tokens.
+      is_training: whether training plays it, in rows of `rollout.context` tokens; an
+        environment that is evaluated alone takes the room that it needs, unless it is
+        played in windows.
     """
     if settings.rollout.window_turns:
         _check_window(settings, config, task, tokens)
         return
-    needed, context = longest_row((task,), (tokens,)), settings.rollout.context
+    needed = longest_row((task,), (tokens,))
+    context = settings.rollout.context if is_training else 0
     parts = (
         f"a first prompt of up to {tokens.first_capacity} tokens,"
         f" {task.dialogue.limits.turns} replies of {settings.rollout.reply_tokens}"

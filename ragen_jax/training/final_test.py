@@ -62,7 +62,7 @@ def _play(
     state: TrainState,
     workdir: Path,
     console: Console,
-    check: Callable[[int], None],
+    check: Callable[[], None],
 ) -> tuple[dict[str, Score], dict[str, Score]]:
     """The scores of the first and of the last policy, by environment."""
     chosen, done = run.settings.evaluation, int(state.iteration)
@@ -72,16 +72,13 @@ def _play(
     )
     if jax.process_index() == 0:
         episode_log.forget_tests(workdir)
-    batches = 0
 
     def watch(phase: str, iteration: int) -> Callable[..., None]:
         record = monitor_lib.recorder(run, workdir, phase, iteration)
 
         def on_batch(*given: Any) -> None:
-            nonlocal batches
-            batches += 1
             record(*given)
-            check(run.settings.iterations + done + batches)
+            check()
 
         return on_batch
 
@@ -103,9 +100,11 @@ def _write(
     before: dict[str, Score],
     after: dict[str, Score],
 ) -> None:
-    # Once, however often the report is shown.
-    if not any("test/success" in record for record in metrics.read(workdir)[-1:]):
-        writer.write(done, validation.named("test", after))
+    # Once, however often the report is shown: again only where its figures differ.
+    figures = validation.named("test", after)
+    written = {k: v for record in metrics.read(workdir)[-1:] for k, v in record.items()}
+    if any(written.get(name, "none") != v for name, v in finite(figures).items()):
+        writer.write(done, figures)
     writer.draw()
     records = {label: _record(before[label], after[label]) for label in after}
     several = len(records) > 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -20,6 +21,10 @@ STALLED_AT_LEAST = 600.0
 STALLED_TIMES = 10.0  # as long as the longest so far
 PATIENCE = 3.0  # seconds in which the main thread may end by itself
 _STOPPING = "stopping after this iteration, with a saved state ..."
+# jax agrees on one more than the highest number that any process has asked with, and
+# tells only who asks with just that: so numbers of questions, which never leave one
+# out, unlike those of iterations after a resumption or a rollback.
+_questions = itertools.count(1)
 
 
 class StoppedAtOnce(Exception):  # noqa: N818  (a way out, no error)
@@ -30,7 +35,7 @@ class InterruptHandler:
     """Turns SIGINT and SIGTERM into a flag that is polled once an iteration.
 
     One process: its own handlers. Several: jax passes a SIGTERM that any process gets
-    to all of them and names the iteration at which they stop together; a Ctrl-C is
+    to all of them and names the question at which they stop together; a Ctrl-C is
     handed on as a SIGTERM. A second Ctrl-C raises KeyboardInterrupt in either case, and
     ends the process by force where the main thread cannot be interrupted, for it waits
     for a compiler or a device. Enter it in the main thread, after
@@ -63,27 +68,27 @@ class InterruptHandler:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._context.close()
 
-    def should_stop(self, iteration: int) -> bool:
+    def should_stop(self) -> bool:
         """Whether to save now and end. Every process asks once in every iteration."""
         if not self._several:
             return self._received
-        return multihost_utils.reached_preemption_sync_point(iteration)
+        return multihost_utils.reached_preemption_sync_point(next(_questions))
 
     @contextlib.contextmanager
-    def nothing_to_save(self, last_words: str) -> Iterator[Callable[[int], None]]:
+    def nothing_to_save(self, last_words: str) -> Iterator[Callable[[], None]]:
         """Within it a signal ends the run at once, for its state is saved.
 
         It raises StoppedAtOnce; if the main thread has not left PATIENCE seconds later,
-        it says `last_words` and ends the process. Several processes stop together: each
-        calls the function that the block is given, with a number that rises.
+        it says `last_words` and ends the process. Several processes stop together: all
+        call the function that the block is given, equally often.
         """
 
-        def check(number: int) -> None:
-            if self.should_stop(number):
+        def check() -> None:
+            if self.should_stop():
                 raise StoppedAtOnce
 
         if not self._several:
-            check(0)
+            check()
             self._last_words = last_words
         try:
             yield check

@@ -248,9 +248,13 @@ def _is_accepted(run: Run, changes: dict[str, Any]) -> bool:
             settings_lib.check_devices(changed, mesh.size)
         else:
             settings_lib.check_shares(changed, mesh.shape)
-        played = (*zip(run.tasks, run.tokens, strict=True), *run.evaluated)
-        for task, tokens in played:
-            context_checks.check_context(changed, run.model.config, task, tokens)
+        trained = zip(run.tasks, run.tokens, strict=True)
+        played = [(*pair, True) for pair in trained]
+        played += [(*pair, False) for pair in run.evaluated]
+        for task, tokens, is_training in played:
+            context_checks.check_context(
+                changed, run.model.config, task, tokens, is_training=is_training
+            )
             if task.env.read_action is None:
                 context_checks.check_reply(changed, tokens)
     except UserError:

@@ -103,7 +103,7 @@ def prepare(
     evaluated = tuple(made)
     if settings.env.evaluate:
         evaluated = tuple(
-            tasks_lib.make_task(model, env, "env.evaluate")
+            tasks_lib.make_task(model, env, "env.evaluate", is_training=False)
             for env in settings.evaluated_tasks()
         )
     plan = tasks_lib.training_plan(model, tasks, tokens)

@@ -21,7 +21,7 @@ from ragen_jax.training.model import Model
 
 
 def make_task(
-    model: Model, chosen: TaskSettings, section: str = ""
+    model: Model, chosen: TaskSettings, section: str = "", *, is_training: bool = True
 ) -> tuple[Task, DialogueTokens]:
     """An environment with its texts and their tokens, checked against the model.
 
@@ -29,6 +29,7 @@ def make_task(
       model: that plays it.
       chosen: the environment, with its limits.
       section: "env.mix" or "env.evaluate", where its settings stand; "" for `env`.
+      is_training: whether training plays it, in rows of `rollout.context`.
 
     Raises:
       UserError: if there is no such environment, its settings are wrong, or what may
@@ -59,7 +60,9 @@ def make_task(
         with_text=settings.reward.grounding > 0,
     )
     task = Task(chosen.label, env, dialogue, chosen.prompts)
-    context_checks.check_context(settings, model.config, task, tokens)
+    context_checks.check_context(
+        settings, model.config, task, tokens, is_training=is_training
+    )
     if env.read_action is None:
         context_checks.check_reply(settings, tokens)
     return task, tokens

@@ -164,7 +164,7 @@ def _train(
         except _RolledBack as sign:
             console.line(str(sign))
             # This handler would take a signal with it: the next one has not heard it.
-            if not interrupts.should_stop(sign.at):
+            if not interrupts.should_stop():
                 return prepared
             console.line(messages.saved(sign.to, command))
             return None
@@ -181,9 +181,9 @@ def _train(
 class _RolledBack(Exception):  # noqa: N818  (a way out, no error)
     """The checkpoints after a healthy one are gone; its text says why."""
 
-    def __init__(self, why: str, at: int, to: int):
+    def __init__(self, why: str, to: int):
         super().__init__(why)
-        self.at, self.to = at, to  # iterations
+        self.to = to  # iteration
 
 
 def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
@@ -267,9 +267,10 @@ def _iterate(
             _show(run, outputs, done, values, durations, validated)
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
         reason = problem(settings, state, gaps) or _act(run, outputs, done, decision)
-        stops = outputs.interrupts.should_stop(done)
+        stops = outputs.interrupts.should_stop()
         is_best = score is not None and score > best and keeps_best
-        due = _is_due(done, settings.every.checkpoint, total)
+        # Always in the end: what is finished is found finished.
+        due = _is_due(done, settings.every.checkpoint, total) or done == total
         if due or is_best or reason or stops:
             info = _info(run, outputs, done, score, gaps, remembered)
             saved.save(done, state, info, score=score, wait=bool(reason or stops))
@@ -302,9 +303,10 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
         )
     sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
     if jax.process_index() == 0:
-        monitor_lib.note_rollback(outputs.workdir, done, step, sentence)
+        remedy = run.settings.health.remedy
+        monitor_lib.note_rollback(outputs.workdir, done, step, sentence, remedy)
     outputs.checkpoints.delete_after(step)
-    raise _RolledBack(sentence, done, step)
+    raise _RolledBack(sentence, step)
 
 
 def _count_rollbacks(workdir: Path) -> int:

@@ -54,6 +54,7 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
         steps = checkpoints.scores(workdir / checkpoints.FOLDER)
         if steps or has_rolled_back or metrics.read(workdir):
             settings_lib.check_same_run(saved, now, str(workdir))
+        monitor.check_remedy(workdir, settings)
     elif has_rolled_back or (workdir / checkpoints.FOLDER).exists():
         what = monitor.ROLLBACKS if has_rolled_back else "checkpoints"
         raise UserError(

@@ -171,7 +171,7 @@ def test_neighbouring_iterations_of_one_level_are_one_mark():
 
 def test_what_a_run_went_back_over_is_told_though_its_record_is_gone(tmp_path):
     folder = write_run(tmp_path / "one", 1, [], iterations=20)
-    monitor.note_rollback(folder, 41, 10, f"a collapse {EVIL}")
+    monitor.note_rollback(folder, 41, 10, f"a collapse {EVIL}", "learning_rate")
     (found,) = data_lib.gather([folder])["runs"]
     assert found["marks"] == []
     assert [(r["from"], r["to"]) for r in found["rollbacks"]] == [(41, 10)]

@@ -147,13 +147,24 @@ def test_a_run_killed_after_going_back_to_its_beginning_keeps_others_out(tmp_pat
     workdir_lib.claim_workdir(tmp_path, first)
     other = runs.settings(health__on_collapse="rollback", seed=7)
     workdir_lib.check_workdir(tmp_path, other)  # Given up before its first iteration.
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse")
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
     workdir_lib.check_workdir(tmp_path, first)
     with pytest.raises(UserError, match="seed was 0 and is 7"):
         workdir_lib.check_workdir(tmp_path, other)
     (tmp_path / workdir_lib.SETTINGS_FILE).unlink()
     with pytest.raises(UserError, match="holds rollbacks.json but no settings.json"):
         workdir_lib.check_workdir(tmp_path, first)
+
+
+def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
+    halved = runs.settings(health__on_collapse="rollback")
+    fewer = runs.settings(health__on_collapse="rollback", health__remedy="filter")
+    workdir_lib.claim_workdir(tmp_path, halved)
+    workdir_lib.check_workdir(tmp_path, fewer)  # Nothing has happened yet.
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    workdir_lib.check_workdir(tmp_path, halved)
+    with pytest.raises(UserError, match="go back to 'learning_rate'"):
+        workdir_lib.check_workdir(tmp_path, fewer)
 
 
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):

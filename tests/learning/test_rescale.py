@@ -258,6 +258,21 @@ def test_within_group_keeps_members_of_every_group_that_is_not_equal():
     assert filters.most_kept_episodes(chosen) == 8
 
 
+def test_within_group_asks_whether_members_differ_whatever_it_measures():
+    rows, episodes = updates.record()
+    # Group 0 has a mean of 0 and differs; group 1's members are all the same.
+    earned = [[-1, 1, -1, 1], [2, 2, 2, 2], [0, 3, 0, 0], [1, 2, 3, 4]]
+    reward = jnp.zeros_like(episodes.reward).at[:, 0].set(jnp.array(earned).ravel())
+    episodes = episodes.replace(reward=reward)
+    chosen = updates.settings(
+        filter__strategy="within_group",
+        filter__fraction=0.5,
+        filter__metric="return_mean",
+    )
+    selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    assert selection.kept_groups.tolist() == [True, False, True, True]
+
+
 # Which tokens have an entropy bonus ---------------------------------------------------
 
 

@@ -134,6 +134,17 @@ def test_a_run_makes_each_environment_that_it_evaluates():
     assert tasks[1].dialogue.limits.turns == 3
 
 
+def test_the_context_of_training_does_not_bind_what_is_evaluated_alone():
+    config = config_of(evaluate=dict(wide=dict(name="frozen_lake", size=6, turns=5)))
+    context = run_lib.prepare(settings.from_dict(config)).plan.context
+    config["rollout"]["context"] = context
+    assert run_lib.prepare(settings.from_dict(config)).plan.context == context
+    with pytest.raises(UserError, match="is too short"):
+        trained = config_of(size=6)
+        trained["rollout"].update(context=context, turns=5)
+        run_lib.prepare(settings.from_dict(trained))
+
+
 def test_a_reward_hook_may_count_on_as_many_turns_as_the_longest_environment_has(
     tmp_path,
 ):

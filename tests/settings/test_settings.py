@@ -297,6 +297,11 @@ WRONG = [
         | EIGHT_ROWS,
         ["group_size = 1", "filter.reweight = True", "set it to False"],
     ),
+    (
+        dict(rollout__group_size=1, filter__strategy="none", reward__normalize="mean")
+        | EIGHT_ROWS,
+        ["reward.normalize = 'mean'", "group_size = 1", "normalize_by to 'batch'"],
+    ),
 ]
 
 
@@ -333,6 +338,9 @@ def test_remedies_of_combinations_are_accepted():
     read(filter__strategy="within_group", filter__fraction=0.125)
     read(filter__strategy="top_count", filter__count=8)
     read(rollout__group_size=1, filter__metric="length", **EIGHT_ROWS)
+    normalized = dict(reward__normalize="mean", reward__normalize_by="batch")
+    alone = dict(rollout__group_size=1, filter__strategy="none")
+    read(**alone, **normalized, **EIGHT_ROWS)
 
 
 @pytest.mark.parametrize("name", sorted(settings.ESTIMATORS))

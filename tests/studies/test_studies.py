@@ -314,8 +314,8 @@ def test_an_alarm_whose_iterations_were_gone_back_over_is_counted(tmp_path):
     (tmp_path / "test.json").write_text(json.dumps(quiet.test))
     lines = [json.dumps(line) + "\n" for line in quiet.records]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse")
-    monitor.note_rollback(tmp_path, 4, 0, "another")
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    monitor.note_rollback(tmp_path, 4, 0, "another", "learning_rate")
     read = measures.read_run(tmp_path, 0)
     assert measures.value(read, "alarm_at") == 11
     # And in a study's data file, of which older ones have no such entry.

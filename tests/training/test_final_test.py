@@ -116,6 +116,18 @@ def test_a_signal_in_the_final_test_ends_it_and_the_same_command_plays_it_again(
     assert_same_end(workdir, whole, runs.train(run, workdir))
 
 
+def test_a_test_that_is_played_in_another_way_is_written_beside_the_first(
+    run, whole, tmp_path
+):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    runs.train(runs.replace_settings(run, evaluation__test_prompts=16), workdir)
+    record = json.loads((workdir / "test.json").read_text())
+    first, second = runs.records(workdir)[-2:]
+    assert first == runs.records(whole[0])[-1]
+    assert second["test/success"] == record["after"]["success"]
+    assert len(record["after_by_level"]) == 16
+
+
 def test_the_tables_numbers_are_those_of_the_metrics(whole):
     record = json.loads((whole[0] / "test.json").read_text())
     last = runs.records(whole[0])[-1]

@@ -98,6 +98,33 @@ cli.run(train.main)
 """
 
 
+# A run's handler alone. A signal comes before a question is asked, as while a resumed
+# run compiles, and later a second handler stands in for the run after a rollback.
+ASKING = """
+import os
+import signal
+import sys
+import time
+
+import jax
+
+index = int(sys.argv[2])
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=index)
+from ragen_jax.training.interrupts import InterruptHandler
+
+early = sys.argv[3] == "early"
+with InterruptHandler(print) as handler:
+    if not early:
+        print([handler.should_stop() for _ in range(3)])
+with InterruptHandler(print) as handler:
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2)
+    with handler.nothing_to_save("last words"):
+        print([handler.should_stop() for _ in range(3)])
+"""
+
+
 def start(
     workdir: Path, notes: Path, processes: int, script_text: str = WATCHED, **changes
 ) -> list:
@@ -239,6 +266,20 @@ def test_after_a_rollback_all_processes_continue_at_the_same_rate(tmp_path):
     )
     assert first == ["0.001", "0.001", "0.0005"]
     assert first == second
+
+
+@pytest.mark.parametrize("moment", ["early", "later"])
+def test_a_signal_before_the_next_question_stops_all_processes_at_it(tmp_path, moment):
+    script = tmp_path / "asking.py"
+    script.write_text(ASKING)
+    place = f"127.0.0.1:{runs.free_port()}"
+    both = [runs.start([place, str(index), moment], script) for index in (0, 1)]
+    before = "" if moment == "early" else "[False, False, False]\n"
+    for code, output, errors in [runs.finish(process) for process in both]:
+        assert code == 0, errors
+        output = re.sub(r"\[Gloo\].*\n", "", output)
+        # The question at which all stop is answered with yes once.
+        assert output == f"{before}[True, False, False]\n"
 
 
 def test_nothing_alarming_is_said(story):

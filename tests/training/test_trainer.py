@@ -248,7 +248,7 @@ def test_a_rollback_that_was_killed_when_it_was_noted_is_ended_by_the_next_start
         for step, rollbacks in ((2, 0), (4, known)):
             info = {"health": {"rollbacks": rollbacks}}
             saved.save(step, state, info, score=None)
-    monitor.note_rollback(tmp_path, 5, 2, "collapsed")
+    monitor.note_rollback(tmp_path, 5, 2, "collapsed", "learning_rate")
     with Checkpoints(folder, keep_last=9, keep_best=0) as saved:
         trainer._end_rollback(saved, tmp_path, rollbacks=1)
         assert saved.steps() == left
@@ -271,7 +271,7 @@ def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     for name, result in (("measure", {}), ("record", None)):
         monkeypatch.setattr(monitor, name, lambda *_, result=result: result)
     blank = SimpleNamespace(programs=None, validators=None, monitor=None)
-    deaf = SimpleNamespace(should_stop=lambda done: False)
+    deaf = SimpleNamespace(should_stop=lambda: False)
     calm = SimpleNamespace(expect_within=lambda seconds: None)
     writer = metrics.MetricsWriter(tmp_path, is_writer=True, first_iteration=1)
     with Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0) as saved, writer:
@@ -284,6 +284,8 @@ def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     assert validated == [2, 4, 5]
     shown = [line.split()[0] for line in lines.getvalue().splitlines()]
     assert [line for line in shown if line.endswith("/5")] == ["3/5", "5/5"]
+    # The last is saved even where every.checkpoint = 0 asks for none.
+    assert Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0).steps() == [5]
 
 
 def test_an_iteration_without_an_update_counts_for_no_gap(run):
@@ -298,7 +300,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once():
     printed = []
     with interrupts.InterruptHandler(printed.append) as handler:
         os.kill(os.getpid(), signal.SIGINT)
-        assert handler.should_stop(1)
+        assert handler.should_stop()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             jax.block_until_ready(jnp.zeros(1))
