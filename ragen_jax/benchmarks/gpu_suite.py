@@ -1,6 +1,8 @@
 """The suite of measurements, as launch/benchmark.py offers it."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def run_suite(
       show: is given a stage's tables as they are measured.
 
     Raises:
-      UserError: if there is no such stage, or no folder is given.
+      UserError: if there is no such stage, no folder is given, or no GPU is here.
     """
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
@@ -42,12 +44,33 @@ def run_suite(
         signal.alarm(limit + _SPARE)  # Whatever becomes of the suite's process.
         suite.measure(folder, chosen, stages.measure(chosen, sizes, folder), show)
         return
+    if not is_small:
+        _check_gpu()
     flags = (f"--smoke={is_small}", f"--stage_seconds={limit}")
     command = suite.command_line(script, folder, *flags)
     results = suite.run(folder, known, command, limit, _status)
     with atomic_files.new_file(folder / "report.md") as file:
         file.write(suite.report(known, results))
     _status(f"report: {folder / 'report.md'}")
+
+
+def _check_gpu() -> None:
+    """Refuses a machine without a GPU, on which the suite would take days.
+
+    JAX falls back to the CPU silently where its GPU's plugin or driver is missing. It
+    is asked in a process of its own: this one would keep the GPU's memory to itself.
+    """
+    script = "import jax; print(jax.default_backend())"
+    asked = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    found = (asked.stdout.split() or ["none"])[-1]
+    if found != "gpu":
+        raise UserError(
+            f"--suite=gpu measures a GPU, and JAX's backend here is {found}: install"
+            " jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for sizes"
+            " that a CPU can take"
+        )
 
 
 def _status(line: str) -> None:

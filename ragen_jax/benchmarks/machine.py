@@ -98,6 +98,9 @@ def iteration_figures(
 ) -> Iterator[dict[str, float]]:
     """Medians over iterations, after one that compiles; anew after each of them.
 
+    Before that, what is known already: the seconds of compiling ahead, then those of
+    the first iteration. A caller that is cut off has them.
+
     Args:
       run: whose model's weights are there.
       iterations: 1 at least.
@@ -108,8 +111,10 @@ def iteration_figures(
     with device.counting() as compiled:
         made = programs_lib.make_programs(run)
         programs, _ = programs_lib.compile_ahead(run, made, {})
+        yield {"compiled before the first iteration, s": time.perf_counter() - started}
         state, _, _ = starpo.iterate(run, programs, state)
     first = time.perf_counter() - started
+    yield _of_first(first, compiled)
     rows = []
     for index in range(iterations):
         print(f"\riteration {index + 1}/{iterations}", end="", flush=True)
@@ -117,6 +122,16 @@ def iteration_figures(
         rows.append(values | _work(run, rollout, values))
         print("\r", end="")
         yield _medians(rows, first, compiled, best)
+
+
+def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
+    """For a table: of the iteration that compiles."""
+    return {
+        "first iteration, s": first,
+        "of it compiling, s": compiled.seconds,
+        "programs compiled": compiled.programs - compiled.from_cache,
+        "programs from the cache of compiled ones": compiled.from_cache,
+    }
 
 
 def _medians(
@@ -137,10 +152,7 @@ def _medians(
     }
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
     return {
-        "first iteration, s": first,
-        "of it compiling, s": compiled.seconds,
-        "programs compiled": compiled.programs - compiled.from_cache,
-        "programs from the cache of compiled ones": compiled.from_cache,
+        **_of_first(first, compiled),
         "iterations timed": len(rows),
         "iteration, s": statistics.median(seconds),
         "iteration, slowest, s": max(seconds),

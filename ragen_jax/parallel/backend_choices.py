@@ -48,12 +48,13 @@ class Choices:
     # for rows of 2,624, some 16 ms, and 9 with all tokens at once (compiled). A CPU
     # keeps the sums' order, and with it the numbers of earlier runs.
     has_token_loop: bool
-    # Whether evaluations compile behind the update, in its thread, while the first
-    # episodes are sampled. On two CPU cores that took them from the sampling: 30.6 and
-    # 38.4 s instead of 28.3 and 26.3 until the first iteration was over (measured). A
-    # GPU's host is idle meanwhile, and the evaluation's program takes it as long as the
-    # rollout's, 29 s against 35 for `:paper` (compiled).
-    compiles_evaluations_ahead: bool
+    # Whether every program compiles before the first episodes are sampled, evaluations
+    # too, one after the other. For a GPU XLA tries kernels out on the card itself:
+    # beside other work it would time them wrongly, and take memory that no plan counts.
+    # On a CPU the update compiles while the first episodes are sampled and evaluations
+    # when they first come: ahead, they took the cores from the sampling, 30.6 and
+    # 38.4 s instead of 28.3 and 26.3 until the first iteration was over (measured).
+    compiles_all_first: bool
     # Whether a large vocabulary's logits are read once for what sampling needs of them,
     # not twice. For 128 slots of Qwen2.5's that and their product move 435 MB instead
     # of 515, in two kernels less (compiled). A CPU then takes exponentials one by one:
@@ -73,7 +74,7 @@ _CPU = Choices(
     extend_share=4,
     counts_busy=False,
     has_token_loop=True,
-    compiles_evaluations_ahead=False,
+    compiles_all_first=False,
     sums_blocks_at_once=False,
     row_multiple=1,
 )
@@ -86,7 +87,7 @@ _ACCELERATOR = Choices(
     extend_share=8,
     counts_busy=True,
     has_token_loop=False,
-    compiles_evaluations_ahead=True,
+    compiles_all_first=True,
     sums_blocks_at_once=True,
     row_multiple=64,
 )

@@ -155,30 +155,30 @@ def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
 def compile_ahead(
     run: Run, programs: Programs, evaluators: Mapping[str, Evaluator]
 ) -> tuple[Programs, dict[str, Evaluator]]:
-    """The same, with a thread that compiles while the first episodes are sampled.
+    """The same, compiled: all of them first, or the update in a thread of its own.
 
-    It compiles the update, which takes longest, and behind it the evaluations where
-    that suits the backend; without this each would begin when it is first called.
-    Several processes compile one program after the other, in the same order.
+    Which of both suits the backend; the thread compiles while the first episodes are
+    sampled. Without this each program would compile when it is first called, as several
+    processes do, one program after the other, in the same order.
     """
     if jax.process_count() > 1:
         return programs, dict(evaluators)
     parameters, _, call = rollout_arguments(run)
     sampling = programs.rollout.lower(*rollout_arguments(run))
-    too = backend_choices.choices().compiles_evaluations_ahead
+    all_first = backend_choices.choices().compiles_all_first
     update = _Ahead(programs.update, update_arguments(run, sampling))
     evaluating = {
         label: _Ahead(one.rollout, (parameters, one.tokens, call))
-        for label, one in (evaluators if too else {}).items()
+        for label, one in (evaluators if all_first else {}).items()
     }
 
-    def compile_all() -> None:
+    if not all_first:
+        # A daemon: a run that ends before its first update does not wait for it.
+        threading.Thread(target=update.compile, daemon=True).start()
+    ahead = dataclasses.replace(programs, rollout=sampling.compile(), update=update)
+    if all_first:
         for program in (update, *evaluating.values()):
             program.compile()
-
-    # A daemon: a run that ends before its first update does not wait for it.
-    threading.Thread(target=compile_all, daemon=True).start()
-    ahead = dataclasses.replace(programs, rollout=sampling.compile(), update=update)
     return ahead, {
         label: dataclasses.replace(one, rollout=evaluating.get(label, one.rollout))
         for label, one in evaluators.items()
@@ -186,7 +186,7 @@ def compile_ahead(
 
 
 def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monitor:
-    """The same, with a thread that compiles what each iteration measures.
+    """The same, with what each iteration measures compiled, or in a thread that does.
 
     To be called when the rollout has compiled: until the update has, too, there is
     nothing else for a second core to do. Several processes compile in the same order.
@@ -201,19 +201,22 @@ def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monito
     record = record_shapes(run, programs.rollout)
     arguments = (record.rows, record.episodes, monitor_lib.tables(run))
     measure = _Ahead(monitor.measure, arguments)
-    threading.Thread(target=measure.compile, daemon=True).start()
+    if backend_choices.choices().compiles_all_first:
+        measure.compile()
+    else:
+        threading.Thread(target=measure.compile, daemon=True).start()
     return dataclasses.replace(monitor, measure=measure)
 
 
 class _Ahead:
-    """A program that another thread compiles; a call waits for it."""
+    """A program that is compiled, perhaps by another thread; a call waits for it."""
 
     def __init__(self, program: Any, arguments: tuple):
         self._program, self._arguments = program, arguments
         self._compiled: concurrent.futures.Future = concurrent.futures.Future()
 
     def compile(self) -> None:
-        """In the other thread."""
+        """Once, in whatever thread."""
         try:
             compiled = self._program.lower(*self._arguments).compile()
             return_free_memory()

@@ -11,7 +11,7 @@ import pytest
 from helpers import runs
 from helpers.paths import ROOT
 
-from ragen_jax.benchmarks import stages, suite
+from ragen_jax.benchmarks import gpu_suite, stages, suite
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
 from ragen_jax.planning import target
@@ -141,6 +141,12 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own():
                 assert settings.rollout.reply_tokens == stage.options["reply"]
     with pytest.raises(UserError, match="choose one of device, smoke_run"):
         suite.find(chosen, "devise")
+
+
+def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
+    with pytest.raises(UserError, match="JAX's backend here is cpu"):
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, print)
+    assert list(tmp_path.iterdir()) == []
 
 
 # A training run in place of launch/train.py: 3 iterations, the test's own line.

@@ -2,11 +2,13 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import models
 
-from ragen_jax.benchmarks import machine, sampler
+from ragen_jax.benchmarks import device, machine, sampler
 
 BEST = sampler.DeviceLimits(matmul=1e9, copy=2e9, read=1e9, dtype="float32")
 VALUES = {
@@ -47,8 +49,17 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     with pytest.raises(TimeoutError):
         for figures in machine.iteration_figures(None, 3, BEST):
             known.append(figures)
+    compiled, first, *known = known
+    assert list(compiled) == ["compiled before the first iteration, s"]
+    assert first["first iteration, s"] >= 0 and first["programs compiled"] == 0
     assert [figures["iterations timed"] for figures in known] == [1, 2]
     assert [figures["iteration, s"] for figures in known] == [5.0, 6.0]
+
+
+def test_a_loop_of_rounds_does_every_round_on_what_the_last_one_made():
+    x = jax.random.normal(jax.random.key(0), (16, 16)) / 4
+    six = jax.jit(device.repeated, static_argnums=0)(lambda y, x: y @ x, x, 5, x)
+    np.testing.assert_allclose(six, np.linalg.matrix_power(x, 6), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
