@@ -69,7 +69,7 @@ def main() -> None:
             checkpoint=_CHECKPOINT.value,
             model=_MODEL.value,
             config=cli.read_settings(_CONFIG.value),
-            has_config=cli.config_path() != _DEFAULT,
+            has_config=cli.chooses_config(),
             is_overridden=cli.sets_keys(),
             policy=_POLICY.value,
             env=_ENV.value,

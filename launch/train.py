@@ -25,6 +25,7 @@ from absl import flags
 
 from ragen_jax import cli
 from ragen_jax.cli import startup
+from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 
 flags.adopt_module_key_flags(startup)
@@ -64,6 +65,12 @@ def main() -> None:
             _SHAPE.value,
         )
         return cli.plan_for_target(settings, wanted)
+    for name in (_DEVICES.name, _HOSTS.name, _REPLIES.name):
+        if flags.FLAGS[name].present:
+            raise UserError(
+                f"--{name} describes a machine to plan for: add --plan --target=h100,"
+                " or leave it out"
+            )
     cli.use_every_core(settings)
     cli.start_jax(settings.deterministic, facts.of_run(settings))
     # Imported here so that a wrong setting is reported without waiting for JAX.

@@ -12,6 +12,7 @@ import os
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from ragen_jax.cli.flags import (  # noqa: E402
+    chooses_config,
     config_path,
     define_config,
     load_config,
@@ -38,6 +39,7 @@ __all__ = [
     "PlanFlags",
     "check_out",
     "check_out_folder",
+    "chooses_config",
     "config_path",
     "define_config",
     "enable_compilation_cache",

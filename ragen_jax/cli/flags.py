@@ -1,6 +1,7 @@
 """The command line: absl's flags, and a config whose keys they override."""
 
 import difflib
+import functools
 import importlib.util
 import inspect
 import os
@@ -57,6 +58,11 @@ def read_settings(config: ConfigDict) -> Settings:
 def sets_keys(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
     """Whether a key of the config is set on the command line."""
     return _any_argument(r"--?(no)?config\.", flag_values)
+
+
+def chooses_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
+    """Whether a config is named on the command line, be it the usual one."""
+    return _any_argument(r"--?config(=|$)", flag_values)
 
 
 def names_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
@@ -135,6 +141,8 @@ def load_config(path_and_variant: str) -> ConfigDict:
             f"--config={path_and_variant}: {error.filename} is not Python from line"
             f" {error.lineno} on ({error.msg}): fix that line"
         ) from None
+    except SystemExit:
+        raise _exits(path_and_variant) from None
     get_config = getattr(module, "get_config", None)
     if get_config is None:
         raise UserError(
@@ -149,12 +157,19 @@ def load_config(path_and_variant: str) -> ConfigDict:
         config = get_config(*variant)
     except ValueError as error:
         raise UserError(f"--config={path_and_variant}: {one_line(error)}") from error
+    except SystemExit:
+        raise _exits(path_and_variant) from None
     if not isinstance(config, ConfigDict):
         raise UserError(
             f"--config={path_and_variant}: get_config of {path} returns"
             f" {type(config).__name__}: let it return a ConfigDict, as {_EXAMPLE} does"
         )
     return config.lock()
+
+
+def _exits(config: str) -> UserError:
+    """Of a file that would end the command, and in silence."""
+    return UserError(f"--config={config} exits: raise a ValueError with the reason")
 
 
 def _take_config(
@@ -220,7 +235,8 @@ def _parse_flags(
             raise UserError(f"{message}; --help lists the flags") from None
         key, value = wrong[1], wrong[2]
         *section, leaf = key.split(".")
-        kind = (config[section[0]] if section else config).get_type(leaf)
+        parent = functools.reduce(lambda part, name: part[name], section, config)
+        kind = parent.get_type(leaf)
         remedy = _KINDS.get(kind, f"a {kind.__name__}")
         raise SettingsError(
             f"{key} = {value!r} cannot be used: choose {remedy}"

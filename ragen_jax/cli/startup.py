@@ -179,8 +179,9 @@ def make_workdir(path: str | None) -> Path:
         workdir = Path(path).expanduser().absolute()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / f".writable.{os.getpid()}").touch()
-        (workdir / f".writable.{os.getpid()}").unlink()
+        # A name of its own: containers that share a disk may share process numbers.
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
     except OSError as error:
         raise UserError(
             f"--workdir={path} cannot be written to ({error.strerror}): choose a folder"

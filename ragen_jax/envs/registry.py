@@ -13,7 +13,12 @@ from typing import Any
 from ragen_jax.envs import interface
 from ragen_jax.envs.base import Environment, check_environment
 from ragen_jax.errors import SettingsError
-from ragen_jax.settings import env_settings, nearest
+from ragen_jax.settings import (
+    EnvironmentSettings,
+    TaskSettings,
+    env_settings,
+    nearest,
+)
 from ragen_jax.utils import user_modules
 
 Maker = Callable[[Any], Environment]  # takes the environment's own frozen settings
@@ -35,6 +40,12 @@ _BUILT_IN = {
 }
 NAMES = tuple(_BUILT_IN)
 _TYPES = (int, float, bool, str)
+# Keys beside an environment's own in the sections `env`, `env.mix` and `env.evaluate`.
+_TAKEN = {
+    field.name
+    for section in (EnvironmentSettings, TaskSettings)
+    for field in dataclasses.fields(section)
+}
 
 
 def make(
@@ -62,7 +73,7 @@ def make(
         # An environment names its settings after itself, a config after the section.
         own = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
         raise SettingsError(re.sub(own, lambda _: section, str(error))) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # One that exits ends no run.
         if not user_modules.is_path(name):
             raise
         raise _failed(error, name, "make(settings)", "env.name") from error
@@ -96,7 +107,7 @@ def check_file(env: Environment, name: str, key: str = "env.name") -> None:
         raise _failed(error, name, "the environment", key) from error
 
 
-def _failed(error: Exception, name: str, what: str, key: str) -> SettingsError:
+def _failed(error: BaseException, name: str, what: str, key: str) -> SettingsError:
     """What the code of a user's file raised, in one sentence."""
     line = user_modules.in_one_line(error, user_modules.resolved(name))
     return SettingsError(f"{key} = {name!r}: {what} fails: {line}: fix it")
@@ -207,6 +218,12 @@ def _check_settings(settings: type, name: str) -> None:
             " @dataclasses.dataclass(frozen=True) above it"
         )
     for field in dataclasses.fields(settings):
+        if field.name in _TAKEN:
+            raise SettingsError(
+                f"env.name = {name!r}: Settings.{field.name} has a name that the config"
+                f" has a use of its own for, as {', '.join(sorted(_TAKEN))}: call it"
+                " another"
+            )
         is_texts = typing.get_origin(field.type) is tuple
         is_texts &= typing.get_args(field.type) == (str, ...)
         if field.type not in _TYPES and not is_texts:

@@ -5,6 +5,7 @@ the row that holds its reply as one: rows of whole episodes or windows.
 """
 
 import dataclasses
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -213,10 +214,17 @@ def _message(reader: Reader, fed: str) -> str:
         closing.removeprefix(pieces.end_of_turn),
     ]
     ending = pieces.before_reply + dialogue.reply_prefix
-    for opening in openings:
+    frames = [(opening, ending) for opening in openings]
+    # A tokenizer may have composed the characters of a text, as in NFC.
+    frames += [tuple(map(_composed, frame)) for frame in frames]
+    for opening, ending in frames:
         if fed.startswith(opening) and fed.endswith(ending):
             return fed[len(opening) : len(fed) - len(ending)]
     raise ValueError(f"not a message of this run's dialogue: {fed!r}")
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
 
 
 def _bytes(table: tuple[bytes, ...], tokens: np.ndarray) -> bytes:

@@ -49,7 +49,10 @@ class ShapeSource(Source):
 
 
 def find(path: str, shape: str | None) -> Source:
-    """What a plan reads instead of the model, which it neither loads nor fetches.
+    """What a plan reads instead of the model.
+
+    A model that is here is read but for its weights, and one whose shape is known is
+    not fetched; another one of the hub is, as for a run.
 
     Args:
       path: the settings' model.path.
@@ -65,7 +68,7 @@ def find(path: str, shape: str | None) -> Source:
             f" {', '.join(sorted(SHAPES))}, or give --config.model.path"
         )
     if shape is None and not Path(path).expanduser().is_dir():
-        shape = _OF_THE_HUB.get(path)
+        shape = _OF_THE_HUB.get(path.partition("@")[0])  # Of whatever revision.
     if shape is None:
         try:
             return sources.locate(path)

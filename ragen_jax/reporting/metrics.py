@@ -287,8 +287,9 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            int(record["iteration"])
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(record["iteration"], int):
+                raise TypeError("an iteration is a whole number")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f"Line {number} of {path} is not a record with an iteration; delete"
                 " that line."

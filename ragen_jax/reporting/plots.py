@@ -100,7 +100,9 @@ def draw(
     figure = Figure(figsize=(12, 6.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     last = max((record["iteration"] for record in records), default=0)
-    text = f"{title}, iteration {last}"
+    # A name need not be UTF-8, which is all that the figure takes.
+    shown = title.encode(errors="replace").decode()
+    text = f"{shown}, iteration {last}"
     # A folder may be called anything: what stands between $ is no formula.
     figure.suptitle(text, x=0.01, ha="left", weight="bold", parse_math=False)
     axes = figure.subplots(2, 3, sharex=True)

@@ -46,7 +46,7 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
             saved = json.loads(path.read_text())
             if not isinstance(saved, dict):
                 raise ValueError("not an object")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(
                 f"{path} is not readable as JSON; give another --workdir, or delete"
                 f" {workdir} to start again"

@@ -3,8 +3,12 @@
 Whatever in the program meets them, they end in one sentence and not in a traceback.
 """
 
+import contextlib
 import errno
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 # What to do, by the error's number.
 REMEDIES = {
@@ -25,6 +29,8 @@ REMEDIES = {
     errno.ESTALE: "the network's file system was mounted anew: start again",
     errno.EMFILE: "too many files are open: raise that limit (ulimit -n)",
 }
+# What libraries that are written in Rust say at the end of their own errors.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,3 +52,27 @@ def sentence(error: BaseException) -> str:
     reason = os.strerror(error.errno)
     place = f"{os.fsdecode(where)}: " if isinstance(where, str | bytes) else ""
     return f"{place}{reason}: {REMEDIES[error.errno]}"
+
+
+@contextlib.contextmanager
+def as_os_errors(path: Path) -> Iterator[None]:
+    """Within it a library's own error of a failed system call becomes an OSError.
+
+    safetensors and tokenizers have classes of theirs for a full disk, or none at all.
+
+    Args:
+      path: what is written.
+
+    Raises:
+      OSError: in place of such an error, with its number.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error

@@ -14,6 +14,7 @@ from ragen_jax.envs.frozen_lake import demonstrations as lake_demonstrations
 from ragen_jax.envs.search_qa import demonstrations as search_demonstrations
 from ragen_jax.envs.sokoban import demonstrations as sokoban_demonstrations
 from ragen_jax.envs.webshop import demonstrations as shop_demonstrations
+from ragen_jax.errors import UserError
 from ragen_jax.text import prompts as prompts_lib
 
 _DEMONSTRATIONS = {
@@ -84,16 +85,35 @@ class Variant:
 def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
     module, section = _DEMONSTRATIONS[kind.env], config[kind.env]
     settings_type, make = envs.lookup(kind.env)
-    settings = settings_type(**{**section.env.to_dict(), **kind.changes})
+    settings = _made(
+        settings_type, {**section.env.to_dict(), **kind.changes}, f"{kind.env}.env"
+    )
     chosen = section.demonstrator.to_dict()
     chosen |= {k: v for k, v in player_changes.items() if k in chosen}
     env = module.with_demonstrations(
-        make(settings), settings, module.Demonstrator(**chosen), thinking=kind.thinking
+        make(settings),
+        settings,
+        _made(module.Demonstrator, chosen, f"{kind.env}.demonstrator"),
+        thinking=kind.thinking,
     )
-    limits = prompts_lib.TurnLimits(**section.limits)
+    limits = _made(
+        prompts_lib.TurnLimits, section.limits.to_dict(), f"{kind.env}.limits"
+    )
     context = section.context, section.short_context
     rows = section.get("rows_for_one", 1)
     return Variant(kind.weight, env, limits, kind.thinking, *context, rows)
+
+
+def _made(kind: type, values: dict[str, Any], section: str) -> Any:
+    """A dataclass of a section's values. Raises UserError for a key that is not its."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in values:
+        if key not in known:
+            raise UserError(
+                f"{section}.{key} is no key of that section: choose one of"
+                f" {', '.join(known)}"
+            )
+    return kind(**values)
 
 
 def words_corpus(variants: list[Variant]) -> list[str]:

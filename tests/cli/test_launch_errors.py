@@ -127,6 +127,32 @@ def test_the_last_of_several_values_counts():
     assert (settings.seed, settings.iterations) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_chosen"),
+    [
+        ([CONFIG], True),
+        (["--config", "configs/frozenlake.py"], True),
+        (["--config.seed=1", "--noconfig.deterministic"], False),
+        ([], False),
+    ],
+)
+def test_a_config_is_chosen_by_its_flag_and_not_by_its_keys(
+    monkeypatch, arguments, is_chosen
+):
+    monkeypatch.setattr(sys, "argv", ["probe.py", *arguments])
+    assert cli.chooses_config(flags.FlagValues()) == is_chosen
+
+
+@pytest.mark.parametrize(
+    "text", ["import sys\nsys.exit(0)", "def get_config():\n    raise SystemExit(0)"]
+)
+def test_a_config_that_exits_is_refused(tmp_path, text):
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    with pytest.raises(UserError, match="exits: raise a ValueError with the reason"):
+        parse(f"--config={file}")
+
+
 def test_arguments_may_stand_in_a_file(tmp_path):
     file = tmp_path / "arguments"
     file.write_text(f"{CONFIG}:smoke\n--config.seed=5\n")

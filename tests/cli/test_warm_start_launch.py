@@ -14,6 +14,7 @@ from helpers.paths import ROOT
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
+from ragen_jax import cli
 from ragen_jax.envs.bandit.env import NAMES
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters, presets
@@ -39,6 +40,15 @@ def warm_start(*arguments: str) -> subprocess.CompletedProcess:
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.parametrize("section", ["env", "limits", "demonstrator"])
+def test_a_key_that_a_section_does_not_have_is_named(section):
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:smoke")
+    with config.unlocked():
+        config.frozen_lake[section].sise = 3
+    with pytest.raises(UserError, match=f"frozen_lake.{section}.sise is no key of"):
+        stages.check_environments(config, ["lake_boards"])
 
 
 def learn_nothing(stage: str, out: Path) -> tuple[dict, dict]:

@@ -114,6 +114,16 @@ WRONG = {
         "from __future__ import annotations\n" + SOUND,
         "Settings.length is a int, .* not as a text",
     ),
+    "taken": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "label: str = 'a'\n    length: int = 8"),
+        "Settings.label has a name that the config has a use of its own for",
+    ),
+    "exits": (
+        "my_env.py",
+        SOUND.replace("return base.Environment(", "raise SystemExit(0)\n    dict("),
+        r"make\(settings\) fails: line .*SystemExit: 0: fix it",
+    ),
     "default": (
         "my_env.py",
         SOUND.replace("length: int = 8", "length: int"),

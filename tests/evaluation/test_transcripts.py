@@ -177,6 +177,17 @@ def test_a_row_of_another_dialogue_is_refused(reader, record):
         transcripts.read(reader, shifted, episodes, first_episode=FIRST * ROLLOUTS)
 
 
+def test_a_message_is_found_where_the_tokenizer_composes_characters(reader):
+    system = "Un cafe\u0301"  # Two characters, of which NFC makes one.
+    dialogue = dataclasses.replace(reader.dialogue, system=system)
+    pieces, other = reader.pieces, dataclasses.replace(reader, dialogue=dialogue)
+    fed = (
+        f"{pieces.before_system}Un caf\u00e9{pieces.before_user}State: x"
+        f"{pieces.before_reply}{dialogue.reply_prefix}"
+    )
+    assert transcripts._message(other, fed) == "State: x"
+
+
 def test_without_thinking_replies_begin_with_the_answer():
     task = models.make_task(thinking=False)
     reader = transcripts.make_reader(

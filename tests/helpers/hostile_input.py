@@ -127,7 +127,7 @@ PATHS = {
     ),
     "a file for the suite's folder": Wrong(
         "benchmark.py",
-        (*_BENCHMARK, "--suite=gpu", "--out={place}/file"),
+        (*_BENCHMARK, "--suite=gpu", "--smoke", "--out={place}/file"),
         ("/file: File exists", "choose another path"),
     ),
     "figures in a circle": Wrong(

@@ -132,6 +132,18 @@ NAMES = {
         ("--config={place}/own.py", "--workdir={place}/new/run"),
         ("env.colour = 'red'", "choose one of env."),
     ),
+    "no target": Wrong(
+        "train.py",
+        (f"--config={runs.CONFIG}:smoke", "--workdir={place}/new/run", "--plan")
+        + ("--target-devices=8",),
+        ("--target-devices describes", "add --plan --target=h100"),
+    ),
+    "deep": Wrong(
+        "train.py",
+        (f"--config={runs.ROOT}/configs/sokoban.py:mix",)
+        + ("--config.env.mix.rooms.prompts=abc",),
+        ("env.mix.rooms.prompts = 'abc'", "choose a whole number"),
+    ),
     "option value": train("env.size = 1", "from 2 to 10", env__size=1),
     "observation": train(
         "env.observation = 'image'", "choose one of grid", env__observation="image"

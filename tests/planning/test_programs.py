@@ -259,6 +259,8 @@ def test_replies_that_are_no_number_of_tokens_are_refused_before_compiling(repli
 def test_a_model_of_the_hub_whose_shape_is_known_needs_no_files():
     source = model.find("Qwen/Qwen2.5-0.5B-Instruct", None)
     assert source.read_config().vocabulary == 151936
+    revision = model.find("Qwen/Qwen2.5-0.5B-Instruct@7ae557604adf67be50417f59", None)
+    assert revision.read_config() == source.read_config()
     assert model.find("tiny", None).read_config().vocabulary == 1024
     with pytest.raises(UserError, match="has no weights"):
         source.open_parameters(source.read_config(), {})

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 
 import jax.numpy as jnp
@@ -142,7 +143,13 @@ def test_there_is_nothing_to_trim_or_read_in_an_empty_workdir(tmp_path):
     assert metrics.read(tmp_path) == []
 
 
-@pytest.mark.parametrize("line", [b"{broken", b"[1]", b'{"train/success": 1}', b""])
+BROKEN = [
+    *(b"{broken", b"[1]", b'{"train/success": 1}', b"", b'"5"'),
+    *(b'{"iteration": 1e999}', b"[" * 100_000),
+]
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_line_in_the_middle_is_named(line, tmp_path):
     (tmp_path / metrics.FILE).write_bytes(_lines(1) + line + b"\n" + _lines(2))
     with pytest.raises(UserError, match=r"Line 2 of .*metrics\.jsonl"):
@@ -201,6 +208,13 @@ def test_the_picture_is_a_readable_png_that_changes_with_the_data(tmp_path):
     assert (flat[:height, :width] != rising[:height, :width]).any()
     # Nearly white paper with ink on it.
     assert 0.02 < (flat < 200).any(axis=-1).mean() < 0.3
+
+
+def test_a_folder_may_have_a_name_that_is_no_text(tmp_path):
+    with _metrics_writer(tmp_path / os.fsdecode(b"caf\xe9")) as metrics_writer:
+        metrics_writer.write(1, {"train/success": 0.25})
+    (folder,) = tmp_path.iterdir()
+    assert (folder / metrics.PICTURE).stat().st_size > 1000
 
 
 def test_a_run_without_any_record_still_has_a_picture(tmp_path):

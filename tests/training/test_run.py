@@ -190,9 +190,7 @@ def test_an_evaluation_that_compiles_ahead_is_the_one_that_compiles_when_called(
     actor = weights.new_state(run).actor
     given = dict(split=VALIDATION, prompts=8)
     alone = validation.evaluate(run, evaluators, actor, **given)
-    ahead = dataclasses.replace(
-        backend_choices.choices(), compiles_all_first=True
-    )
+    ahead = dataclasses.replace(backend_choices.choices(), compiles_all_first=True)
     monkeypatch.setattr(backend_choices, "choices", lambda: ahead)
     programs, evaluators = programs_lib.compile_ahead(run, made, evaluators)
     for one in evaluators.values():

@@ -14,7 +14,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import partial_reads, safetensors_files
 from ragen_jax.models.io.safetensors_files import Stored
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.utils import atomic_files, json_files
+from ragen_jax.utils import atomic_files, json_files, machine_errors
 
 # Our layer leaves -> name in the file.
 LAYER_NAMES = {
@@ -314,7 +314,10 @@ def write_folder(
     Raises:
       UserError: if `folder` holds anything.
     """
-    with atomic_files.new_folder(folder) as scratch:
+    with (
+        atomic_files.new_folder(folder) as scratch,
+        machine_errors.as_os_errors(folder),
+    ):
         _write_weights(scratch, config, parameters, np.dtype(dtype), max_shard_bytes)
         ids = {
             kind: getattr(tokenizer, f"{kind}_token_id")

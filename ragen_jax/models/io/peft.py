@@ -11,7 +11,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import hugging_face
 from ragen_jax.models.lora import TARGETS, Adapters
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.utils import atomic_files
+from ragen_jax.utils import atomic_files, machine_errors
 
 
 def write_folder(
@@ -50,7 +50,10 @@ def write_folder(
         "inference_mode": True,
         "target_modules": [module.rsplit(".", 1)[1] for module in modules],
     }
-    with atomic_files.new_folder(folder) as scratch:
+    with (
+        atomic_files.new_folder(folder) as scratch,
+        machine_errors.as_os_errors(folder),
+    ):
         weights = scratch / "adapter_model.safetensors"
         save_file(_tensors(config, trained, adapters, modules), weights)
         os.chmod(weights, 0o644)  # safetensors makes files its owner's alone.

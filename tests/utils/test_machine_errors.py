@@ -1,0 +1,47 @@
+"""Errors of the machine, whoever raises them."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from ragen_jax.utils import machine_errors
+
+# Files may not grow beyond 4 KiB here, as on a disk that is full.
+WRITES = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+from ragen_jax.utils import machine_errors
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+path = Path(sys.argv[1])
+try:
+    with machine_errors.as_os_errors(path):
+        save_file({"x": np.zeros(100_000, np.float32)}, path / "model.safetensors")
+except OSError as error:
+    print(machine_errors.sentence(error))
+"""
+
+
+def test_a_full_disk_is_told_alike_by_libraries_that_have_errors_of_their_own(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == (
+        f"{tmp_path}: File too large: files may not grow so large there: raise that"
+        " limit (ulimit -f)\n"
+    ), done.stderr
+
+
+def test_what_is_no_failed_system_call_stays_as_it_is(tmp_path):
+    with pytest.raises(KeyError), machine_errors.as_os_errors(tmp_path):
+        raise KeyError("x")
+    with (
+        pytest.raises(OSError, match="No space") as caught,
+        machine_errors.as_os_errors(tmp_path),
+    ):
+        raise Exception("No space left on device (os error 28)")  # noqa: TRY002
+    assert caught.value.errno == errno.ENOSPC
