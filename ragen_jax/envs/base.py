@@ -81,6 +81,15 @@ class Environment:
 
 def check_environment(env: Environment) -> None:
     """Raises ValueError if the environment's static parts cannot be used."""
+    for part in ("action_names", "phrases", "example_actions", "reply_phrases"):
+        texts = getattr(env, part)
+        if not isinstance(texts, tuple) or not all(isinstance(x, str) for x in texts):
+            raise ValueError(
+                f"environment {env.name!r}: {part} has to be a tuple of texts, as in"
+                " ('Left', 'Right')"
+            )
+    if not env.action_names:
+        raise ValueError(f"environment {env.name!r} has no action_names: add one")
     if not 0 < len(env.phrases) <= MAX_PHRASES:
         raise ValueError(
             f"environment {env.name!r} has {len(env.phrases)} phrases; between 1 and"
@@ -98,7 +107,7 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has action_size = {env.action_size}: actions of"
             " several numbers need both sample_action and action_text"
         )
-    if (env.read_action is None) != (env.answer_bytes == 0):
+    if (env.read_action is None) != (env.answer_bytes == 0) or env.answer_bytes < 0:
         raise ValueError(
             f"environment {env.name!r} has answer_bytes = {env.answer_bytes}: free-form"
             " answers need both read_action and a positive answer_bytes"

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax.envs.base import Environment
 
@@ -15,11 +16,11 @@ class InterfaceError(ValueError):
 
 
 def check_functions(env: Environment) -> None:
-    """Traces `reset`, `step`, `observe` and `sample_action`, each on one episode.
+    """Traces the environment's functions, each on one episode.
 
     Raises:
       InterfaceError: unless a step keeps the state's types, outcomes are
-        scalars, and observations and drawn actions have the declared form.
+        scalars, and observations, actions and landmarks have the declared form.
     """
     key = jax.eval_shape(jax.random.key, 0)
     action = jax.ShapeDtypeStruct(
@@ -53,6 +54,44 @@ def check_functions(env: Environment) -> None:
         f"observe gives {_type(ids)}: make it {_type(wanted)}, as observation_phrases ="
         f" {env.observation_phrases} says",
     )
+    _check_optional(env, first, action)
+
+
+def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) -> None:
+    """The functions that an environment may have besides.
+
+    Args:
+      env: whose functions they are.
+      first: shapes of a state.
+      action: shape of an action.
+    """
+    if env.read_action is not None:
+        text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
+        length = jax.ShapeDtypeStruct((), jnp.int32)
+        read = jax.eval_shape(env.read_action, text, length, first)
+        _require(
+            _is_like(read, action),
+            f"read_action gives {_type(read)}: make it {_type(action)}",
+        )
+    if env.rule is not None:
+        chosen = jax.eval_shape(env.rule, first)
+        _require(
+            _is_like(chosen, action),
+            f"rule gives {_type(chosen)}: make it {_type(action)}",
+        )
+    if env.landmarks is not None:
+        places = jax.eval_shape(env.landmarks, first)
+        is_pairs = len(getattr(places, "shape", ())) == 2 and places.shape[1] == 2
+        _require(
+            is_pairs and places.dtype == jnp.int32,
+            f"landmarks gives {_type(places)}: make it int32[n, 2]",
+        )
+    if env.longest_observation is not None:
+        longest = env.longest_observation(np.ones(len(env.phrases), np.int64))
+        _require(
+            isinstance(longest, int | np.integer) and longest > 0,
+            f"longest_observation gives {longest!r}: make it a number above 0",
+        )
 
 
 def _check_state(first: Any, after: Any) -> None:

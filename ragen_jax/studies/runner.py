@@ -18,6 +18,7 @@ from ragen_jax.studies.definition import PlannedRun
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _LOG, _FAILURE = "study.log", "study_failure.json"
 _SETTINGS = "settings.json"  # as launch/train.py leaves them
+_ARGUMENTS = "study_run.json"  # what a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
 _KILL_AFTER = 60.0  # seconds that a run has to save itself
 
@@ -53,6 +54,17 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
     workdir = workdir_of(folder, run)
     if not ((workdir / "test.json").is_file() and (workdir / _SETTINGS).is_file()):
         return
+    if (workdir / _ARGUMENTS).is_file():
+        was = json.loads((workdir / _ARGUMENTS).read_text())
+        gone = [argument for argument in was if argument not in _arguments(run)]
+        new = [argument for argument in _arguments(run) if argument not in was]
+        if gone or new:
+            raise UserError(
+                f"{workdir} was made with {' '.join(gone) or 'less'}, and the study now"
+                f" asks for {' '.join(new) or 'less'}: move the folder away, and the"
+                " run is made anew"
+            )
+    # Of a folder from before that file was written, only what it asks for today.
     settings = json.loads((workdir / _SETTINGS).read_text())
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
         found = settings
@@ -63,6 +75,11 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
                 f"{workdir} was trained with {key}={found}, and the study now asks for"
                 f" {key}={wanted}: move the folder away, and the run is made anew"
             )
+
+
+def _arguments(run: PlannedRun) -> list[str]:
+    """All that makes the run, of training and of its diagnosis."""
+    return [*run.arguments(), *run.diagnose]
 
 
 def _missing_steps(
@@ -148,6 +165,8 @@ def _start(run: PlannedRun, folder: Path, train: Path, core: int | None) -> _Run
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / _FAILURE).unlink(missing_ok=True)
     steps = _missing_steps(workdir, run, train)
+    if steps[0][0] == str(train):
+        (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
     command = [sys.executable, *steps[0]]
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
     with open(workdir / _LOG, "ab") as log:

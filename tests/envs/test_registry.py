@@ -1,5 +1,7 @@
 """Environments by name and by file: values of `env.name`, and sentences on others."""
 
+import dataclasses
+
 import jax
 import pytest
 from helpers import runs
@@ -152,6 +154,21 @@ WRONG = {
         SOUND.replace("coins = settings.length,", "coins = settings.size,"),
         "my_env.py.: make.settings. fails: line 42: AttributeError: .*: fix it$",
     ),
+    "a list": (
+        "my_env.py",
+        SOUND.replace('("Left", "Right")', '["Left", "Right"]'),
+        "action_names has to be a tuple of texts",
+    ),
+    "no text": (
+        "my_env.py",
+        SOUND.replace('phrases=("State:', 'phrases=(7, "State:'),
+        "phrases has to be a tuple of texts",
+    ),
+    "no actions": (
+        "my_env.py",
+        SOUND.replace('("Left", "Right")', "()"),
+        "has no action_names: add one",
+    ),
     "limit": (
         "my_env.py",
         SOUND.replace('phrases=("State:', 'phrases=65_536 * ("a",) + ("State:'),
@@ -191,6 +208,38 @@ FAULTY = {
         "the environment fails: AttributeError",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(landmarks=lambda state: state.player),
+            r"landmarks gives int32\[\]: make",
+        ),
+        (dict(landmarks=lambda state: state.nothing), "AttributeError"),
+        (
+            dict(read_action=lambda text, length, state: length * 0.5, answer_bytes=8),
+            r"read_action gives float32\[\]: make it int32\[\]",
+        ),
+        (
+            dict(rule=lambda state: state.player > 3),
+            r"rule gives bool\[\]: make it int",
+        ),
+        (
+            dict(longest_observation=lambda lengths: None),
+            "longest_observation gives No",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_functions_that_an_environment_may_have_are_looked_at_too(
+    write, changes, message
+):
+    env = envs.make(name := write(SOUND), ())
+    with pytest.raises(SettingsError, match=message) as e:
+        envs.check_file(dataclasses.replace(env, **changes), name)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("case", FAULTY)

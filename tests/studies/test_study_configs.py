@@ -10,6 +10,7 @@ from helpers.paths import ROOT
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli.flags import define_config, parse, read_settings
 from ragen_jax.envs import registry
+from ragen_jax.errors import UserError
 from ragen_jax.studies import definition, runner, study
 from ragen_jax.studies.definition import PlannedRun, planned_runs
 
@@ -52,6 +53,24 @@ def test_every_run_of_every_study_could_start(path, monkeypatch, tmp_path):
             assert one not in arms[:index], "two arms have the same settings"
         if scale == "tiny":
             check_labels(found_study, found)
+
+
+def test_a_finished_run_of_an_arm_that_was_edited_since_is_not_taken_for_it(tmp_path):
+    (run,) = planned_runs(
+        definition.load(ROOT / "configs" / "studies" / "slip.py"), seeds=(0,)
+    )[:1]
+    folder = runner.workdir_of(tmp_path, run)
+    folder.mkdir(parents=True)
+    saved = settings_lib.to_dict(settings_of(run))
+    (folder / "settings.json").write_text(json.dumps(saved))
+    (folder / "test.json").write_text("{}")
+    started = [*reversed(run.arguments()), *run.diagnose]  # The order is no change.
+    (folder / "study_run.json").write_text(json.dumps(started))
+    runner.check_finished(tmp_path, run)
+    started.append("--config.loss.entropy=0.1")  # A change that the arm no longer has.
+    (folder / "study_run.json").write_text(json.dumps(started))
+    with pytest.raises(UserError, match="made with --config.loss.entropy=0.1, and the"):
+        runner.check_finished(tmp_path, run)
 
 
 def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):
