@@ -120,7 +120,8 @@ def test_a_test_that_is_played_in_another_way_is_written_beside_the_first(
     run, whole, tmp_path
 ):
     workdir = shutil.copytree(whole[0], tmp_path / "run")
-    runs.train(runs.replace_settings(run, evaluation__test_prompts=16), workdir)
+    more = dict(iterations=2, health__record_every=1, evaluation__test_prompts=16)
+    runs.train(runs.replace_settings(run, **more), workdir)
     record = json.loads((workdir / "test.json").read_text())
     first, second = runs.records(workdir)[-2:]
     assert first == runs.records(whole[0])[-1]
