@@ -52,7 +52,7 @@ def find(path: str, shape: str | None) -> Source:
     """What a plan reads instead of the model.
 
     A model that is here is read but for its weights, and one whose shape is known is
-    not fetched; another one of the hub is, as for a run.
+    not fetched; of another one of the hub all but the weights is.
 
     Args:
       path: the settings' model.path.
@@ -71,7 +71,7 @@ def find(path: str, shape: str | None) -> Source:
         shape = _OF_THE_HUB.get(path.partition("@")[0])  # Of whatever revision.
     if shape is None:
         try:
-            return sources.locate(path)
+            return sources.locate(path, with_weights=False)
         except UserError:
             if path not in SHAPES:
                 raise

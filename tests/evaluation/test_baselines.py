@@ -138,6 +138,7 @@ def test_a_rule_that_names_no_action_takes_none(settings):
     assert (episodes.turns == ACTIONS).all() and (episodes.end == OUT_OF_TURNS).all()
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_and_another_seed_or_split_does_not(play, planned):
     same = play("planner")
     for one, two in zip(jax.tree.leaves(same), jax.tree.leaves(planned), strict=True):

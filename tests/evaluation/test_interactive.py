@@ -235,6 +235,7 @@ def start(*arguments, lines="", script=SCRIPT):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_person_plays_an_environment_of_their_own_with_pictures(tmp_path):
     code, output, errors = start(
         f"--env={COIN_WALK}",

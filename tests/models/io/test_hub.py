@@ -19,9 +19,13 @@ _SCRIPT = """
 import json, sys
 from ragen_jax.models.io import sources
 from ragen_jax.errors import UserError
-for name in sys.argv[1:]:
+from ragen_jax.planning import model
+names = sys.argv[1:]
+planned = [name.removeprefix("plan:") for name in names if name.startswith("plan:")]
+for name in planned or names:
     try:
-        print(json.dumps(str(sources.locate(name).path)))
+        found = model.find(name, None) if planned else sources.locate(name)
+        print(json.dumps(str(found.path)))
     except UserError as error:
         print(json.dumps(str(error)))
 """
@@ -84,6 +88,19 @@ def test_a_model_of_the_hub_is_fetched_once_and_then_found_without_it(made, tmp_
     declared = parameters.declare(config)
     found = partial_reads.read_tree(source.open_parameters(config, declared), declared)
     jax.tree.map(np.testing.assert_array_equal, found, weights)
+
+
+@pytest.mark.slow
+def test_a_plan_fetches_no_weights_and_a_run_fetches_them_later(made, tmp_path):
+    folder, config, _ = made
+    with hub.serve({"owner/model": folder}) as server:
+        (path,) = locate(tmp_path, ["plan:owner/model"], HF_ENDPOINT=server.address)
+        source = sources.Source(Path(path), is_gguf=False)
+        assert source.read_config() == config
+        assert len(source.read_tokenizer()) == len(models.make_tokenizer())
+        assert not [name for name in server.sent if "safetensors" in name]
+        (again,) = locate(tmp_path, ["owner/model"], HF_ENDPOINT=server.address)
+    assert again == path and (Path(path) / "model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def _fetched(names: list[str]) -> list[str]:
 
     kept = filter_repo_objects(
         names,
-        allow_patterns=list(sources._WANTED),
+        allow_patterns=[*sources._WEIGHTS, *sources._SHAPE_AND_TOKENIZER],
         ignore_patterns=list(sources._UNWANTED),
     )
     return list(kept)
