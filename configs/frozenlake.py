@@ -40,7 +40,12 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.env = _environment()
     # A folder, a Hugging Face hub id or a GGUF file would do as well.
-    config.model = dict(path="tiny", compute_dtype="auto", remat=False)
+    config.model = dict(
+        path="tiny",
+        compute_dtype="auto",
+        remat=False,
+        attention="auto",  # or "xla", "cudnn": the kernel of the update and of prompts.
+    )
     # rank above 0: adapters alone are trained, added times alpha / rank to "all",
     # "attention", "mlp" or named weights such as "query,value".
     config.lora = dict(rank=0, alpha=64.0, targets="all")

@@ -117,7 +117,10 @@ def make_runner(
         model.settings.rollout.decode_attention, model.dtype, model.config.head_dim
     )
     policy = ShardedModel(
-        model.config, model.dtype, attention=cache_attention.BY_NAME[attention]
+        model.config,
+        model.dtype,
+        attention=cache_attention.BY_NAME[attention],
+        row_attention=model.settings.model.attention,
     )
     whole, rows = PartitionSpec(), meshes.ROWS
 

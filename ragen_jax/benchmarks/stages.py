@@ -79,6 +79,10 @@ def stages(sizes: Sizes) -> tuple[Stage, ...]:
             "decoding by plain operations instead of cuDNN",
             {"rollout.decode_attention": "xla"},
         ),
+        "plain_attention": (
+            "update and prompts by plain operations instead of cuDNN",
+            {"model.attention": "xla"},
+        ),
         "cuda_graph": (
             "the whole rollout as one CUDA graph",
             {"rollout.cuda_graph": True},

@@ -275,8 +275,9 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     the prefix's, which every device has.
     """
     config, mesh = plan.config, plan.mesh
+    attend = functools.partial(causal_attention, kernel=plan.settings.model.attention)
     if mesh is None:
-        return causal_attention
+        return attend
     shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
     heads = (None, meshes.TENSOR if shared else None, None)
     own, common = PartitionSpec(*meshes.ROWS, *heads), PartitionSpec(None, *heads)
@@ -285,7 +286,7 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
         is_prefix = query.shape[0] == 1
         rows = common if is_prefix else own
         return jax.shard_map(
-            causal_attention,
+            attend,
             mesh=mesh,
             in_specs=(rows, rows, rows) + (common,) * len(prefix),
             out_specs=rows,

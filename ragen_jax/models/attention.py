@@ -15,7 +15,11 @@ _QUERY_BLOCK = 64  # queries scored at a time
 
 
 def causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *prefix: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *prefix: jax.Array,
+    kernel: str = "auto",
 ) -> jax.Array:
     """Attention of every token to itself and all before it in its row.
 
@@ -27,15 +31,20 @@ def causal_attention(
       query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
       *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that stand
         before those of every row.
+      kernel: model.attention, "auto", "xla" or "cudnn".
 
     Returns:
       float[R, T, H, d].
+
+    Raises:
+      SettingsError: if cuDNN is wanted and has no such kernel here.
     """
     key, value = _after(prefix, key, value)
-    if backend_choices.choices().has_row_loop:
-        return row_attention(query, key, value)
-    if backend_choices.has_cudnn_attention(query.dtype, query.shape[-1]):
-        return fused_attention(query, key, value, "cudnn")
+    match backend_choices.row_attention(kernel, query.dtype, query.shape[-1]):
+        case "cudnn":
+            return fused_attention(query, key, value, "cudnn")
+        case "rows":
+            return row_attention(query, key, value)
     return blocked_attention(query, key, value)
 
 

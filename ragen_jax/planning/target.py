@@ -59,7 +59,13 @@ class Target:
             # product falls back on here.
             options["xla_gpu_enable_triton_gemm"] = False
         with _without_cache():
-            return lowered.compile(compiler_options=options)
+            try:
+                return lowered.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError:
+                # Triton has no kernel for some fusions, of attention in plain
+                # operations for one. A card's tuner passes to cuBLAS there.
+                options["xla_gpu_enable_triton_gemm"] = False
+                return lowered.compile(compiler_options=options)
 
 
 def make_target(

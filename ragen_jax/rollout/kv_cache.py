@@ -38,7 +38,8 @@ class ShardedModel:
     dtype: Any  # of the computation and the cache
     combine_heads: Callable[[jax.Array], jax.Array] = lambda x: x
     combine_mlp: Callable[[jax.Array], jax.Array] = lambda x: x
-    attention: CacheAttention = XLA
+    attention: CacheAttention = XLA  # of tokens to the cache
+    row_attention: str = "auto"  # the kernel of whole prompts, as model.attention
 
     def buckets(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the cache's lengths that it pays to compile for; the last is C."""
@@ -99,7 +100,7 @@ def prefill_prompts(
     """
 
     def attend(_, query, key, value):
-        mixed = causal_attention(query, key, value)
+        mixed = causal_attention(query, key, value, kernel=model.row_attention)
         return mixed, (model.attention.to_entry(key), model.attention.to_entry(value))
 
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)

@@ -40,6 +40,7 @@ class RolloutContext:
     # Whether thoughts are searched for the landmarks that they name; costs time.
     with_grounding: bool = False
     decode_attention: str = "auto"  # or "xla", "cudnn": the kernel
+    row_attention: str = "auto"  # the same of whole prompts
     decode_weights: str = "same"  # or "int8", "float8": what is sampled with
     cuda_graph: bool = False  # the whole rollout as one graph, on NVIDIA GPUs
 
@@ -246,7 +247,10 @@ def _sharded_model(rollout_context: RolloutContext) -> kv.ShardedModel:
         rollout_context.decode_attention, rollout_context.dtype, config.head_dim
     )
     model = kv.ShardedModel(
-        config, rollout_context.dtype, attention=cache_attention.BY_NAME[attention]
+        config,
+        rollout_context.dtype,
+        attention=cache_attention.BY_NAME[attention],
+        row_attention=rollout_context.row_attention,
     )
     size = mesh.shape[meshes.TENSOR]
     if rollout_context.layout != "tensor" or size == 1:

@@ -21,6 +21,7 @@ MEANINGS = {
     "model.path": '"tiny", "smollm2", a folder, a hub id or a GGUF file',
     "model.compute_dtype": '"auto", "float32" or "bfloat16", of activations',
     "model.remat": "recompute activations in the backward pass: less memory, slower",
+    "model.attention": 'kernel of update and prompts: "auto", "xla" or "cudnn"',
     "lora.rank": "of the adapters that are trained alone; 0: all weights are trained",
     "lora.alpha": "adapters are added times alpha / rank",
     "lora.targets": 'adapted weights: "all", "attention", "mlp", or names with commas',

@@ -75,10 +75,11 @@ class ModelSettings:
     """The policy's weights and how they are computed with."""
 
     path: str = limits.name()  # "tiny", a folder, a hub id or a GGUF file
-    compute_dtype: str = limits.one_of(
-        "auto", "float32", "bfloat16"
-    )  # auto: bf16 off CPU
+    # auto: bfloat16, but float32 on a CPU
+    compute_dtype: str = limits.one_of("auto", "float32", "bfloat16")
     remat: bool  # recompute each block's activations in the backward pass
+    # The kernel of whole rows, in the update and of prompts.
+    attention: str = limits.one_of_with_default("auto", "auto", "xla", "cudnn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +129,8 @@ class RolloutSettings:
         0
     )  # tokens between looks at the loop's predicate
     buckets: int = limits.between(0, 64)  # lengths of the cache to choose from
-    decode_attention: str = limits.one_of(
-        "auto", "xla", "cudnn"
-    )  # the kernel of decoding
+    # The kernel of decoding.
+    decode_attention: str = limits.one_of("auto", "xla", "cudnn")
     cuda_graph: bool  # one CUDA graph holds the whole rollout; on NVIDIA GPUs
     # What is sampled with; less than the update's precision makes it off-policy.
     decode_weights: str = limits.one_of_with_default("same", "same", "int8", "float8")

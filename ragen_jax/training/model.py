@@ -69,7 +69,8 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
       source: of the model; None: what `model.path` names.
 
     Raises:
-      UserError: if model and tokenizer are not there or do not fit together.
+      UserError: if model and tokenizer are not there or do not fit together, or this
+        device has no such attention as model.attention asks for.
     """
     source = source or sources.locate(settings.model.path)
     config = source.read_config()
@@ -86,6 +87,9 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
             f"{source.name}: vocab_size = {config.vocabulary}, and the tokenizer has"
             f" {ids} ids; take both from one model"
         )
+    dtype = compute_dtype(settings.model.compute_dtype)
+    # Asked before anything compiles: a kernel that this device has not is refused.
+    backend_choices.row_attention(settings.model.attention, dtype, config.head_dim)
     return Model(
         settings=settings,
         mesh=mesh,
@@ -96,7 +100,7 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
             tokenizer, source.name, source.read_stop_tokens()
         ),
         adapters=read_adapters(settings.lora),
-        dtype=compute_dtype(settings.model.compute_dtype),
+        dtype=dtype,
     )
 
 

@@ -85,6 +85,7 @@ def rollout_context(
         layout=rollout.layout,
         with_grounding=model.settings.reward.grounding > 0,
         decode_attention=rollout.decode_attention,
+        row_attention=model.settings.model.attention,
         decode_weights=rollout.decode_weights if is_training else "same",
         cuda_graph=rollout.cuda_graph,
     )

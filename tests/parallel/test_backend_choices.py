@@ -57,6 +57,17 @@ def test_decode_attention_is_cudnns_where_it_has_a_kernel(capability):
     assert backend_choices.decode_attention("auto", bf16, 64) == "xla"
 
 
+def test_whole_rows_take_the_kernel_of_the_settings_or_what_suits_the_device():
+    bf16, f32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    chosen = backend_choices.row_attention
+    with backend.targeting(target()):
+        assert chosen("auto", bf16, 64) == chosen("cudnn", bf16, 64) == "cudnn"
+        assert chosen("xla", bf16, 64) == chosen("auto", f32, 64) == "xla"
+    with backend.targeting(target("cpu", None)):
+        assert chosen("auto", f32, 64) == "rows"
+        assert chosen("xla", f32, 64) == "xla"
+
+
 @pytest.mark.parametrize(
     ("where", "dtype", "head_dim", "said"),
     [
@@ -68,6 +79,8 @@ def test_decode_attention_is_cudnns_where_it_has_a_kernel(capability):
 def test_cudnn_is_refused_where_it_has_no_kernel(where, dtype, head_dim, said):
     with backend.targeting(where), pytest.raises(SettingsError, match=said):
         backend_choices.decode_attention("cudnn", dtype, head_dim)
+    with backend.targeting(where), pytest.raises(SettingsError, match=said):
+        backend_choices.row_attention("cudnn", dtype, head_dim)
 
 
 def test_a_rollout_that_wants_a_missing_kernel_is_refused_before_it_is_traced():

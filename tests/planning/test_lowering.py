@@ -43,6 +43,17 @@ def test_a_config_is_lowered_for_a_gpu_with_cudnn_attention(config, monkeypatch)
     assert "fmha" in lowered[compiling.ROLLOUT].as_text()  # of the prompts
 
 
+def test_a_run_can_do_without_cudnns_attention(monkeypatch):
+    """Where a card or a driver fails at it, two settings leave none of it."""
+    monkeypatch.chdir(ROOT)
+    plain = {"model__attention": "xla", "rollout__decode_attention": "xla"}
+    with absent.h100().tracing():
+        run = absent.prepare(absent.settings("configs/frozenlake.py", **plain))
+        names = [compiling.ROLLOUT, compiling.UPDATE, compiling.SUMMARY]
+        programs = compiling.lower(run, names)
+    assert all("fmha" not in each.lowered.as_text() for each in programs)
+
+
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
 def test_no_update_of_several_gpus_names_an_address_of_its_process(sizes, monkeypatch):
     """One that did would never be found in the cache of compiled programs."""
