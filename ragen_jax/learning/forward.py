@@ -15,8 +15,8 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.vocabulary_scores import score_vocabulary
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.parameters import Parameters
-from ragen_jax.models.transformer import KeysAndValues, prefix_keys_and_values
+from ragen_jax.models.parameters import Parameters, declare
+from ragen_jax.models.transformer import KeysAndValues, embed, prefix_keys_and_values
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
 
@@ -52,12 +52,13 @@ def prefix_states(
     if not plan.prefix:
         return ()
     return prefix_keys_and_values(
-        _gather_vocabulary(plan, parameters),
+        parameters,
         jnp.array(plan.prefix, jnp.int32),
         plan.config,
         dtype=plan.dtype,
         remat=remat,
         attention=_attention_on_shards(plan),
+        look_up=functools.partial(_look_up_on_shards, plan),
     )
 
 
@@ -77,7 +78,7 @@ def policy_scores(
       others as for `token_scores.score_tokens`.
     """
     return token_scores.score_tokens(
-        _gather_vocabulary(plan, parameters),
+        parameters,
         tokens,
         plan.config,
         plan.settings.rollout.temperature,
@@ -100,7 +101,7 @@ def critic_values(
 ) -> jax.Array:
     """float32[R, T], units of reward: the critic's value before each token."""
     return token_scores.value_tokens(
-        _gather_vocabulary(plan, parameters),
+        parameters,
         tokens,
         plan.config,
         prefix=prefix,
@@ -115,13 +116,8 @@ def _shared_options(plan: UpdatePlan) -> dict[str, Any]:
         dtype=plan.dtype,
         constrain=functools.partial(share_rows, plan),
         attention=_attention_on_shards(plan),
+        look_up=functools.partial(_look_up_on_shards, plan),
     )
-
-
-def _gather_vocabulary(plan: UpdatePlan, parameters: Parameters) -> Parameters:
-    """The embedding whole on every device, for looking tokens up in it."""
-    embedding = _constrain(plan, parameters["embedding"], PartitionSpec())
-    return {**parameters, "embedding": embedding}
 
 
 # Passes over all kept rows, before the first update -----------------------------------
@@ -297,6 +293,34 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     return attention
 
 
+def _look_up_on_shards(
+    plan: UpdatePlan, parameters: Parameters, tokens: jax.Array, dtype
+) -> jax.Array:
+    """`transformer.embed` by devices that share the embedding's features.
+
+    Each looks the tokens of all rows up in its own features, and then they exchange
+    features for rows: what travels is as large as the rows. Else it would be the
+    embedding, and its gradient, in float32. One row alone is the prefix's, which every
+    device gets.
+    """
+    if plan.mesh is None:
+        return embed(parameters, tokens, dtype)
+    features = _shared_over(plan, "embedding")[1]
+    is_prefix = tokens.shape[0] == 1
+    rows = None if is_prefix else meshes.DATA
+    embedding = _constrain(plan, parameters["embedding"], PartitionSpec(None, features))
+    tokens = _constrain(plan, tokens, PartitionSpec(rows))
+    x = embed({"embedding": embedding}, tokens, dtype)
+    x = _constrain(plan, x, PartitionSpec(rows, None, features))
+    return _constrain(plan, x, PartitionSpec() if is_prefix else meshes.ROWS)
+
+
+def _shared_over(plan: UpdatePlan, name: str) -> tuple[str | None, ...]:
+    """Of each dimension of a weight of the vocabulary the mesh axis that shares it."""
+    assert plan.mesh is not None
+    return tuple(meshes.training_specs(declare(plan.config), plan.mesh)[name])
+
+
 def _score_on_shards(
     plan: UpdatePlan, weight, hidden, token, wanted, *, temperature, **options
 ) -> token_scores.TokenScores:
@@ -309,6 +333,8 @@ def _score_on_shards(
             weight, hidden, token, wanted, temperature=temperature, **options
         )
     own, everywhere = meshes.ROWS, PartitionSpec()
+    shared_over = _shared_over(plan, "embedding" if options["is_tied"] else "head")
+    options["shared_over"] = shared_over
 
     def score(weight, hidden, token, wanted, temperature):
         options_of_one = options | {"temperature": temperature}
@@ -317,7 +343,7 @@ def _score_on_shards(
     return jax.shard_map(
         score,
         mesh=plan.mesh,
-        in_specs=(everywhere, own, own, own, everywhere),
+        in_specs=(PartitionSpec(*shared_over), own, own, own, everywhere),
         out_specs=own,
         check_vma=False,
     )(weight, hidden, token, wanted, jnp.float32(temperature))

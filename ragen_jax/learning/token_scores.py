@@ -25,6 +25,7 @@ def score_tokens(
     remat: bool = False,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
+    look_up: Callable[..., jax.Array] = transformer.embed,
     score: Callable[..., TokenScores] = score_vocabulary,
     with_entropy: bool = True,
 ) -> TokenScores:
@@ -44,7 +45,7 @@ def score_tokens(
         scored. (): rows begin apart.
       dtype: of the transformer's computation.
       remat: recompute layers in the backward pass.
-      constrain, attention: as for `transformer.hidden_states`.
+      constrain, attention, look_up: as for `transformer.hidden_states`.
       score: `score_vocabulary`, or that on each device's own rows.
       with_entropy: False leaves the entropy 0 and saves its cost.
     """
@@ -59,6 +60,7 @@ def score_tokens(
         remat=remat,
         constrain=constrain,
         attention=attention,
+        look_up=look_up,
     )
     following = tokens[:, 1:]
     wanted = jnp.ones(following.shape, bool)
@@ -87,6 +89,7 @@ def value_tokens(
     remat: bool = False,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
+    look_up: Callable[..., jax.Array] = transformer.embed,
 ) -> jax.Array:
     """float32[R, T], the critic's value before each token. See `score_tokens`."""
     shared = prefix[0].shape[2] if prefix else 0
@@ -99,6 +102,7 @@ def value_tokens(
         remat=remat,
         constrain=constrain,
         attention=attention,
+        look_up=look_up,
     )
     values = transformer.token_values(parameters, hidden)
     return jnp.pad(values, ((0, 0), (shared, 0)))

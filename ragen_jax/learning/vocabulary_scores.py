@@ -5,7 +5,8 @@ chunks of the tokens that are to be scored, as many as there are and no further;
 of a chunk is kept but log Z and the entropy, and the logits are computed again for the
 gradient. The derivative is written out, so that the vocabulary's gradient is added up
 in float32 in one place: on a mesh each device adds up its own rows', and they are
-summed across devices once, after the loop.
+summed across devices once, after the loop. Where devices share the weights, those
+travel in the precision of the products, and each gets its part of the summed gradient.
 """
 
 import functools
@@ -53,6 +54,7 @@ def score_vocabulary(
     is_tied: bool,
     with_entropy: bool = True,
     chunk: int | None = None,
+    shared_over: tuple[str | None, ...] = (None, None),
 ) -> TokenScores:
     """Scores under p = softmax(hidden . weight / temperature), where `wanted`.
 
@@ -72,12 +74,16 @@ def score_vocabulary(
       is_tied: how `weight` lies.
       with_entropy: False leaves the entropy 0 and saves its cost.
       chunk: tokens scored at a time; None: `chunk_tokens`.
+      shared_over: of each dimension of `weight` the mesh axis over which devices share
+        it, inside `shard_map`; the shape above is that of all parts together.
     """
     # Constants of the program may be NumPy's, whose loops would know no tracers.
     weight, hidden, token, wanted = map(jnp.asarray, (weight, hidden, token, wanted))
     rows, length, width = hidden.shape
     if chunk is None:
-        vocabulary = weight.shape[0 if is_tied else 1]
+        place = 0 if is_tied else 1
+        axis = shared_over[place]
+        vocabulary = weight.shape[place] * (jax.lax.axis_size(axis) if axis else 1)
         on_cpu = backend.name() == "cpu"
         chunk = chunk_tokens(vocabulary, rows * length, on_cpu=on_cpu)
     asked = wanted.reshape(-1)
@@ -85,7 +91,7 @@ def score_vocabulary(
     order = jnp.argsort(~asked, stable=True).astype(jnp.int32)
     order = jnp.pad(order, (0, -order.size % chunk), constant_values=order.size)
     logprobs, entropy = _scores(
-        (is_tied, with_entropy, chunk),
+        (is_tied, with_entropy, chunk, shared_over),
         weight,
         hidden.reshape(-1, width),
         token.reshape(-1),
@@ -94,6 +100,24 @@ def score_vocabulary(
         jnp.asarray(temperature, jnp.float32),
     )
     return TokenScores(logprobs.reshape(rows, length), entropy.reshape(rows, length))
+
+
+def _whole(weight: jax.Array, shared_over: tuple[str | None, ...]) -> jax.Array:
+    """All parts of a weight, from the devices that share it."""
+    for place, axis in enumerate(shared_over):
+        if axis is not None:
+            weight = jax.lax.all_gather(weight, axis, axis=place, tiled=True)
+    return weight
+
+
+def _own_part_of_sum(gradient: jax.Array, shared_over: tuple[str | None, ...]):
+    """This device's part of the sum of the gradients of all that share a weight."""
+    for place, axis in enumerate(shared_over):
+        if axis is not None:
+            gradient = jax.lax.psum_scatter(
+                gradient, axis, scatter_dimension=place, tiled=True
+            )
+    return gradient
 
 
 def _logits(is_tied: bool, cast: jax.Array, hidden: jax.Array, temperature):
@@ -107,14 +131,14 @@ def _logits(is_tied: bool, cast: jax.Array, hidden: jax.Array, temperature):
 def _scores(static, weight, hidden, token, order, count, temperature):
     """(logprobs, entropy), float32[m] each, of float[m, D] hidden states.
 
-    static: (is_tied, with_entropy, chunk).
+    static: (is_tied, with_entropy, chunk, shared_over).
     """
     return _forward(static, weight, hidden, token, order, count, temperature)[0]
 
 
 def _forward(static, weight, hidden, token, order, count, temperature):
-    is_tied, with_entropy, chunk = static
-    cast = weight.astype(hidden.dtype)
+    is_tied, with_entropy, chunk, shared_over = static
+    cast = _whole(weight.astype(hidden.dtype), shared_over)
 
     def one(index, out):
         at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
@@ -141,9 +165,9 @@ def _forward(static, weight, hidden, token, order, count, temperature):
 
 
 def _backward(static, kept, given):
-    is_tied, with_entropy, chunk = static
+    is_tied, with_entropy, chunk, shared_over = static
     weight, hidden, token, order, count, temperature, entropy, total = kept
-    cast = weight.astype(hidden.dtype)
+    cast = _whole(weight.astype(hidden.dtype), shared_over)
     to_hidden, to_weight = (
         ("tv,vd->td", "tv,td->vd") if is_tied else ("tv,dv->td", "tv,td->dv")
     )
@@ -173,8 +197,9 @@ def _backward(static, kept, given):
         at = jnp.where(is_real, at, token.size)
         return by_weight, by_hidden.at[at].set(by_piece, mode="drop")
 
-    blank = (jnp.zeros(weight.shape, jnp.float32), jnp.zeros_like(hidden))
+    blank = (jnp.zeros(cast.shape, jnp.float32), jnp.zeros_like(hidden))
     by_weight, by_hidden = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
+    by_weight = _own_part_of_sum(by_weight, shared_over)
     return by_weight.astype(weight.dtype), by_hidden, None, None, None, None
 
 

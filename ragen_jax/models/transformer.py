@@ -144,6 +144,7 @@ def hidden_states(
     remat: bool = True,
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
     attention: Callable[..., jax.Array] = causal_attention,
+    look_up: Callable[..., jax.Array] = embed,
 ) -> jax.Array:
     """The full forward pass over rows filled from position 0, or behind a prefix.
 
@@ -157,6 +158,7 @@ def hidden_states(
       remat: recompute each layer in the backward pass instead of keeping its inside.
       constrain: fixes the sharding of float[R, T, D] activations between layers.
       attention: `causal_attention`, or that on each device's own rows and heads.
+      look_up: `embed`, or that by devices that share the embedding.
 
     Returns:
       float[R, T, D] after the final norm. Position t has seen the prefix and tokens
@@ -174,7 +176,7 @@ def hidden_states(
 
     if remat:
         one_layer = jax.checkpoint(one_layer)
-    x = constrain(embed(parameters, tokens, dtype))
+    x = constrain(look_up(parameters, tokens, dtype))
     x, _ = jax.lax.scan(one_layer, x, (parameters["layers"], prefix))
     return rms_norm(x, parameters["final_norm"], config.norm_epsilon)
 
@@ -187,11 +189,12 @@ def prefix_keys_and_values(
     dtype=jnp.float32,
     remat: bool = True,
     attention: Callable[..., jax.Array] = causal_attention,
+    look_up: Callable[..., jax.Array] = embed,
 ) -> KeysAndValues:
     """What rows attend to of a prefix that all share: computed once for all of them.
 
-    Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. `attention` is
-      given one row.
+    Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. `attention` and
+      `look_up` are given one row.
 
     Returns:
       Keys and values of every layer, float[L, 1, S, G, d] each.
@@ -205,7 +208,7 @@ def prefix_keys_and_values(
 
     if remat:
         one_layer = jax.checkpoint(one_layer)
-    x = embed(parameters, tokens[None], dtype)
+    x = look_up(parameters, tokens[None], dtype)
     return jax.lax.scan(one_layer, x, parameters["layers"])[1]
 
 

@@ -1,12 +1,16 @@
 """An update shared by eight devices is the update of one."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import updates
 from jax.sharding import Mesh
 
-from ragen_jax.models import lora
+from ragen_jax.learning import forward
+from ragen_jax.models import lora, parameters, transformer
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.planning import programs
 
@@ -80,6 +84,48 @@ def test_eight_devices_adapt_a_model_as_one_device_does(sizes):
             getattr(before, name),
         )
         assert min(jax.tree.leaves(moved)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [
+        ((1, 8, 1), 16),
+        ((1, 8, 1), 1),
+        pytest.param((2, 2, 2), 8, marks=pytest.mark.slow),
+    ],
+)
+def test_what_devices_exchange_to_look_tokens_up_is_as_large_as_the_rows(sizes, rows):
+    """One row is the prefix's. Over a tensor axis the embedding itself is gathered."""
+    chosen, mesh = updates.settings(**USUAL), meshes.make_mesh(*sizes)
+    config = dataclasses.replace(updates.CONFIG, vocabulary=400)
+    state = updates.shardings(chosen, mesh)
+    plan = forward.UpdatePlan(chosen, config, mesh, jnp.float32, state, (2,))
+    rng = np.random.default_rng(0)
+    embedding = rng.normal(size=(config.vocabulary, config.width)).astype(np.float32)
+    tokens = rng.integers(0, config.vocabulary, (rows, 2))
+    given = rng.normal(size=(rows, 2, config.width))
+
+    def both(look_up):
+        def loss(embedding):
+            x = look_up({"embedding": embedding}, jnp.asarray(tokens), jnp.float32)
+            return (given * x).sum(), x
+
+        return jax.value_and_grad(loss, has_aux=True)
+
+    spec = meshes.training_specs(parameters.declare(config), mesh)["embedding"]
+    shards = jax.NamedSharding(mesh, spec)
+    shared = jax.jit(
+        both(lambda *what: forward._look_up_on_shards(plan, *what)),
+        in_shardings=shards,
+        out_shardings=(None, shards),
+    )
+    (_, found), gradient = shared(embedding)
+    (_, wanted), slope = both(transformer.embed)(embedding)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-6, atol=1e-6)
+    exchanged = programs.read(shared.lower(embedding).compile().as_text()).collectives
+    most = max(each.bytes for each in exchanged)
+    assert most <= 4 * (given.size if sizes[2] == 1 else embedding.size // 2)
 
 
 def test_each_device_holds_its_share_of_the_parameters():

@@ -178,6 +178,23 @@ def test_gradients_are_summed_over_8_gpus_in_float32(paper_on_8):
 
 @slow
 @compiles
+def test_shared_weights_cross_gpus_in_bfloat16_and_their_gradients_in_float32():
+    shared = Compiled(FROZENLAKE, devices=8, mesh__data=1, mesh__fsdp=8)
+    config = shared.run.model.config
+    found = programs.collectives_in_loops(shared.tree(UPDATE))
+    gathers = [each for each in found if each.kind == "all-gather"]
+    sums = [each for each in found if each.kind == "reduce-scatter"]
+    # What is small travels along in its own dtype: norms, tokens.
+    assert gathers and all("bf16" in each.dtypes for each in gathers)
+    assert sums and all(each.dtypes == {"f32"} for each in sums)
+    # The embedding is gathered to score the vocabulary, and not to look tokens up.
+    embedding = config.vocabulary * config.width
+    assert max(each.bytes for each in gathers) < 4 * embedding
+    assert any(each.kind == "all-to-all" for each in found)
+
+
+@slow
+@compiles
 def test_no_chunk_of_the_vocabulary_is_exchanged_between_gpus(paper_on_8):
     """Each adds up its own rows' gradient, 519 MiB, and they are summed after it."""
     tree, vocabulary = paper_on_8.tree(UPDATE), paper_on_8.run.model.config.vocabulary
