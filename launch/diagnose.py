@@ -43,7 +43,7 @@ def main() -> None:
         raise UserError("--checkpoint is missing: pass a workdir or a step's folder")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
     cli.use_every_core(settings)
-    cli.start_jax(settings.deterministic)
+    cli.start_jax(settings)
     from ragen_jax.cli import diagnosis
     from ragen_jax.diagnostics.mutual_information import SmoothedStd
     from ragen_jax.training import checkpoints

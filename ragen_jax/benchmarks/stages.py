@@ -201,7 +201,7 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     settings = _settings(sizes, stage)
     cli.use_every_core(settings)
-    cli.start_jax(settings.deterministic)
+    cli.start_jax(settings)
     with tempfile.TemporaryDirectory(prefix="suite.") as scratch:
         folder = Path(scratch) / "shape"
         settings = machine.with_shape(settings, sizes.shape, folder)

@@ -74,7 +74,7 @@ def evaluate(request: Request) -> None:
     check(request)
     subject = _subject(request)
     _check_size(request, subject.settings)
-    startup.start_jax(subject.settings.deterministic)
+    startup.start_jax(subject.settings)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
 

@@ -71,14 +71,15 @@ def run(main: Callable[[], None]) -> None:
     app.run(call, flags_parser=parser)
 
 
-def start_jax(deterministic: bool, facts: Mapping[str, str] | None = None) -> None:
+def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> None:
     """Joins the run's processes, with the XLA flags that its settings ask for.
 
     Args:
-      deterministic: only operations that give the same numbers in every run; GPU.
+      settings: of the run; read are `deterministic` and `mesh`.
       facts: in which the processes have to agree.
     """
-    os.environ["XLA_FLAGS"] = xla_flags(os.environ.get("XLA_FLAGS", ""), deterministic)
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = xla_flags(given, settings.deterministic)
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     import jax
 
@@ -87,7 +88,10 @@ def start_jax(deterministic: bool, facts: Mapping[str, str] | None = None) -> No
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
 
-    if jax.distributed.is_initialized():
+    if not jax.distributed.is_initialized():
+        if settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
+            distributed.give_collectives_threads()
+    else:
         from ragen_jax.parallel import program_cache
 
         warning = program_cache.keep_if_shared()
@@ -100,7 +104,7 @@ def xla_flags(given: str, deterministic: bool) -> str:
 
     Args:
       given: the variable as the user set it, or "".
-      deterministic: as for `start_jax`.
+      deterministic: only operations that give the same numbers in every run; GPU.
     """
     chosen = _PATIENCE | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
     more = [f"--{name}={value}" for name, value in chosen.items() if name not in given]

@@ -16,6 +16,7 @@ from ragen_jax.parallel import heartbeat, roll_call
 from ragen_jax.parallel.roll_call import Place
 
 START_SECONDS = 300.0  # in which every process has to come
+_WAITING = 4  # threads of a CPU device: each loop within a loop can wait in one
 _hearts: list[heartbeat.Heartbeat] = []  # this process's, once it has joined
 _FLAGS = "--coordinator=HOST:PORT, --processes and --process"
 
@@ -85,6 +86,26 @@ def cpu_devices_are_chosen() -> bool:
     """Whether the user says how many devices a process has on a CPU."""
     forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     return forced or "JAX_NUM_CPU_DEVICES" in os.environ
+
+
+def give_collectives_threads() -> None:
+    """Makes room for the CPU devices of one process to wait for each other in loops.
+
+    XLA starts a collective while a loop in front of it, which holds others, still runs
+    on other threads of a pool (jaxlib 0.10). Each waits for the other devices in a
+    thread, and with as many threads as devices all of them can wait: for ever. The
+    number is read when the backend starts; one of the user's own wins.
+    """
+    import jax
+
+    cores = os.cpu_count() or 1
+    forced = re.search(
+        r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    chosen = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  (untyped)
+    devices = int(forced[1]) if forced else chosen
+    threads = cores + _WAITING * max(devices, 1)
+    os.environ.setdefault("NPROC", str(threads))
 
 
 def _is_on_cpus(platforms: str | None) -> bool:

@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from helpers import runs
 from helpers.paths import ROOT
 
+from ragen_jax.parallel import distributed
+
+_FORCED = "force_host_platform_device_count"
 # As launch/train.py starts on a host of two cores; says how many devices it has.
 STARTED = """
 import os
@@ -22,8 +26,9 @@ from ragen_jax.parallel import distributed
 from ragen_jax.settings import reader
 
 config = runpy.run_path("configs/frozenlake.py")["get_config"]()
-cli.use_every_core(reader.from_dict(config.to_dict()))
-cli.start_jax(False)
+settings = reader.from_dict(config.to_dict())
+cli.use_every_core(settings)
+cli.start_jax(settings)
 import jax
 
 print("devices", jax.local_device_count(), jax.device_count())
@@ -60,3 +65,31 @@ def test_one_process_takes_every_core_and_each_of_several_one():
     assert devices(1) == [["2", "2"]]
     assert devices(2) == [["1", "2"], ["1", "2"]]
     assert devices(2, JAX_NUM_CPU_DEVICES="2") == [["2", "4"], ["2", "4"]]
+
+
+def test_devices_of_a_process_have_threads_to_wait_in_and_a_users_number_wins(
+    monkeypatch,
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("NPROC", "3")
+    distributed.give_collectives_threads()
+    assert os.environ["NPROC"] == "3"
+    for flags, threads in ((f"--xla_{_FORCED}=8", "34"), (f"--xla_{_FORCED}=2", "10")):
+        monkeypatch.delenv("NPROC")
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        distributed.give_collectives_threads()
+        assert os.environ["NPROC"] == threads
+
+
+@pytest.mark.slow
+def test_two_devices_of_a_process_that_share_a_model_do_not_wait_for_ever(tmp_path):
+    """With two threads they did, in every second run: one device waits within a loop,
+    the other in a sum that stands behind it."""
+    shared = dict(iterations=3, mesh__data=1, mesh__fsdp=2, every__evaluate=0)
+    process = runs.start(
+        runs.arguments(tmp_path / "run", **shared),
+        more={"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""},
+    )
+    code, _, errors = runs.finish(process, seconds=240)
+    assert code == 0, errors
+    assert runs.records(tmp_path / "run")[0]["iteration"] == 1

@@ -6,18 +6,21 @@ import subprocess
 import sys
 
 import pytest
-from helpers.paths import ROOT
+from helpers.paths import CONFIGS, ROOT
 
 # A start as launch/train.py has it; says whether programs are kept, and are looked for.
 STARTED = """
+import runpy
 import sys
 from absl import flags
 from ragen_jax.cli import startup
 from ragen_jax.parallel import distributed
+from ragen_jax.settings import reader
 
 flags.FLAGS(["started", *sys.argv[1:]])
 startup.enable_compilation_cache()
-startup.start_jax(False)
+config = runpy.run_path({config!r})["get_config"]()
+startup.start_jax(reader.from_dict(config.to_dict()))
 
 import jax
 from jax._src import compilation_cache
@@ -25,7 +28,7 @@ from jax._src import compilation_cache
 print(jax.config.jax_enable_compilation_cache)
 print(compilation_cache.is_cache_used(jax.local_devices()[0].client))
 distributed.finish()
-"""
+""".format(config=str(CONFIGS / "frozenlake.py"))
 
 
 def start(folders) -> list[tuple[list[str], str]]:
