@@ -83,7 +83,7 @@ def test_devices_of_a_process_have_threads_to_wait_in_and_a_users_number_wins(
 
 @pytest.mark.slow
 def test_two_devices_of_a_process_that_share_a_model_do_not_wait_for_ever(tmp_path):
-    """With two threads they did, in every second run: one device waits within a loop,
+    """With two threads they did, now and then: one device waits within a loop,
     the other in a sum that stands behind it."""
     shared = dict(iterations=3, mesh__data=1, mesh__fsdp=2, every__evaluate=0)
     process = runs.start(
