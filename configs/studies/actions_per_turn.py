@@ -37,6 +37,13 @@ def get_study() -> Study:
             right="1 a turn",
             measure="test_success/newvocab",
         ),
+        # With five actions in all the untrained model solves less as well.
+        Claim(
+            text="Training adds more with five actions a turn than with one.",
+            left="5 a turn",
+            right="1 a turn",
+            measure="test_gain/sokoban",
+        ),
     )
     return Study(
         name="actions_per_turn",
@@ -54,6 +61,8 @@ def get_study() -> Study:
             "test_success/newvocab",
             "test_success/larger",
             "test_success/frozen_lake",
+            "test_gain/sokoban",
+            "test_gain/newvocab",
             "last_reply_tokens",
         ),
         curves=("train/success", "rollout/reply_tokens", "rollout/entropy"),
