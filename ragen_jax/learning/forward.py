@@ -317,8 +317,10 @@ def _look_up_on_shards(
 
 def _shared_over(plan: UpdatePlan, name: str) -> tuple[str | None, ...]:
     """Of each dimension of a weight of the vocabulary the mesh axis that shares it."""
-    assert plan.mesh is not None
-    return tuple(meshes.training_specs(declare(plan.config), plan.mesh)[name])
+    mesh = plan.mesh
+    assert mesh is not None
+    spec = meshes.training_specs(declare(plan.config), mesh)[name]
+    return tuple(axis if axis and mesh.shape[axis] > 1 else None for axis in spec)
 
 
 def _score_on_shards(

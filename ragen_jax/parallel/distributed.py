@@ -98,6 +98,8 @@ def give_collectives_threads() -> None:
     """
     import jax
 
+    if not _is_on_cpus(getattr(jax.config, "jax_platforms")):  # noqa: B009  (untyped)
+        return
     cores = os.cpu_count() or 1
     forced = re.search(
         r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")

@@ -62,6 +62,8 @@ class Target:
             try:
                 return lowered.compile(compiler_options=options)
             except jax.errors.JaxRuntimeError:
+                if self.deterministic:  # Without Triton already.
+                    raise
                 # Triton has no kernel for some fusions, of attention in plain
                 # operations for one. A card's tuner passes to cuBLAS there.
                 options["xla_gpu_enable_triton_gemm"] = False

@@ -92,4 +92,5 @@ def test_two_devices_of_a_process_that_share_a_model_do_not_wait_for_ever(tmp_pa
     )
     code, _, errors = runs.finish(process, seconds=240)
     assert code == 0, errors
-    assert runs.records(tmp_path / "run")[0]["iteration"] == 1
+    done = [record["iteration"] for record in runs.records(tmp_path / "run")]
+    assert set(done) == {1, 2, 3}
