@@ -304,3 +304,29 @@ def test_within_a_target_its_devices_answer_and_outside_those_that_are_here():
     assert backend.devices() == jax.devices()
     assert backend.cuda_capability() is None
     assert np.shape(backend.local_devices()) == (jax.local_device_count(),)
+
+
+def _compile(deterministic: bool, tried: list[dict]):
+    """What a target makes of a program that compiles without Triton alone."""
+
+    def compile(compiler_options):
+        tried.append(dict(compiler_options))
+        if compiler_options.get("xla_gpu_enable_triton_gemm", True):
+            raise jax.errors.JaxRuntimeError("Couldn't find output tile sizes")
+        return "the program"
+
+    chosen = target.Target(None, hosts=1, backend=None, deterministic=deterministic)
+    return chosen.compile(types.SimpleNamespace(compile=compile))
+
+
+def test_a_program_that_triton_has_no_kernel_for_is_compiled_without_it():
+    tried: list[dict] = []
+    assert _compile(deterministic=False, tried=tried) == "the program"
+    assert tried[1] == tried[0] | {"xla_gpu_enable_triton_gemm": False}
+    assert len(tried) == 2
+
+
+def test_a_deterministic_program_is_compiled_without_triton_at_once():
+    tried: list[dict] = []
+    assert _compile(deterministic=True, tried=tried) == "the program"
+    assert len(tried) == 1
