@@ -65,7 +65,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.every = dict(log=1, evaluate=10, checkpoint=10)  # In iterations; 0: never.
     config.checkpoint = dict(keep_last=2, keep_best=1)
     # The run stops after so many in a row, with a saved state; 0: never.
-    config.safety = dict(max_bad_updates=5, max_empty_updates=0)
+    config.safety = dict(max_bad_updates=5, max_empty_updates=0, end_stalled=False)
     config.health = dict(
         indicators=True,  # Of repetition and spread.
         on_collapse="warn",  # or "watch", in silence; "stop"; "rollback"

@@ -123,6 +123,7 @@ MEANINGS = {
     "checkpoint.keep_best": "checkpoints of highest validation success that stay",
     "safety.max_bad_updates": "iterations in a row, not finite, that end a run; 0: no",
     "safety.max_empty_updates": "iterations in a row without a kept group, likewise",
+    "safety.end_stalled": "end a run that stands still; else its stacks are shown",
     "health.indicators": "whether repetition and spread are measured",
     "health.on_collapse": '"watch" (metrics alone), "warn", "stop" or "rollback"',
     "health.remedy": 'a rollback halves "learning_rate", or by "filter" the share kept',

@@ -295,11 +295,12 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SafetySettings:
-    """When a run stops by itself, with a saved state; 0: never."""
+    """When a run ends by itself; with a saved state, but where it stands still."""
 
-    # Iterations in a row, however often each batch of episodes is used:
+    # Iterations in a row, 0: any number, however often each batch of episodes is used:
     max_bad_updates: int = limits.at_least(0)  # with a gradient that is not finite
     max_empty_updates: int = limits.at_least(0)  # in which no prompt was kept
+    end_stalled: bool = False  # once an iteration takes ten times the longest before it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 from jax.experimental import multihost_utils
 
+from ragen_jax.parallel import heartbeat
 from ragen_jax.utils import endings
 
 # An iteration is stalled, and the stacks are printed, after so many seconds:
@@ -20,6 +21,7 @@ STALLED_AT_FIRST = 3600.0  # it compiles, which can take half an hour
 STALLED_AT_LEAST = 600.0
 STALLED_TIMES = 10.0  # as long as the longest so far
 PATIENCE = 3.0  # seconds in which the main thread may end by itself
+_RESUMES = "the same command resumes from the last checkpoint"
 _STOPPING = "stopping after this iteration, with a saved state ..."
 # jax agrees on one more than the highest number that any process has asked with, and
 # tells only who asks with just that: so numbers of questions, which never leave one
@@ -131,13 +133,20 @@ class InterruptHandler:
 class StallWatchdog:
     """Prints what every thread is doing when an iteration does not end in time.
 
-    The run continues: it may only be slow. The stacks are taken in a thread of Python
-    and not by `faulthandler.dump_traceback_later`, which reads them while they change
-    and can bring a running program down.
+    The run continues: it may only be slow. Or, with `ends`, the process ends with
+    heartbeat.EXIT_CODE, and the others of the run end for want of it: devices that wait
+    for one another in a collective wait for ever.
+
+    The stacks are taken in a thread of Python and not by
+    `faulthandler.dump_traceback_later`, which reads them while they change and can
+    bring a running program down.
     """
 
+    def __init__(self, *, ends: bool = False):
+        self.ends = ends
+
     def __enter__(self) -> Self:
-        self._timer = threading.Timer(0, _print_stacks)  # Not started.
+        self._timer = threading.Timer(0, self._ring)  # Not started.
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -150,9 +159,18 @@ class StallWatchdog:
     def expect_within(self, seconds: float) -> None:
         """Starts the clock again."""
         self._timer.cancel()
-        self._timer = threading.Timer(seconds, _print_stacks, [seconds])
+        self._timer = threading.Timer(seconds, self._ring, [seconds])
         self._timer.daemon = True
         self._timer.start()
+
+    def _ring(self, seconds: float) -> None:
+        late = f"an iteration has not ended in {seconds:.4g} s"
+        stderr = sys.__stderr__
+        print(f"{late}; what each thread is doing:", file=stderr, flush=True)
+        faulthandler.dump_traceback(file=stderr)
+        if self.ends:
+            line = f"error: {late} (safety.end_stalled): {_RESUMES}"
+            endings.leave(heartbeat.EXIT_CODE, line, forced=True)
 
 
 def stalled_after(durations: Sequence[float]) -> float:
@@ -162,12 +180,3 @@ def stalled_after(durations: Sequence[float]) -> float:
     # The first one compiled; it counts only while there is no other.
     longest = max(durations[1:] or durations)
     return max(STALLED_AT_LEAST, STALLED_TIMES * longest)
-
-
-def _print_stacks(seconds: float) -> None:
-    print(
-        f"an iteration has not ended in {seconds:.4g} s; what each thread is doing:",
-        file=sys.__stderr__,
-        flush=True,
-    )
-    faulthandler.dump_traceback(file=sys.__stderr__)

@@ -149,7 +149,7 @@ def _train(
     with (
         writer,
         InterruptHandler(console.line) as interrupts,
-        StallWatchdog() as watchdog,
+        StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
         code = user_modules.digests(run.settings.files())
         outputs = _Outputs(

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from helpers import runs
 
 from ragen_jax.diagnostics import monitor
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import heartbeat
 from ragen_jax.reporting import metrics
 from ragen_jax.training import (
     final_test,
@@ -26,6 +29,19 @@ from ragen_jax.training import (
 )
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.workdir import check_workdir
+
+# Waits as a device does for others in a collective.
+STANDS_STILL = """
+import threading
+from ragen_jax.training.interrupts import StallWatchdog
+
+def wait_for_the_others():
+    threading.Event().wait()
+
+with StallWatchdog(ends=True) as watchdog:
+    watchdog.expect_within(0.2)
+    wait_for_the_others()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +182,18 @@ def test_an_iteration_counts_as_stalled_after_ten_times_the_longest():
     assert interrupts.stalled_after([500.0, 90.0, 3.0]) == 900
 
 
+def test_a_process_that_stands_still_shows_its_stacks_and_ends_for_another_try():
+    ended = subprocess.run(
+        [sys.executable, "-c", STANDS_STILL], capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == heartbeat.EXIT_CODE
+    assert "in wait_for_the_others" in ended.stderr
+    assert ended.stderr.endswith(
+        "\nerror: an iteration has not ended in 0.2 s (safety.end_stalled): the same"
+        " command resumes from the last checkpoint\n"
+    )
+
+
 def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
     with Checkpoints(tmp_path, keep_last=9, keep_best=1) as saved:
         assert trainer._best_score(saved) == -1
@@ -177,6 +205,7 @@ def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
 
 def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
     def iterate(run, prepared, state, outputs):
+        assert outputs.watchdog.ends
         outputs.watchdog.expect_within(900)
         return state, True
 
@@ -189,7 +218,7 @@ def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "_prepare", lambda run: object())
     monkeypatch.setattr(trainer, "_iterate", iterate)
     monkeypatch.setattr(final_test, "report", report)
-    runs.train(run, tmp_path)
+    runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)
 
 
 @pytest.mark.parametrize(
