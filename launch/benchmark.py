@@ -66,14 +66,18 @@ _SIZES = {
 _LIMIT = flags.DEFINE_integer(
     "stage_seconds", 600, "Of each stage of the suite, at most.", lower_bound=1
 )
+_TOTAL = flags.DEFINE_integer(
+    "suite_seconds", 0, "Of the whole suite, at most; 0: any.", lower_bound=0
+)
 
 
 def main() -> None:
     if _SUITE.value:
         from ragen_jax.benchmarks import gpu_suite
 
-        flags_of_it = (_OUT.value, _STAGE.value, _SMOKE.value, _LIMIT.value)
-        return gpu_suite.run_suite(Path(__file__), *flags_of_it, tables.show)
+        what = (_OUT.value, _STAGE.value, _SMOKE.value)
+        seconds = (_LIMIT.value, _TOTAL.value)
+        return gpu_suite.run_suite(Path(__file__), *what, *seconds, tables.show)
     if _INSTRUMENTS.value and not _ITERATIONS.value:
         raise UserError("--instruments needs iterations: give --iterations=1 or more")
     out = cli.check_out(_OUT.value) if _OUT.value else None  # Before an hour's work.

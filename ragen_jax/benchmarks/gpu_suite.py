@@ -1,5 +1,6 @@
 """The suite of measurements, as launch/benchmark.py offers it."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 
 from ragen_jax.benchmarks import stages, suite
 from ragen_jax.errors import UserError
-from ragen_jax.utils import atomic_files
 
 _SPARE = 60  # seconds that a stage has after its limit to be ended in
 
@@ -19,6 +19,7 @@ def run_suite(
     stage: str | None,
     is_small: bool,
     limit: int,
+    total: int,
     show: Callable[[str, dict], None],
 ) -> None:
     """The whole suite, each stage in a process, or one stage in this process.
@@ -29,6 +30,7 @@ def run_suite(
       stage: a name of one; None: all.
       is_small: sizes that a CPU can take.
       limit: seconds of a stage.
+      total: seconds of the whole suite; 0: any.
       show: is given a stage's tables as they are measured.
 
     Raises:
@@ -48,9 +50,7 @@ def run_suite(
         _check_gpu()
     flags = (f"--smoke={is_small}", f"--stage_seconds={limit}")
     command = suite.command_line(script, folder, *flags)
-    results = suite.run(folder, known, command, limit, _status)
-    with atomic_files.new_file(folder / "report.md") as file:
-        file.write(suite.report(known, results))
+    suite.run(folder, known, command, limit, _status, total or math.inf)
     _status(f"report: {folder / 'report.md'}")
 
 

@@ -3,12 +3,13 @@
 Every stage is a process of its own with a limit. What it has measured is written before
 the next begins, and within it as soon as it is known: a suite that is cut off, at any
 time, goes on where it was when it is started again. Results are OUT/STAGE.json, what a
-stage said OUT/STAGE.log, and the whole as a table OUT/report.md.
+stage said OUT/STAGE.log, and what is known so far as a table OUT/report.md.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from ragen_jax.utils import atomic_files
 
 DONE, RUNNING = "done", "running"  # Other states are sentences.
 _GRACE = 15  # seconds from a request to end to the end
+_LEAST = 60.0  # seconds: with less than that left no stage begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,27 +91,44 @@ def run(
     command: Sequence[str],
     limit: float,
     status: Callable[[str], None],
+    total: float = math.inf,
 ) -> list[Result]:
     """All stages that are not done, those that were tried least often first.
 
     Args:
-      out: a folder, made if it is not there.
+      out: a folder, made if it is not there. Its report.md is written after each stage.
       stages: of the suite.
       command: of a process that measures one stage, without --stage=NAME.
       limit: seconds of a stage.
       status: is given a line before and after each.
+      total: seconds of all; a stage has no more than what is left of them.
     """
     out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + total
     # A stage that never ends in time does not keep the others waiting.
     for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
         result = read(out, stage.name)
         if result.state == DONE:
             status(f"{stage.name}: done before")
             continue
+        left = end - _GRACE - time.monotonic()
+        if left < _LEAST:
+            status(f"{stage.name} and the rest: no time left; start the suite again")
+            break
         status(f"{stage.name}: {stage.answers} ...")
-        result = _attempt(out, stage, [*command, f"--stage={stage.name}"], limit)
+        own = [*command, f"--stage={stage.name}"]
+        result = _attempt(out, stage, own, min(limit, left))
         status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
-    return [read(out, stage.name) for stage in stages]
+        _write_report(out, stages)
+    return _write_report(out, stages)
+
+
+def _write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
+    """Writes what is known so far, and returns it."""
+    results = [read(out, stage.name) for stage in stages]
+    with atomic_files.new_file(out / "report.md") as file:
+        file.write(report(stages, results))
+    return results
 
 
 def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> Result:
@@ -235,7 +254,8 @@ def _everything(stages: Sequence[Stage], results: Sequence[Result]) -> Iterator[
         yield f"## {stage.name}: {stage.answers}"
         yield ""
         tried = f"attempt {result.attempts}, " if result.attempts > 1 else ""
-        yield f"{result.state} ({tried}{result.seconds:.0f} s)"
+        begun = f"{result.state} ({tried}{result.seconds:.0f} s)"
+        yield begun if result.attempts else "not begun"
         yield ""
         for title, figures in result.tables.items():
             yield f"| {title} | |"

@@ -49,6 +49,15 @@ def test_a_stage_that_is_stuck_is_ended_and_what_it_has_measured_is_kept(tmp_pat
     assert stuck.state == "ended after 8 s, its limit"
     assert stuck.tables == {"first": {"figure": 1.0}}
     assert "about to wait" in (tmp_path / "stuck.log").read_text()
+    assert "ended after 8 s, its limit" in (tmp_path / "report.md").read_text()
+
+
+def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
+    lines: list[str] = []
+    command = [sys.executable, "-c", "raise SystemExit('it has begun')"]
+    suite.run(tmp_path, STAGES, command, 20.0, lines.append, total=70.0)
+    assert lines == ["quick and the rest: no time left; start the suite again"]
+    assert "## stuck: ?\n\nnot begun\n" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -145,7 +154,7 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own():
 
 def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
     with pytest.raises(UserError, match="JAX's backend here is cpu"):
-        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, print)
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, 0, print)
     assert list(tmp_path.iterdir()) == []
 
 
