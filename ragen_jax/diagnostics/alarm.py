@@ -21,8 +21,9 @@ arXiv:2504.20073, section 3: in-group std falls first, then the return, with spi
 the gradient) is at least half-way to ringing, or was lately.
 
 A run that falls from its first iterations on leaves no past to compare with. So it is
-also a collapse where an outcome and the in-group spread are both less than half of what
-they began with.
+also a collapse where an outcome and the in-group spread have both been less than half
+of what they began with in each of RECENT iterations: a mean of them would be that by
+chance where a batch has few prompts, on each of which much or nothing is won.
 
 Host side, plain numbers: a frozen state, `update` gives the next one; `to_json` and
 `from_json` take it through checkpoints.
@@ -108,11 +109,11 @@ class Track:
     calm_before: int = -1  # the same before it was last suspect: nothing told by then
 
     def has_halved(self, floor: float) -> bool:
-        """Whether it began well above `floor` and now is below half of that."""
+        """Whether it began well above `floor` and now stays below half of that."""
         if len(self.first) < START or len(self.values) < START + RECENT:
             return False
         began = statistics.median(self.first)
-        return began > 2 * floor and statistics.fmean(self.values[-RECENT:]) < began / 2
+        return began > 2 * floor and max(self.values[-RECENT:]) < began / 2
 
     def is_on_record(self, iteration: int) -> bool:
         """Whether it was suspect no longer ago than a sign is remembered."""

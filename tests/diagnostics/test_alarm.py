@@ -390,23 +390,57 @@ def test_a_run_that_really_declined_is_found_soon():
     assert 111 <= levels.index(COLLAPSE) + 1 <= 130
 
 
-def test_a_run_that_falls_from_its_first_iteration_on_is_found_within_ten():
+def test_a_run_that_falls_from_its_first_iteration_on_is_found_within_eleven():
     # Bandit by GRPO: the arm that pays less but always is all that is pulled after 11
     # iterations; neither a window before the fall nor a gradient announces it.
     records = records_of(Path(__file__).parent / "safe_arm_bandit.jsonl")
-    found = [verdict for verdict in alarm.replay(records) if verdict.level == COLLAPSE]
-    assert len(found) >= 50
-    assert found[0].ringing == ("train/success", "filter/reward_std")
-    assert found[0].sentence.startswith("collapse at iteration 10: train/success and")
+    found = {
+        iteration: verdict
+        for iteration, verdict in enumerate(alarm.replay(records), 1)
+        if verdict.level == COLLAPSE
+    }
+    # But for a spark at 33, when a third of the episodes won once more.
+    assert set(found) == set(range(11, 61)) - set(range(33, 38))
+    assert found[11].ringing == ("train/success", "filter/reward_std")
+    assert found[11].sentence.startswith("collapse at iteration 11: train/success and")
+
+
+def test_batches_of_few_rooms_that_vary_by_luck_are_no_collapse():
+    """Sokoban, 8 prompts an iteration: the first 20 iterations of a run that learned,
+    from 16.0 to 21.1 % of its test rooms."""
+    success = [0.117, 0.164, 0.273, 0.141, 0.047, 0.117, 0.008, 0.055, 0.008, 0.164]
+    success += [0.039, 0.195, 0.219, 0.094, 0.188, 0.305, 0.305, 0.0, 0.32, 0.312]
+    spread = [2.362, 2.435, 1.276, 2.938, 1.102, 0.835, 0.347, 0.719, 0.347, 0.68]
+    spread += [1.511, 1.611, 2.542, 1.537, 1.072, 1.549, 2.298, 0.003, 1.907, 3.237]
+    names = ["train/success", "filter/reward_std"]
+    found = verdicts(names, np.stack([success, spread], axis=1))
+    assert len(found) == 20 and COLLAPSE not in {verdict.level for verdict in found}
+
+
+def test_a_policy_that_stays_as_it_is_seldom_seems_to_collapse():
+    """Of 8 rooms a batch, 16 episodes each, solved in 22.6 % of them in the mean, the
+    rooms as unequal as Sokoban's are for the embedded model."""
+    rung = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        rooms = rng.beta(0.226 * 0.64, 0.774 * 0.64, (60, 8, 1))
+        won = rng.random((60, 8, 16)) < rooms
+        series = [won.mean(axis=(1, 2)), won.std(axis=2, ddof=1).mean(axis=1)]
+        names = ["train/success", "filter/reward_std"]
+        levels = [v.level for v in verdicts(names, np.stack(series, axis=1))]
+        rung += COLLAPSE in levels
+    assert rung <= 1
 
 
 @pytest.mark.parametrize(
     ("success", "spread", "rings_at"),
     [
-        # Means of five against halves of 0.4 and 0.2: 0.19 and 0.09 at the eighth.
+        # Each of five against halves of 0.4 and 0.2: 0.19 and 0.09 at the eighth.
         ([0.4, 0.5, 0.3] + [0.19] * 5, [0.2] * 3 + [0.09] * 5, 8),
         ([0.4, 0.5, 0.3] + [0.21] * 5, [0.2] * 3 + [0.09] * 5, None),
         ([0.4, 0.5, 0.3] + [0.19] * 5, [0.2] * 3 + [0.11] * 5, None),
+        # One good batch of the five: the mean of all is 0.16.
+        ([0.4, 0.5, 0.3] + [0.14] * 4 + [0.24], [0.2] * 3 + [0.09] * 5, None),
         ([0.05] * 3 + [0.0] * 5, [0.2] * 3 + [0.09] * 5, None),  # It began too low.
     ],
 )
@@ -424,4 +458,4 @@ def test_a_collapse_from_the_beginning_on_goes_back_to_the_beginning():
         state, decision = health.observe(state, record["iteration"], record, policy)
         if decision.action == health.ROLLBACK:
             break
-    assert record["iteration"] == 10 and decision.healthy_until == alarm.START
+    assert record["iteration"] == 11 and decision.healthy_until == alarm.START
