@@ -11,9 +11,11 @@ from flax import struct
 
 # Why a reply ended (`Episodes.reply_end`).
 NO_REPLY = 0  # the turn was never played
-END_OF_TURN = 1  # the policy sampled an end-of-turn token
+END_OF_TURN = 1  # the policy sampled the token that the chat template closes it with
 REPLY_BUDGET = 2  # the reply reached rollout.reply_tokens
 ANSWER_CLOSED = 3  # </answer> was complete and rollout.stop_at_answer was set
+OTHER_STOP = 4  # the policy sampled another of the model's stop tokens
+SAMPLED_STOPS = (END_OF_TURN, OTHER_STOP)  # the reply's last token is no text of it
 
 # Why an episode ended (`Episodes.end`).
 UNFINISHED = 0

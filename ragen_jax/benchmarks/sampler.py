@@ -219,7 +219,7 @@ def _play(
         ),
         prompt_cache=cache,
         tables=(tokens.replies,),
-        is_stop=jnp.zeros_like(tokens.is_stop),
+        stops=jnp.zeros_like(tokens.stops),
         key=prng.iteration_key(zero, zero, zero),
         temperature=jnp.ones(()),
     )

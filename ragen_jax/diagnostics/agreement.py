@@ -32,7 +32,7 @@ def thought_agreement(
         reader = readers[int(episodes.environment[index])]
         row = row_of[index, turn]
         tokens = rows.tokens[row][(rows.turn[row] == turn) & rows.is_reply[row]]
-        if episodes.reply_end[index, turn] == trajectory.END_OF_TURN:
+        if episodes.reply_end[index, turn] in trajectory.SAMPLED_STOPS:
             tokens = tokens[:-1]
         reply = transcripts.spoken_bytes(reader, tokens)
         thought, closing, _ = reply.partition(END_THINK)

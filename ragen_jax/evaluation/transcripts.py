@@ -157,7 +157,7 @@ def _read_turn(
     is_turn = rows.turn[row] == turn
     fed = rows.tokens[row][is_turn & ~rows.is_reply[row]]
     sampled = rows.tokens[row][is_turn & rows.is_reply[row]]
-    if episodes.reply_end[index, turn] == trajectory.END_OF_TURN:
+    if episodes.reply_end[index, turn] in trajectory.SAMPLED_STOPS:
         sampled = sampled[:-1]
     dialogue = reader.dialogue
     prefix = dialogue.reply_prefix

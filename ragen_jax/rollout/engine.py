@@ -38,7 +38,6 @@ from ragen_jax.rollout.types import (
 from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
-    END_OF_TURN,
     NO_REPLY,
     PADDING,
     REPLY_BUDGET,
@@ -204,9 +203,10 @@ def _decode_step(
     )
     reply, closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
     sampled = slots.sampled + 1
+    stop = inputs.stops[drawn.token]
     reply_end = jnp.where(
-        inputs.is_stop[drawn.token],
-        END_OF_TURN,
+        stop != NO_REPLY,
+        stop,
         jnp.where(
             closed & plan.stop_at_answer,
             ANSWER_CLOSED,

@@ -281,7 +281,7 @@ def _shard_rollout(
         prompts=prompts,
         prompt_cache=kv.prefill_prompts(weights, model, prompts.tokens),
         tables=tuple(own.replies for own in tokens),
-        is_stop=tokens[0].is_stop,
+        stops=tokens[0].stops,
         key=key,
         temperature=args.temperature,
     )

@@ -141,7 +141,7 @@ class EngineInputs:
     prompts: Prompts
     prompt_cache: Cache  # of `RolloutPlan.groups` entries
     tables: tuple[reply_parser.ReplyTables, ...]  # by environment
-    is_stop: jax.Array  # bool[V]
+    stops: jax.Array  # int32[V], as in `DialogueTokens`
     key: jax.Array  # key[], from `prng.iteration_key`
     temperature: jax.Array  # float32[]
 

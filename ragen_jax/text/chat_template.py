@@ -46,7 +46,8 @@ class ChatPieces:
     before_reply: str
     after_reply: str
     end_of_turn: str  # text of the control token that closes a reply
-    stop_tokens: tuple[int, ...]  # ids whose sampling ends a reply
+    end_token: int  # its id
+    stop_tokens: tuple[int, ...]  # ids whose sampling ends a reply, that one included
 
     def join(self, texts: Sequence[str]) -> str:
         """The prompt for a reply to system, user, reply, user, ... : the last a user's.
@@ -122,6 +123,7 @@ def cut_pieces(
         before_reply=rest,
         after_reply=parts[3],
         end_of_turn=end,
+        end_token=closing[0],
         stop_tokens=tuple(sorted(stops)),
     )
     if pieces.join(longer) != whole:

@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax import trajectory
 from ragen_jax.envs.base import NO_PHRASE, Environment
 from ragen_jax.errors import UserError
 from ragen_jax.text import reply_parser, token_bytes
@@ -178,7 +179,9 @@ class DialogueTokens:
 
     phrases: PhraseTokens  # of `Dialogue.phrases`
     replies: reply_parser.ReplyTables  # reply tokens -> actions
-    is_stop: jax.Array  # bool[V], tokens whose sampling ends a reply
+    stops: (
+        jax.Array
+    )  # int32[V], how sampling a token ends a reply; NO_REPLY: not at all
     # Capacities, static: enough for any message this dialogue can produce.
     first_capacity: int = struct.field(pytree_node=False)
     next_capacity: int = struct.field(pytree_node=False)
@@ -214,8 +217,9 @@ def tokenize_dialogue(
     bytes_of = token_bytes.token_bytes(tokenizer)
     bytes_of += (b"",) * (vocabulary - len(bytes_of))
     _check_kept(dialogue, phrases, bytes_of, tokenizer.name_or_path or "the model")
-    is_stop = np.zeros(vocabulary, bool)
-    is_stop[list(pieces.stop_tokens)] = True
+    stops = np.full(vocabulary, trajectory.NO_REPLY, np.int32)
+    stops[list(pieces.stop_tokens)] = trajectory.OTHER_STOP
+    stops[pieces.end_token] = trajectory.END_OF_TURN
     first, following, behind_opening = _capacities(
         dialogue, env, np.asarray(phrases.lengths)
     )
@@ -228,7 +232,7 @@ def tokenize_dialogue(
             thinking=dialogue.reply_prefix == "<think>",
             with_text=with_text or is_free,
         ),
-        is_stop=jnp.asarray(is_stop),
+        stops=jnp.asarray(stops),
         first_capacity=first,
         next_capacity=following,
         window_capacity=behind_opening,

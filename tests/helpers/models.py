@@ -99,6 +99,7 @@ def make_task(
     *,
     settings: frozen_lake.FrozenLake = frozen_lake.FrozenLake(3, 0.7),  # noqa: B008
     thinking: bool = True,
+    more_stops: tuple[int, ...] = (),
     **shape: Any,
 ) -> Task:
     """A task in which random replies are often valid and episodes end in every way.
@@ -107,15 +108,16 @@ def make_task(
       limits: of turns, actions a turn, actions, reply tokens.
       settings: of the lake, 3 x 3 and slippery by default.
       thinking: whether replies have a thought.
+      more_stops: tokens that end a reply beside the template's, as often sampled.
       shape: fields of the model's `ModelConfig` that are to differ.
     """
     tokenizer = make_tokenizer()
     # Wider than the tokenizer, as most models are: such ids stand for no text.
     config = small_config(len(tokenizer) + 3, **shape)
     env = frozen_lake.make(settings)
-    pieces = chat_template.cut_pieces(tokenizer, "the test's tokenizer")
+    pieces = chat_template.cut_pieces(tokenizer, "the test's tokenizer", more_stops)
     texts = prompts_lib.make_dialogue(env, limits, pieces, thinking=thinking)
-    favoured = tokenizer.convert_tokens_to_ids(list(FAVOURED))
+    favoured = [*tokenizer.convert_tokens_to_ids(list(FAVOURED)), *more_stops]
     return Task(
         config=config,
         parameters=talkative_parameters(config, favoured),

@@ -18,6 +18,7 @@ from ragen_jax.trajectory import (
     END_OF_TURN,
     ENV_DONE,
     NO_REPLY,
+    OTHER_STOP,
     OUT_OF_ACTIONS,
     OUT_OF_TURNS,
     REPLY_BUDGET,
@@ -68,8 +69,9 @@ class Host:
 
     def reply_end(self, reply: list[int], stop_at_answer: bool) -> int:
         """Why sampling stops after these tokens, NO_REPLY if it continues."""
-        if reply[-1] in self.task.pieces.stop_tokens:
-            return END_OF_TURN
+        pieces = self.task.pieces
+        if reply[-1] in pieces.stop_tokens:
+            return END_OF_TURN if reply[-1] == pieces.end_token else OTHER_STOP
         if stop_at_answer and self.read(reply).is_closed:
             return ANSWER_CLOSED
         is_full = len(reply) == self.limits.reply_tokens
@@ -128,7 +130,7 @@ class HostGame:
         """What follows a reply that did not end the episode, in pieces."""
         pieces = self.host.task.pieces
         closing = pieces.after_reply
-        if reply[-1] in pieces.stop_tokens:
+        if reply[-1] == pieces.end_token:
             closing = closing[len(pieces.end_of_turn) :]
         warning = [] if self.host.read(reply).is_valid else [WARNING]
         return [closing, f"Reward: {reward:.1f}\n", *warning, *self._observation()]

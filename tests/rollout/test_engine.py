@@ -54,7 +54,7 @@ class Engine:
             prompts=prompts,
             prompt_cache=prefill(weights, self.model, prompts.tokens),
             tables=(task.tokens.replies,),
-            is_stop=task.tokens.is_stop,
+            stops=task.tokens.stops,
             key=self.key,
             temperature=jnp.float32(1),
         )

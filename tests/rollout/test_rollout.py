@@ -19,6 +19,7 @@ from ragen_jax.trajectory import (
     END_OF_TURN,
     ENV_DONE,
     NO_REPLY,
+    OTHER_STOP,
     OUT_OF_ACTIONS,
     OUT_OF_TURNS,
     PADDING,
@@ -39,8 +40,11 @@ def record():
 
 @pytest.fixture(scope="module")
 def stopping():
-    """Replies that follow `<answer>` at once and end where the answer does."""
-    task = models.make_task(TurnLimits(2, 3, 3, 6), thinking=False)
+    """Replies that follow `<answer>` at once and end where the answer does.
+
+    Token 0, <|endoftext|>, ends them too, as some models' configurations have it.
+    """
+    task = models.make_task(TurnLimits(2, 3, 3, 6), thinking=False, more_stops=(0,))
     plan = task.plan(group_size=2, slots=5, stop_at_answer=True)
     program = models.compile_rollout(task, plan)
     return task, program(task.parameters, (task.tokens,), models.call(4))
@@ -74,8 +78,11 @@ def test_rows_and_episodes_equal_a_plain_replay(task, changes):
 @pytest.mark.slow
 def test_replies_that_stop_at_the_answer_equal_a_plain_replay(stopping):
     task, record = stopping
-    assert (np.asarray(record.episodes.reply_end) == ANSWER_CLOSED).sum() >= 4
-    assert (np.asarray(record.episodes.reply_end) == END_OF_TURN).any()
+    ends = np.asarray(record.episodes.reply_end)
+    assert (ends == ANSWER_CLOSED).sum() >= 4
+    assert (ends == END_OF_TURN).any()
+    # Of an episode that goes on: the template's closer is fed behind it.
+    assert (ends[:, 0] == OTHER_STOP)[ends[:, 1] != NO_REPLY].sum() >= 2
     _check_replay(task, models.call(4), record, group_size=2, stop_at_answer=True)
 
 

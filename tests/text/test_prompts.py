@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from helpers import models
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs import base
@@ -19,6 +20,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.prompts import TurnLimits
+from ragen_jax.trajectory import END_OF_TURN, OTHER_STOP
 
 LIMITS = TurnLimits(turns=5, actions_per_turn=3, actions=11, reply_tokens=47)
 WARNING = "Your last reply had no valid answer or an unknown action.\n"
@@ -286,9 +288,19 @@ def test_a_reply_that_did_not_stop_itself_is_closed_for_it(message):
 
 
 def test_the_end_of_turn_alone_stops_a_reply(grid):
-    (stops,) = np.nonzero(grid.tokens.is_stop)
-    assert grid.tokenizer.convert_ids_to_tokens(stops) == ["<|im_end|>"]
-    assert grid.tokens.is_stop.shape == (tiny_tokenizer.VOCABULARY,)
+    stops = np.asarray(grid.tokens.stops)
+    (ids,) = np.nonzero(stops)
+    assert grid.tokenizer.convert_ids_to_tokens(ids) == ["<|im_end|>"]
+    assert stops.shape == (tiny_tokenizer.VOCABULARY,)
+    assert stops[ids].tolist() == [END_OF_TURN]
+
+
+def test_another_stop_token_ends_a_reply_without_closing_its_turn():
+    task = models.make_task(more_stops=(0,))
+    end = task.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    stops = np.asarray(task.tokens.stops)
+    assert stops[[0, end]].tolist() == [OTHER_STOP, END_OF_TURN]
+    assert np.flatnonzero(stops).tolist() == sorted([0, end])
 
 
 def _space_first(written: dict) -> None:
