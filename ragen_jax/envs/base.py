@@ -58,6 +58,9 @@ class Environment:
     # in the state before it. `read_action_text` is the same in plain Python, from bytes
     # and a host State: the definition that it must equal.
     answer_bytes: int = 0
+    # The most actions that one reply can sensibly name, 0: any. 1 where what can be
+    # done next depends on what was done before, or `answer_bytes` has no more room.
+    most_actions: int = 0
     read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
     read_action_text: Callable[[bytes, Any], int] | None = None
     # Actions of several numbers (the words of a query): int32[action_size], of which

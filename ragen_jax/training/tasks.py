@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from ragen_jax import envs
+from ragen_jax.envs.base import Environment
+from ragen_jax.errors import UserError
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
@@ -43,6 +45,7 @@ def make_task(
     )
     where = f"{section}.{chosen.label}" if section else "env"
     envs.check_file(env, chosen.name, f"{where}.name")
+    _check_actions(env, chosen, section)
     limits = TurnLimits(
         chosen.turns,
         chosen.actions_per_turn,
@@ -66,6 +69,17 @@ def make_task(
     if env.read_action is None:
         context_checks.check_reply(settings, tokens)
     return task, tokens
+
+
+def _check_actions(env: Environment, chosen: TaskSettings, section: str) -> None:
+    """Raises UserError if a reply is asked for more actions than can be read of it."""
+    if 0 < env.most_actions < chosen.actions_per_turn:
+        key = f"{section}.{chosen.label}" if section else "rollout"
+        raise UserError(
+            f"{chosen.label}: actions_per_turn = {chosen.actions_per_turn}, and of one"
+            f" reply {env.name} reads {env.most_actions} at most: set"
+            f" {key}.actions_per_turn to {env.most_actions}"
+        )
 
 
 def rollout_context(

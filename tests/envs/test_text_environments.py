@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import models
 from helpers.paths import ROOT
 
 from ragen_jax import cli, envs
@@ -12,6 +13,7 @@ from ragen_jax.envs import base
 from ragen_jax.errors import UserError
 from ragen_jax.models.io import sources
 from ragen_jax.text import free_form, reference_parser, reply_parser, token_bytes
+from ragen_jax.training import run as run_lib
 
 TURNS = {"webshop": (9, 9), "search_qa": (5, 5), "math": (3, 1), "household": (15, 50)}
 _PREFIX = b"<answer>"
@@ -31,6 +33,18 @@ def test_configs_have_their_environments_defaults_and_limits(name):
         assert made.rollout.actions_per_turn == 1
     with pytest.raises(UserError, match="'big': choose one of .*'smoke'"):
         cli.load_config(f"{ROOT}/configs/{name}.py:big")
+
+
+@pytest.mark.parametrize("name", [*TURNS, "countdown"])
+def test_more_actions_a_reply_than_can_be_read_of_it_are_refused(name):
+    config = cli.load_config(f"{ROOT}/configs/{name}.py:smoke")
+    config.rollout.update(actions_per_turn=3, actions=9)
+    with pytest.raises(UserError) as caught:
+        run_lib.prepare(settings_lib.from_dict(config.to_dict()), models.one_device())
+    assert str(caught.value) == (
+        f"{name}: actions_per_turn = 3, and of one reply {name} reads 1 at most: set"
+        " rollout.actions_per_turn to 1"
+    )
 
 
 def test_a_reply_of_several_searches_is_read_as_the_reference_reads_it():

@@ -42,6 +42,7 @@ def make(settings: Countdown) -> base.Environment:
             texts.longest_observation, settings=settings
         ),
         answer_bytes=ANSWER_BYTES,
+        most_actions=1,
         read_action=functools.partial(read_action, settings=settings),
         read_action_text=functools.partial(read_action_text, settings=settings),
         sample_action=sample_action,

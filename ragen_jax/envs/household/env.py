@@ -104,6 +104,7 @@ def make(settings: Household) -> base.Environment:
             list_commands=settings.list_commands,
         ),
         answer_bytes=commands.ANSWER_BYTES,
+        most_actions=1,
         read_action=commands.read_action,
         read_action_text=commands.read_action_text,
         action_text=commands.action_text,

@@ -85,6 +85,7 @@ def make(settings: Math) -> base.Environment:
         example_actions=("7/2",) if settings.fractions else ("12",),
         longest_observation=functools.partial(_longest_observation, settings=settings),
         answer_bytes=ANSWER_BYTES,
+        most_actions=1,
         read_action=read_action,
         read_action_text=read_action_text,
         sample_action=sample_action,

@@ -77,6 +77,7 @@ def make(settings: SearchQA) -> base.Environment:
             texts.longest_observation, book=book, passages=settings.passages
         ),
         answer_bytes=ANSWER_BYTES,
+        most_actions=1,
         read_action=functools.partial(read_action, book=book),
         read_action_text=functools.partial(read_action_text, book=book),
         action_size=ACTION_SIZE,

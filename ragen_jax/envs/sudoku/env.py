@@ -64,6 +64,7 @@ def make(settings: Sudoku) -> base.Environment:
         example_actions=(names[size + 2], names[-size]),
         longest_observation=functools.partial(grid_text.longest_grid, side=size),
         answer_bytes=_ANSWER_BYTES,
+        most_actions=10,
         read_action=functools.partial(read_action, size=size),
         read_action_text=functools.partial(read_action_text, size=size),
         picture=picture,

@@ -84,6 +84,7 @@ def make(settings: WebShop) -> base.Environment:
             pages.longest_observation, phrases=phrases
         ),
         answer_bytes=actions.ANSWER_BYTES,
+        most_actions=1,
         read_action=functools.partial(actions.read_action, shop=shop),
         read_action_text=functools.partial(actions.read_action_text, shop=shop),
         action_size=ACTION_SIZE,
