@@ -259,6 +259,10 @@ def test_students_interval_is_that_of_the_textbook():
         # Of two seeds the bootstrap alone says nothing; t = 12.7 says it here.
         ([0.1, 0.2], "greater", 0.0, verdicts.UNDECIDED),
         ([0.89, 0.9], "greater", 0.0, verdicts.HOLDS),
+        # Equal values say nothing of the spread.
+        ([0.9, 0.9], "greater", 0.0, verdicts.UNDECIDED),
+        ([0.9, 0.9, 0.9], "greater", 0.0, verdicts.WEAKLY_HOLDS),
+        ([0.9, 0.9, 0.9], "less", 0.0, verdicts.WEAKLY_FAILS),
     ],
 )
 def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
@@ -272,6 +276,19 @@ def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
     assert verdicts.judge(claim, {"one": runs}).verdict == verdict
 
 
+def test_equal_differences_have_no_students_interval_whatever_rounding_left():
+    def arm(*values):
+        return [
+            record(seed, [1], **{"train/success": [value] * 10})
+            for seed, value in enumerate(values)
+        ]
+
+    # 0.3 - 0.2 and 0.7 - 0.6 are not the same float.
+    found = statistics.difference(arm(0.3, 0.7), arm(0.2, 0.6), "last_success")
+    assert found.mean == pytest.approx(0.1) and found.seeds == 2
+    assert math.isnan(found.t_low) and math.isnan(found.t_high)
+
+
 def test_one_seed_decides_nothing():
     runs = {"one": [record(0, np.ones(500))], "other": [record(0, np.zeros(500))]}
     judged = verdicts.judge(Claim("x", "one", "other"), runs)
@@ -280,7 +297,10 @@ def test_one_seed_decides_nothing():
 
 def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     runs = {
-        "one": [record(s, np.arange(100) < 80, success=(0.3, 0.8)) for s in (0, 1)],
+        "one": [
+            record(s, np.arange(100) < solved, success=(0.3, 0.8))
+            for s, solved in enumerate((79, 81))
+        ],
         "other, too": [record(s, np.arange(100) < 30, success=(0.3,)) for s in (0, 1)],
     }
     page = report.write(
