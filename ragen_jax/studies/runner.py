@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.studies.definition import PlannedRun
+from ragen_jax.utils import folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
+_ELSEWHERE = "elsewhere"  # as another process trains it
 _LOG, _FAILURE = "study.log", "study_failure.json"
 _SETTINGS = "settings.json"  # as launch/train.py leaves them
 _ARGUMENTS = "study_run.json"  # what a run was started with
@@ -108,7 +110,8 @@ def run_missing(
 
     Each run has one core to itself where the system lets processes be bound, and so one
     CPU device. A failed run is reported, its last line kept in its folder, and the
-    others run. An interrupt stops the runs, which save themselves, and is raised again.
+    others run; one whose workdir another process trains in is passed over. An interrupt
+    stops the runs, which save themselves, and is raised again.
 
     Args:
       runs: of one study, the next first.
@@ -121,32 +124,34 @@ def run_missing(
     states = {run: state_of(folder, run) for run in _unique(runs)}
     wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
     queue = [run for run, state in states.items() if state in wanted]
-    failed = [r for r, state in states.items() if state == FAILED and r not in queue]
-    done = sum(state == FINISHED for state in states.values())
+    states |= {run: MISSING for run in queue}
+    done = list(states.values()).count(FINISHED)
     console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
     cores = _cores(jobs)
     running: list[_Running] = []
     try:
         while queue or running:
             while queue and len(running) < jobs:
+                run = queue.pop(0)
+                if folder_lock.is_held(workdir_of(folder, run)):
+                    states[run] = _say_elsewhere(run, console)
+                    continue
                 taken = {item.core for item in running}
                 core = next((c for c in cores if c not in taken), None)
-                running.append(_start(queue.pop(0), folder, train, core))
+                running.append(_start(run, folder, train, core))
             time.sleep(_LOOK_EVERY)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
                 steps = _missing_steps(item.workdir, item.run, train)
                 if item.process.returncode == 0 and 0 < len(steps) < item.steps:
                     running.append(_start(item.run, folder, train, item.core))
-                elif _finish(item, console):
-                    done += 1
                 else:
-                    failed.append(item.run)
-            console.status(_progress(running, done, len(states), len(queue), folder))
+                    states[item.run] = _finish(item, console)
+            console.status(_progress(running, states, len(queue)))
     except BaseException:
         _stop(running)
         raise
-    return failed
+    return [run for run, state in states.items() if state == FAILED]
 
 
 def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -183,24 +188,32 @@ def _start(run: PlannedRun, folder: Path, train: Path, core: int | None) -> _Run
     return _Running(run, workdir, process, core, time.monotonic(), len(steps))
 
 
-def _finish(item: _Running, console: console_lib.Console) -> bool:
-    """Reports a run that ended, and returns if it finished."""
+def _say_elsewhere(run: PlannedRun, console: console_lib.Console) -> str:
+    console.line(f"training elsewhere: {run.label}")
+    return _ELSEWHERE
+
+
+def _finish(item: _Running, console: console_lib.Console) -> str:
+    """Reports a run that ended, and returns its state."""
     code, label = item.process.returncode, item.run.label
     took = console_lib.duration(time.monotonic() - item.started)
     if code == 0 and not _missing_steps(item.workdir, item.run):
         console.line(f"finished  {label}  ({took})")
-        return True
+        return FINISHED
+    if folder_lock.is_held(item.workdir):  # It began there while ours was starting.
+        return _say_elsewhere(item.run, console)
     words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
     last = words[-1] if words else ""
     record = {"exit_code": code, "last_line": last}
     (item.workdir / _FAILURE).write_text(json.dumps(record) + "\n")
     console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
-    return False
+    return FAILED
 
 
 def _progress(
-    running: Sequence[_Running], done: int, total: int, queued: int, folder: Path
+    running: Sequence[_Running], states: Mapping[PlannedRun, str], queued: int
 ) -> str:
+    done = list(states.values()).count(FINISHED)
     parts, left = [], []
     for item in running:
         try:
@@ -214,7 +227,7 @@ def _progress(
             durations = [r.get("time/iteration_seconds") or 0.0 for r in records[1:]]
             if durations:
                 left.append(sum(durations) / len(durations) * (iterations - last))
-    text = f"{done}/{total} finished; {', '.join(parts) or 'none running'}"
+    text = f"{done}/{len(states)} finished; {', '.join(parts) or 'none running'}"
     if left:
         text += f"; {console_lib.duration(max(left))} for these, {queued} runs behind"
     return text
