@@ -1,13 +1,16 @@
 """The runner of a study: what is missing, each run a process of its own, resumable."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ragen_jax.errors import UserError
@@ -17,7 +20,7 @@ from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
-_ELSEWHERE = "elsewhere"  # as another process trains it
+_TRAINING = "training"  # by another process
 _LOG, _FAILURE = "study.log", "study_failure.json"
 _SETTINGS = "settings.json"  # as launch/train.py leaves them
 _ARGUMENTS = "study_run.json"  # what a run was started with
@@ -105,13 +108,13 @@ def run_missing(
     train: Path,
     console: console_lib.Console,
     retry_failed: bool = False,
+    one_core: bool = True,
 ) -> list[PlannedRun]:
     """Runs what is not finished, `jobs` at a time, and returns the runs that failed.
 
-    Each run has one core to itself where the system lets processes be bound, and so one
-    CPU device. A failed run is reported, its last line kept in its folder, and the
-    others run; one whose workdir another process trains in is passed over. An interrupt
-    stops the runs, which save themselves, and is raised again.
+    A failed run is reported, its last line kept in its folder, and the others run; one
+    whose workdir another process trains in is passed over. An interrupt stops the runs,
+    which save themselves, and is raised again.
 
     Args:
       runs: of one study, the next first.
@@ -120,6 +123,8 @@ def run_missing(
       train: launch/train.py.
       console: where progress is shown.
       retry_failed: run those again that failed before.
+      one_core: each run has one CPU device, and a core that no other runner has, where
+        there is one and the system lets processes be bound.
     """
     states = {run: state_of(folder, run) for run in _unique(runs)}
     wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
@@ -127,70 +132,121 @@ def run_missing(
     states |= {run: MISSING for run in queue}
     done = list(states.values()).count(FINISHED)
     console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
-    cores = _cores(jobs)
+    with contextlib.ExitStack() as claims:
+        cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
+        environment = {"JAX_NUM_CPU_DEVICES": "1"} if one_core else {}
+        start = functools.partial(
+            _start, folder=folder, train=train, cores=cores, environment=environment
+        )
+        _run_all(queue, states, jobs, start, console)
+    return [run for run, state in states.items() if state == FAILED]
+
+
+def _run_all(
+    queue: list[PlannedRun],
+    states: dict[PlannedRun, str],
+    jobs: int,
+    start: Callable[[PlannedRun, Sequence[_Running]], _Running | str],
+    console: console_lib.Console,
+) -> None:
+    """Empties the queue; states are those of all runs, and end as those are."""
     running: list[_Running] = []
     try:
         while queue or running:
             while queue and len(running) < jobs:
                 run = queue.pop(0)
-                if folder_lock.is_held(workdir_of(folder, run)):
-                    states[run] = _say_elsewhere(run, console)
-                    continue
-                taken = {item.core for item in running}
-                core = next((c for c in cores if c not in taken), None)
-                running.append(_start(run, folder, train, core))
+                begun = start(run, running)
+                if isinstance(begun, _Running):
+                    running.append(begun)
+                else:
+                    states[run] = _say_elsewhere(run, begun, console)
             time.sleep(_LOOK_EVERY)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
-                steps = _missing_steps(item.workdir, item.run, train)
-                if item.process.returncode == 0 and 0 < len(steps) < item.steps:
-                    running.append(_start(item.run, folder, train, item.core))
+                more = start(item.run, running) if _is_halfway(item) else None
+                if isinstance(more, _Running):
+                    running.append(more)
                 else:
                     states[item.run] = _finish(item, console)
             console.status(_progress(running, states, len(queue)))
     except BaseException:
         _stop(running)
         raise
-    return [run for run, state in states.items() if state == FAILED]
 
 
 def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list({run.label: run for run in runs}.values())
 
 
-def _cores(jobs: int) -> list[int | None]:
+def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
+    """The first cores that no other runner of this user has; ours until `claims` ends.
+
+    Each is a lock on a folder of the machine's, which any death of this process frees.
+    """
     if not hasattr(os, "sched_getaffinity"):
-        return [None] * jobs
-    available = sorted(os.sched_getaffinity(0))
-    return list(available[:jobs]) if jobs <= len(available) else [None] * jobs
+        return []
+    claimed: list[int] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if len(claimed) == most:
+            break
+        name = f"ragen_jax-{os.getuid()}-core{core}"
+        folder = Path(tempfile.gettempdir()) / name
+        with contextlib.suppress(OSError, UserError):  # Then it is not ours.
+            folder.mkdir(mode=0o700, exist_ok=True)
+            is_own = folder.lstat().st_uid == os.getuid()
+            if is_own and claims.enter_context(
+                folder_lock.held(folder, "runs a study")
+            ):
+                claimed.append(core)
+    return claimed
 
 
-def _start(run: PlannedRun, folder: Path, train: Path, core: int | None) -> _Running:
+def _start(
+    run: PlannedRun,
+    running: Sequence[_Running],
+    *,
+    folder: Path,
+    train: Path,
+    cores: Sequence[int],
+    environment: Mapping[str, str],
+) -> _Running | str:
+    """Starts the next step of a run; its state if it trains or was finished elsewhere.
+
+    It is bound to the first core that no running one has, if there is one.
+    """
     workdir = workdir_of(folder, run)
+    steps = _missing_steps(workdir, run, train)
+    if not steps or folder_lock.is_held(workdir):
+        return _TRAINING if steps else FINISHED
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / _FAILURE).unlink(missing_ok=True)
-    steps = _missing_steps(workdir, run, train)
     if steps[0][0] == str(train):
         (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
-    command = [sys.executable, *steps[0]]
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
     with open(workdir / _LOG, "ab") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, *steps[0]],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,  # An interrupt of the terminal reaches only us.
         )
+    taken = {item.core for item in running}
+    core = next((core for core in cores if core not in taken), None)
     if core is not None:
         os.sched_setaffinity(process.pid, {core})
     return _Running(run, workdir, process, core, time.monotonic(), len(steps))
 
 
-def _say_elsewhere(run: PlannedRun, console: console_lib.Console) -> str:
-    console.line(f"training elsewhere: {run.label}")
-    return _ELSEWHERE
+def _say_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) -> str:
+    console.line(f"{state} elsewhere: {run.label}")
+    return state
+
+
+def _is_halfway(item: _Running) -> bool:
+    """Whether a run that ended has one of several steps behind it."""
+    left = _missing_steps(item.workdir, item.run)
+    return item.process.returncode == 0 and 0 < len(left) < item.steps
 
 
 def _finish(item: _Running, console: console_lib.Console) -> str:
@@ -201,7 +257,7 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
         console.line(f"finished  {label}  ({took})")
         return FINISHED
     if folder_lock.is_held(item.workdir):  # It began there while ours was starting.
-        return _say_elsewhere(item.run, console)
+        return _say_elsewhere(item.run, _TRAINING, console)
     words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
     last = words[-1] if words else ""
     record = {"exit_code": code, "last_line": last}

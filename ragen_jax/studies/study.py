@@ -134,6 +134,7 @@ def run(
         train=train,
         console=console,
         retry_failed=retry_failed,
+        one_core=plan.choice.scale != "paper",  # Which is for GPUs.
     )
     if failed:
         names = ", ".join(run.label for run in failed)
