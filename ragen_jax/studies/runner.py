@@ -51,13 +51,13 @@ def state_of(folder: Path, run: PlannedRun) -> str:
     return FAILED if (workdir / _FAILURE).is_file() else MISSING
 
 
-def check_finished(folder: Path, run: PlannedRun) -> None:
-    """Raises UserError if what stands finished in a workdir is another run.
+def check_begun(folder: Path, run: PlannedRun) -> None:
+    """Raises UserError if what was begun or finished in a workdir is another run.
 
     A folder is named after its arm, whose changes may have been edited since.
     """
     workdir = workdir_of(folder, run)
-    if not ((workdir / "test.json").is_file() and (workdir / _SETTINGS).is_file()):
+    if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
         was = json.loads((workdir / _ARGUMENTS).read_text())
@@ -69,6 +69,8 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
                 f" asks for {' '.join(new) or 'less'}: move the folder away, and the"
                 " run is made anew"
             )
+    if not (workdir / _SETTINGS).is_file():
+        return
     # Of a folder from before that file was written, only what it asks for today.
     settings = json.loads((workdir / _SETTINGS).read_text())
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
@@ -80,6 +82,11 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
                 f"{workdir} was trained with {key}={found}, and the study now asks for"
                 f" {key}={wanted}: move the folder away, and the run is made anew"
             )
+
+
+def _has_checkpoint(workdir: Path) -> bool:
+    steps = workdir / "checkpoints"
+    return steps.is_dir() and any(entry.name.isdecimal() for entry in steps.iterdir())
 
 
 def _arguments(run: PlannedRun) -> list[str]:
