@@ -16,6 +16,7 @@ from pathlib import Path
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
+from ragen_jax.studies import measures
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import folder_lock
 
@@ -101,9 +102,10 @@ def _missing_steps(
     steps = []
     if not (workdir / "test.json").is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
-    if run.diagnose and not (workdir / "diagnosis.json").is_file():
-        script = train.with_name("diagnose.py")
-        steps.append([str(script), f"--checkpoint={workdir}", *run.diagnose])
+    out = workdir / measures.DIAGNOSIS
+    if run.diagnose and not out.is_file():
+        script = [str(train.with_name("diagnose.py")), f"--checkpoint={workdir}"]
+        steps.append([*script, *run.diagnose, f"--out={out}"])
     return steps
 
 

@@ -183,6 +183,10 @@ def test_a_correlation_with_success_is_over_a_runs_checkpoints():
         }
         for step in range(4)
     ]
+    # A checkpoint whose thoughts gave no such number is left out.
+    diagnoses.append(
+        {"text": {"success": 0.1}, "information": {"trajectory/token/zscore": None}}
+    )
     run = RunRecord(0, [], {}, diagnoses)
     assert measures.value(run, "zscore_correlation") == pytest.approx(-1)
     assert math.isnan(measures.value(run, "entropy_correlation"))
@@ -667,8 +671,8 @@ def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
 DIAGNOSE = """
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1].removeprefix("--checkpoint="))
-assert sys.argv[2:] == ["--all"] and (folder / "test.json").is_file()
-(folder / "diagnosis.json").write_text("[]")
+assert sys.argv[2] == "--all" and (folder / "test.json").is_file()
+pathlib.Path(sys.argv[3].removeprefix("--out=")).write_text("[]")
 """
 
 
@@ -683,9 +687,16 @@ def test_a_run_that_is_to_be_diagnosed_is_finished_after_that(tmp_path, monkeypa
         runs, folder, jobs=1, train=tmp_path / "train.py", console=Console(out)
     )
     assert failed == [] and out.getvalue().count("finished  ") == 2
-    assert (folder / runs[0].label / "diagnosis.json").is_file()
-    (folder / runs[0].label / "diagnosis.json").unlink()
+    workdir = folder / runs[0].label
+    measured = workdir / "study_diagnosis.json"
+    assert measured.read_text() == "[]"
+    # What a user measured there with other flags is not the study's.
+    other = workdir / "diagnosis.json"
+    other.write_text('[{"step": 1}]')
+    assert measures.read_run(workdir, 0).diagnoses == []
+    measured.unlink()
     assert runner.state_of(folder, runs[0]) == runner.MISSING
+    assert measures.read_run(workdir, 0).diagnoses == ()
 
 
 SAVING = """
