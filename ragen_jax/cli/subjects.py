@@ -95,9 +95,16 @@ def of_model(settings: Settings, path: str | None) -> Subject:
     return Subject(
         settings=with_model(settings, path),
         folder=Path("runs") / "evaluations",
-        name=Path(path).name or "model",
+        name=_model_name(path),
         who=f"{path}, as it is",
     )
+
+
+def _model_name(path: str) -> str:
+    """The last part of a path or a hub's id, with a mark of all if there are more."""
+    parts = Path(path).parts
+    last = Path(path).name or "model"
+    return f"{last}-{_mark(str(Path(path)))}" if len(parts) > 1 else last
 
 
 def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subject:
@@ -148,4 +155,8 @@ def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
 def settings_mark(settings: Settings) -> str:
     """Eight hexadecimal digits by which these settings differ from others."""
     chosen = json.dumps(settings_lib.to_dict(settings), sort_keys=True)
-    return f"{zlib.crc32(chosen.encode()):08x}"
+    return _mark(chosen)
+
+
+def _mark(text: str) -> str:
+    return f"{zlib.crc32(text.encode('utf-8', 'surrogateescape')):08x}"

@@ -12,6 +12,7 @@ import numpy as np
 from ragen_jax.diagnostics import monitor
 from ragen_jax.reporting import metrics
 
+DIAGNOSIS = "study_diagnosis.json"  # not the one that a user may make beside it
 _SMOOTHED = 5  # iterations, the running mean that peaks and onsets are read from
 _LOST = 0.5  # of its peak: a series below it has collapsed
 _SPIKE = 3  # times the median before: a gradient norm above it is a spike
@@ -24,7 +25,7 @@ class RunRecord:
     seed: int
     records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
     test: Mapping[str, Any]  # of test.json; of several environments by label
-    diagnoses: Sequence[Mapping[str, Any]] = ()  # of diagnosis.json, a checkpoint each
+    diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
     rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +48,7 @@ class RunRecord:
 def read_run(workdir: Path, seed: int) -> RunRecord:
     """What a finished run left in its workdir."""
     test = json.loads((workdir / "test.json").read_text())
-    diagnosis = workdir / "diagnosis.json"
+    diagnosis = workdir / DIAGNOSIS
     found = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
     rollbacks = monitor.read_rollbacks(workdir)
     return RunRecord(seed, metrics.read(workdir), test, found, rollbacks)
@@ -79,9 +80,8 @@ def _levels(test: Mapping[str, Any], measure: str) -> np.ndarray | None:
 
 def _last_tenth(run: RunRecord, name: str) -> float:
     _, values = run.series(name)
-    return (
-        float(values[-max(1, len(values) // 10) :].mean()) if len(values) else math.nan
-    )
+    last = values[-max(1, len(values) // 10) :]
+    return float(last.mean()) if len(last) else math.nan
 
 
 def _validation(run: RunRecord, choose: Callable[[np.ndarray], float]) -> float:
@@ -220,10 +220,8 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def _with_success(run: RunRecord, part: str, name: str) -> float:
     """Spearman's correlation over a run's checkpoints of a number with success."""
     found = [d for d in run.diagnoses if name in d.get(part, {})]
-    success = [d["text"]["success"] for d in found]
-    values = [d[part][name] for d in found]
-    nan = math.nan
-    return spearman(*([nan if v is None else v for v in x] for x in (values, success)))
+    pairs = [(d[part][name], d["text"]["success"]) for d in found]
+    return spearman(*np.array(pairs, float).reshape(-1, 2).T)  # None becomes NaN.
 
 
 # The table ----------------------------------------------------------------------------

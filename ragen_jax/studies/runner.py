@@ -1,21 +1,27 @@
 """The runner of a study: what is missing, each run a process of its own, resumable."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
+from ragen_jax.studies import measures
 from ragen_jax.studies.definition import PlannedRun
+from ragen_jax.utils import folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
+_TRAINING = "training"  # by another process
 _LOG, _FAILURE = "study.log", "study_failure.json"
 _SETTINGS = "settings.json"  # as launch/train.py leaves them
 _ARGUMENTS = "study_run.json"  # what a run was started with
@@ -46,13 +52,13 @@ def state_of(folder: Path, run: PlannedRun) -> str:
     return FAILED if (workdir / _FAILURE).is_file() else MISSING
 
 
-def check_finished(folder: Path, run: PlannedRun) -> None:
-    """Raises UserError if what stands finished in a workdir is another run.
+def check_begun(folder: Path, run: PlannedRun) -> None:
+    """Raises UserError if what was begun or finished in a workdir is another run.
 
     A folder is named after its arm, whose changes may have been edited since.
     """
     workdir = workdir_of(folder, run)
-    if not ((workdir / "test.json").is_file() and (workdir / _SETTINGS).is_file()):
+    if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
         was = json.loads((workdir / _ARGUMENTS).read_text())
@@ -64,6 +70,8 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
                 f" asks for {' '.join(new) or 'less'}: move the folder away, and the"
                 " run is made anew"
             )
+    if not (workdir / _SETTINGS).is_file():
+        return
     # Of a folder from before that file was written, only what it asks for today.
     settings = json.loads((workdir / _SETTINGS).read_text())
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
@@ -75,6 +83,11 @@ def check_finished(folder: Path, run: PlannedRun) -> None:
                 f"{workdir} was trained with {key}={found}, and the study now asks for"
                 f" {key}={wanted}: move the folder away, and the run is made anew"
             )
+
+
+def _has_checkpoint(workdir: Path) -> bool:
+    steps = workdir / "checkpoints"
+    return steps.is_dir() and any(entry.name.isdecimal() for entry in steps.iterdir())
 
 
 def _arguments(run: PlannedRun) -> list[str]:
@@ -89,9 +102,10 @@ def _missing_steps(
     steps = []
     if not (workdir / "test.json").is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
-    if run.diagnose and not (workdir / "diagnosis.json").is_file():
-        script = train.with_name("diagnose.py")
-        steps.append([str(script), f"--checkpoint={workdir}", *run.diagnose])
+    out = workdir / measures.DIAGNOSIS
+    if run.diagnose and not out.is_file():
+        script = [str(train.with_name("diagnose.py")), f"--checkpoint={workdir}"]
+        steps.append([*script, *run.diagnose, f"--out={out}"])
     return steps
 
 
@@ -103,12 +117,13 @@ def run_missing(
     train: Path,
     console: console_lib.Console,
     retry_failed: bool = False,
+    one_core: bool = True,
 ) -> list[PlannedRun]:
     """Runs what is not finished, `jobs` at a time, and returns the runs that failed.
 
-    Each run has one core to itself where the system lets processes be bound, and so one
-    CPU device. A failed run is reported, its last line kept in its folder, and the
-    others run. An interrupt stops the runs, which save themselves, and is raised again.
+    A failed run is reported, its last line kept in its folder, and the others run; one
+    whose workdir another process trains in is passed over. An interrupt stops the runs,
+    which save themselves, and is raised again.
 
     Args:
       runs: of one study, the next first.
@@ -117,90 +132,153 @@ def run_missing(
       train: launch/train.py.
       console: where progress is shown.
       retry_failed: run those again that failed before.
+      one_core: each run has one CPU device, and a core that no other runner has, where
+        there is one and the system lets processes be bound.
     """
     states = {run: state_of(folder, run) for run in _unique(runs)}
     wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
     queue = [run for run, state in states.items() if state in wanted]
-    failed = [r for r, state in states.items() if state == FAILED and r not in queue]
-    done = sum(state == FINISHED for state in states.values())
+    states |= {run: MISSING for run in queue}
+    done = list(states.values()).count(FINISHED)
     console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
-    cores = _cores(jobs)
+    with contextlib.ExitStack() as claims:
+        cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
+        environment = {"JAX_NUM_CPU_DEVICES": "1"} if one_core else {}
+        start = functools.partial(
+            _start, folder=folder, train=train, cores=cores, environment=environment
+        )
+        _run_all(queue, states, jobs, start, console)
+    return [run for run, state in states.items() if state == FAILED]
+
+
+def _run_all(
+    queue: list[PlannedRun],
+    states: dict[PlannedRun, str],
+    jobs: int,
+    start: Callable[[PlannedRun, Sequence[_Running]], _Running | str],
+    console: console_lib.Console,
+) -> None:
+    """Empties the queue; states are those of all runs, and end as those are."""
     running: list[_Running] = []
     try:
         while queue or running:
             while queue and len(running) < jobs:
-                taken = {item.core for item in running}
-                core = next((c for c in cores if c not in taken), None)
-                running.append(_start(queue.pop(0), folder, train, core))
+                run = queue.pop(0)
+                begun = start(run, running)
+                if isinstance(begun, _Running):
+                    running.append(begun)
+                else:
+                    states[run] = _say_elsewhere(run, begun, console)
             time.sleep(_LOOK_EVERY)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
-                steps = _missing_steps(item.workdir, item.run, train)
-                if item.process.returncode == 0 and 0 < len(steps) < item.steps:
-                    running.append(_start(item.run, folder, train, item.core))
-                elif _finish(item, console):
-                    done += 1
+                more = start(item.run, running) if _is_halfway(item) else None
+                if isinstance(more, _Running):
+                    running.append(more)
                 else:
-                    failed.append(item.run)
-            console.status(_progress(running, done, len(states), len(queue), folder))
+                    states[item.run] = _finish(item, console)
+            console.status(_progress(running, states, len(queue)))
     except BaseException:
         _stop(running)
         raise
-    return failed
 
 
 def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list({run.label: run for run in runs}.values())
 
 
-def _cores(jobs: int) -> list[int | None]:
+def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
+    """The first cores that no other runner of this user has; ours until `claims` ends.
+
+    Each is a lock on a folder of the machine's, which any death of this process frees.
+    """
     if not hasattr(os, "sched_getaffinity"):
-        return [None] * jobs
-    available = sorted(os.sched_getaffinity(0))
-    return list(available[:jobs]) if jobs <= len(available) else [None] * jobs
+        return []
+    claimed: list[int] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if len(claimed) == most:
+            break
+        name = f"ragen_jax-{os.getuid()}-core{core}"
+        folder = Path(tempfile.gettempdir()) / name
+        with contextlib.suppress(OSError, UserError):  # Then it is not ours.
+            folder.mkdir(mode=0o700, exist_ok=True)
+            is_own = folder.lstat().st_uid == os.getuid()
+            if is_own and claims.enter_context(
+                folder_lock.held(folder, "runs a study")
+            ):
+                claimed.append(core)
+    return claimed
 
 
-def _start(run: PlannedRun, folder: Path, train: Path, core: int | None) -> _Running:
+def _start(
+    run: PlannedRun,
+    running: Sequence[_Running],
+    *,
+    folder: Path,
+    train: Path,
+    cores: Sequence[int],
+    environment: Mapping[str, str],
+) -> _Running | str:
+    """Starts the next step of a run; its state if it trains or was finished elsewhere.
+
+    It is bound to the first core that no running one has, if there is one.
+    """
     workdir = workdir_of(folder, run)
+    steps = _missing_steps(workdir, run, train)
+    if not steps or folder_lock.is_held(workdir):
+        return _TRAINING if steps else FINISHED
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / _FAILURE).unlink(missing_ok=True)
-    steps = _missing_steps(workdir, run, train)
     if steps[0][0] == str(train):
         (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
-    command = [sys.executable, *steps[0]]
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
     with open(workdir / _LOG, "ab") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, *steps[0]],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,  # An interrupt of the terminal reaches only us.
         )
+    taken = {item.core for item in running}
+    core = next((core for core in cores if core not in taken), None)
     if core is not None:
         os.sched_setaffinity(process.pid, {core})
     return _Running(run, workdir, process, core, time.monotonic(), len(steps))
 
 
-def _finish(item: _Running, console: console_lib.Console) -> bool:
-    """Reports a run that ended, and returns if it finished."""
+def _say_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) -> str:
+    console.line(f"{state} elsewhere: {run.label}")
+    return state
+
+
+def _is_halfway(item: _Running) -> bool:
+    """Whether a run that ended has one of several steps behind it."""
+    left = _missing_steps(item.workdir, item.run)
+    return item.process.returncode == 0 and 0 < len(left) < item.steps
+
+
+def _finish(item: _Running, console: console_lib.Console) -> str:
+    """Reports a run that ended, and returns its state."""
     code, label = item.process.returncode, item.run.label
     took = console_lib.duration(time.monotonic() - item.started)
     if code == 0 and not _missing_steps(item.workdir, item.run):
         console.line(f"finished  {label}  ({took})")
-        return True
+        return FINISHED
+    if folder_lock.is_held(item.workdir):  # It began there while ours was starting.
+        return _say_elsewhere(item.run, _TRAINING, console)
     words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
     last = words[-1] if words else ""
     record = {"exit_code": code, "last_line": last}
     (item.workdir / _FAILURE).write_text(json.dumps(record) + "\n")
     console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
-    return False
+    return FAILED
 
 
 def _progress(
-    running: Sequence[_Running], done: int, total: int, queued: int, folder: Path
+    running: Sequence[_Running], states: Mapping[PlannedRun, str], queued: int
 ) -> str:
+    done = list(states.values()).count(FINISHED)
     parts, left = [], []
     for item in running:
         try:
@@ -214,7 +292,7 @@ def _progress(
             durations = [r.get("time/iteration_seconds") or 0.0 for r in records[1:]]
             if durations:
                 left.append(sum(durations) / len(durations) * (iterations - last))
-    text = f"{done}/{total} finished; {', '.join(parts) or 'none running'}"
+    text = f"{done}/{len(states)} finished; {', '.join(parts) or 'none running'}"
     if left:
         text += f"; {console_lib.duration(max(left))} for these, {queued} runs behind"
     return text

@@ -28,7 +28,7 @@ class Interval:
     low: float  # bootstrap
     high: float
     seeds: int  # that have the measure
-    t_low: float = math.nan  # Student's t over seeds; of two seeds or more
+    t_low: float = math.nan  # Student's t over seeds; of two that differ, or more
     t_high: float = math.nan
 
 
@@ -98,9 +98,13 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
 
 
 def _student_half(values: Sequence[float]) -> float:
-    """Half the width of Student's interval; NaN of one value."""
+    """Half the width of Student's interval; NaN of one value, or of equal ones.
+
+    Equal values, as whole numbers of few seeds often are, do not say that the next one
+    would be the same; they say nothing of the spread.
+    """
     n = len(values)
-    if n < 2:
+    if n < 2 or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):
         return math.nan
     quantile = special.stdtrit(n - 1, (1 + _LEVEL) / 2)
     return float(quantile * np.std(values, ddof=1) / math.sqrt(n))

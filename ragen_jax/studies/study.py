@@ -54,7 +54,7 @@ def prepare(choice: Choice) -> StudyPlan:
 
     Raises:
       UserError: for a file, folder, scale, seed, arm or number that cannot be used, or
-        a run that was finished with other settings than the study now has.
+        a run that was begun with other settings than the study now has.
     """
     if choice.path is None:
         raise UserError("--study is missing: name a file, as in configs/studies/*.py")
@@ -82,7 +82,7 @@ def prepare(choice: Choice) -> StudyPlan:
     all_seeds = tuple(dict.fromkeys((*study.seeds, *more)))
     every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     for each in every:
-        runner.check_finished(folder, each)
+        runner.check_begun(folder, each)
     return StudyPlan(study, choice, tuple(runs), tuple(every), folder, kept)
 
 
@@ -134,6 +134,7 @@ def run(
         train=train,
         console=console,
         retry_failed=retry_failed,
+        one_core=plan.choice.scale != "paper",  # Which is for GPUs.
     )
     if failed:
         names = ", ".join(run.label for run in failed)

@@ -19,6 +19,7 @@ except ImportError:  # Not a POSIX system: there is no such lock.
 FILE = ".lock"
 # A file system that has no locks, or none that reach other hosts.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)  # by another process
 
 
 @contextlib.contextmanager
@@ -58,6 +59,29 @@ def held(folder: Path, what: str) -> Iterator[bool]:
             return
 
 
+def is_held(folder: Path) -> bool:
+    """Whether another process holds the folder now; False where nothing can tell.
+
+    Nothing is written there. Where a holder died, this look has the lock for a moment,
+    in which `held` would be refused; where none ever was, or it ended, it has not.
+
+    Args:
+      folder: that need not exist.
+    """
+    if fcntl is None:
+        return False
+    try:
+        file = (folder / FILE).open()
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in _TAKEN
+    return False
+
+
 def _is_still(path: Path, file: IO[str]) -> bool:
     """Whether an open file is the one that has the name."""
     with contextlib.suppress(OSError):
@@ -73,7 +97,7 @@ def _take(file: IO[str], folder: Path, what: str) -> bool:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return False
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
+        if error.errno not in _TAKEN:
             raise
         raise UserError(
             f"{folder} is in use: {_holder(file)}; wait for it, end it, or choose"

@@ -10,6 +10,18 @@ from ragen_jax.cli import subjects
 from ragen_jax.training import checkpoints, model, weights
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("runs/a/export", "runs/b/export"), ("Qwen/Qwen2.5-0.5B", "other/Qwen2.5-0.5B")],
+)
+def test_models_of_one_last_name_are_written_to_different_files(one, other):
+    names = {subjects.of_model(runs.settings(), path).name for path in (one, other)}
+    last = one.split("/")[-1]
+    assert len(names) == 2 and all(name.startswith(f"{last}-") for name in names)
+    assert subjects.of_model(runs.settings(), f"{one}/").name in names
+    assert subjects.of_model(runs.settings(), "tiny").name == "tiny"
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_agent_played_by_another_config_has_the_adapters_of_its_own_run(
     rank, tmp_path, monkeypatch

@@ -183,6 +183,10 @@ def test_a_correlation_with_success_is_over_a_runs_checkpoints():
         }
         for step in range(4)
     ]
+    # A checkpoint whose thoughts gave no such number is left out.
+    diagnoses.append(
+        {"text": {"success": 0.1}, "information": {"trajectory/token/zscore": None}}
+    )
     run = RunRecord(0, [], {}, diagnoses)
     assert measures.value(run, "zscore_correlation") == pytest.approx(-1)
     assert math.isnan(measures.value(run, "entropy_correlation"))
@@ -259,6 +263,10 @@ def test_students_interval_is_that_of_the_textbook():
         # Of two seeds the bootstrap alone says nothing; t = 12.7 says it here.
         ([0.1, 0.2], "greater", 0.0, verdicts.UNDECIDED),
         ([0.89, 0.9], "greater", 0.0, verdicts.HOLDS),
+        # Equal values say nothing of the spread.
+        ([0.9, 0.9], "greater", 0.0, verdicts.UNDECIDED),
+        ([0.9, 0.9, 0.9], "greater", 0.0, verdicts.WEAKLY_HOLDS),
+        ([0.9, 0.9, 0.9], "less", 0.0, verdicts.WEAKLY_FAILS),
     ],
 )
 def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
@@ -272,6 +280,19 @@ def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
     assert verdicts.judge(claim, {"one": runs}).verdict == verdict
 
 
+def test_equal_differences_have_no_students_interval_whatever_rounding_left():
+    def arm(*values):
+        return [
+            record(seed, [1], **{"train/success": [value] * 10})
+            for seed, value in enumerate(values)
+        ]
+
+    # 0.3 - 0.2 and 0.7 - 0.6 are not the same float.
+    found = statistics.difference(arm(0.3, 0.7), arm(0.2, 0.6), "last_success")
+    assert found.mean == pytest.approx(0.1) and found.seeds == 2
+    assert math.isnan(found.t_low) and math.isnan(found.t_high)
+
+
 def test_one_seed_decides_nothing():
     runs = {"one": [record(0, np.ones(500))], "other": [record(0, np.zeros(500))]}
     judged = verdicts.judge(Claim("x", "one", "other"), runs)
@@ -280,7 +301,10 @@ def test_one_seed_decides_nothing():
 
 def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     runs = {
-        "one": [record(s, np.arange(100) < 80, success=(0.3, 0.8)) for s in (0, 1)],
+        "one": [
+            record(s, np.arange(100) < solved, success=(0.3, 0.8))
+            for s, solved in enumerate((79, 81))
+        ],
         "other, too": [record(s, np.arange(100) < 30, success=(0.3,)) for s in (0, 1)],
     }
     page = report.write(
@@ -647,8 +671,8 @@ def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
 DIAGNOSE = """
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1].removeprefix("--checkpoint="))
-assert sys.argv[2:] == ["--all"] and (folder / "test.json").is_file()
-(folder / "diagnosis.json").write_text("[]")
+assert sys.argv[2] == "--all" and (folder / "test.json").is_file()
+pathlib.Path(sys.argv[3].removeprefix("--out=")).write_text("[]")
 """
 
 
@@ -663,9 +687,16 @@ def test_a_run_that_is_to_be_diagnosed_is_finished_after_that(tmp_path, monkeypa
         runs, folder, jobs=1, train=tmp_path / "train.py", console=Console(out)
     )
     assert failed == [] and out.getvalue().count("finished  ") == 2
-    assert (folder / runs[0].label / "diagnosis.json").is_file()
-    (folder / runs[0].label / "diagnosis.json").unlink()
+    workdir = folder / runs[0].label
+    measured = workdir / "study_diagnosis.json"
+    assert measured.read_text() == "[]"
+    # What a user measured there with other flags is not the study's.
+    other = workdir / "diagnosis.json"
+    other.write_text('[{"step": 1}]')
+    assert measures.read_run(workdir, 0).diagnoses == []
+    measured.unlink()
     assert runner.state_of(folder, runs[0]) == runner.MISSING
+    assert measures.read_run(workdir, 0).diagnoses == ()
 
 
 SAVING = """

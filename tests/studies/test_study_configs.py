@@ -43,7 +43,7 @@ def test_every_run_of_every_study_could_start(path, monkeypatch, tmp_path):
             saved = json.dumps(settings_lib.to_dict(settings))
             (folder / "settings.json").write_text(saved)
             (folder / "test.json").write_text("{}")
-            runner.check_finished(tmp_path / scale, run)
+            runner.check_begun(tmp_path / scale, run)
             for task in (*settings.tasks(), *settings.evaluated_tasks()):
                 registry.make(task.name, task.options)
         is_paper = {s.model.path != "tiny" for s in found.values()}
@@ -55,7 +55,10 @@ def test_every_run_of_every_study_could_start(path, monkeypatch, tmp_path):
             check_labels(found_study, found)
 
 
-def test_a_finished_run_of_an_arm_that_was_edited_since_is_not_taken_for_it(tmp_path):
+@pytest.mark.parametrize("left", ["test.json", "checkpoints/10/state"])
+def test_a_run_of_an_arm_that_was_edited_since_is_neither_taken_for_it_nor_continued(
+    tmp_path, left
+):
     (run,) = planned_runs(
         definition.load(ROOT / "configs" / "studies" / "slip.py"), seeds=(0,)
     )[:1]
@@ -63,14 +66,19 @@ def test_a_finished_run_of_an_arm_that_was_edited_since_is_not_taken_for_it(tmp_
     folder.mkdir(parents=True)
     saved = settings_lib.to_dict(settings_of(run))
     (folder / "settings.json").write_text(json.dumps(saved))
-    (folder / "test.json").write_text("{}")
+    (folder / left).parent.mkdir(parents=True, exist_ok=True)
+    (folder / left).write_text("{}")
     started = [*reversed(run.arguments()), *run.diagnose]  # The order is no change.
     (folder / "study_run.json").write_text(json.dumps(started))
-    runner.check_finished(tmp_path, run)
+    runner.check_begun(tmp_path, run)
     started.append("--config.loss.entropy=0.1")  # A change that the arm no longer has.
     (folder / "study_run.json").write_text(json.dumps(started))
     with pytest.raises(UserError, match="made with --config.loss.entropy=0.1, and the"):
-        runner.check_finished(tmp_path, run)
+        runner.check_begun(tmp_path, run)
+    (folder / left).unlink()
+    if (folder / left).parent != folder:
+        (folder / left).parent.rmdir()
+    runner.check_begun(tmp_path, run)  # Nothing is there that could be continued.
 
 
 def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):

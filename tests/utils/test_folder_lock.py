@@ -51,6 +51,16 @@ def test_any_death_frees_the_folder(tmp_path, holder, number):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_look_says_whether_a_folder_is_held_and_leaves_it_as_it_was(tmp_path, holder):
+    file = tmp_path / folder_lock.FILE
+    text = file.read_text()
+    assert folder_lock.is_held(tmp_path) and file.read_text() == text
+    holder.kill()
+    holder.wait()
+    assert not folder_lock.is_held(tmp_path) and file.read_text() == text
+    assert not folder_lock.is_held(tmp_path / "none")
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 9999])
 def test_a_lock_whose_file_says_nothing_still_holds(tmp_path, holder, text):
     (tmp_path / folder_lock.FILE).write_text(text)

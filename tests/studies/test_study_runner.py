@@ -1,0 +1,180 @@
+"""Runners of studies side by side: whose runs, and whose cores."""
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import textwrap
+
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax.reporting.console import Console
+from ragen_jax.studies import runner, study
+from ragen_jax.studies.definition import Study, planned_runs
+from ragen_jax.utils import folder_lock
+
+STUDY = Study(
+    name="two",
+    question="?",
+    source="nothing",
+    config="configs/frozenlake.py",
+    changes={},
+    arms={"one": {}, "other": {"seed": 5}},
+    seeds=(0,),
+)
+TRAIN = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+(folder / "started").touch()
+if "one" in folder.name and {waits}:
+    while not (folder / ".lock").exists():
+        time.sleep(0.01)
+    sys.exit("error: the folder is in use")
+(folder / "test.json").write_text("{{}}")
+"""
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch):
+    """Runs the study with a stand-in for launch/train.py: (failed, what was said)."""
+    monkeypatch.setattr(runner, "_LOOK_EVERY", 0.02)
+
+    def go(train, **options):
+        (tmp_path / "train.py").write_text(textwrap.dedent(train))
+        out = io.StringIO()
+        failed = runner.run_missing(
+            planned_runs(STUDY),
+            tmp_path,
+            jobs=1,
+            train=tmp_path / "train.py",
+            console=Console(out),
+            **options,
+        )
+        return failed, out.getvalue()
+
+    return go
+
+
+def test_a_run_that_trains_elsewhere_is_passed_over_and_no_failure(tmp_path, go):
+    workdir = tmp_path / "one-seed0"
+    workdir.mkdir()
+    with folder_lock.held(workdir, "trains"):
+        failed, said = go(TRAIN.format(waits=False))
+    assert failed == [] and said.count("training elsewhere: one-seed0\n") == 1
+    assert list(workdir.iterdir()) == []
+    states = [runner.state_of(tmp_path, run) for run in planned_runs(STUDY)]
+    assert states == ["missing", "finished"]
+    assert go(TRAIN.format(waits=False))[1].count("finished  ") == 1
+
+
+def test_a_run_that_began_elsewhere_while_ours_was_starting_is_no_failure(
+    tmp_path, go, monkeypatch
+):
+    start, workdir = runner._start, tmp_path / "one-seed0"
+    with contextlib.ExitStack() as other:
+
+        def start_both(run, running, **options):
+            item = start(run, running, **options)
+            if run.arm == "one":
+                other.enter_context(folder_lock.held(workdir, "trains"))
+            return item
+
+        monkeypatch.setattr(runner, "_start", start_both)
+        failed, said = go(TRAIN.format(waits=True))
+    assert failed == [] and said.count("training elsewhere: one-seed0\n") == 1
+    assert (workdir / "started").exists()
+    assert not (workdir / "study_failure.json").exists()
+
+
+def test_a_run_that_was_finished_elsewhere_meanwhile_is_not_started(
+    tmp_path, go, monkeypatch
+):
+    start = runner._start
+
+    def start_late(run, running, **options):
+        if run.arm == "one":
+            (tmp_path / "one-seed0").mkdir()
+            (tmp_path / "one-seed0" / "test.json").write_text("{}")
+        return start(run, running, **options)
+
+    monkeypatch.setattr(runner, "_start", start_late)
+    failed, said = go(TRAIN.format(waits=False))
+    assert failed == [] and "finished elsewhere: one-seed0\n" in said
+    assert not (tmp_path / "one-seed0" / "started").exists()
+
+
+@pytest.fixture
+def claims(tmp_path, monkeypatch):
+    """Claims of cores on a machine on which nobody else has one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def test_a_core_belongs_to_one_runner_of_a_machine(claims, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 9}, raising=False)
+    with contextlib.ExitStack() as first:
+        assert runner._claim_cores(2, first) == [3, 5]
+        assert runner._claim_cores(2, claims) == [9]
+        assert runner._claim_cores(1, claims) == []
+    assert runner._claim_cores(1, claims) == [3]
+
+
+def test_a_core_is_not_claimed_in_another_users_folder(claims, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert runner._claim_cores(1, claims) == []
+
+
+WHERE = """
+import json, os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+time.sleep(0.2)
+found = sorted(os.sched_getaffinity(0)), os.environ.get("JAX_NUM_CPU_DEVICES")
+(folder / "test.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are Linux's")
+def test_runs_are_bound_to_the_first_core_that_nobody_holds(
+    tmp_path, go, claims, monkeypatch
+):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    every = sorted(os.sched_getaffinity(0))
+    runner._claim_cores(1, claims)
+    go(WHERE)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("*/test.json")]
+    assert found == [[every[1:2] or every, "1"]] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are Linux's")
+def test_runs_for_gpus_have_every_core_and_as_many_devices_as_they_will(
+    tmp_path, go, claims, monkeypatch
+):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    go(WHERE, one_core=False)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("*/test.json")]
+    assert found == [[sorted(os.sched_getaffinity(0)), None]] * 2
+
+
+@pytest.mark.parametrize(("scale", "one_core"), [("tiny", True), ("paper", False)])
+def test_only_runs_of_the_papers_scale_are_for_gpus(
+    tmp_path, monkeypatch, scale, one_core
+):
+    given = {}
+    monkeypatch.setattr(
+        runner, "run_missing", lambda *_, **options: given.update(options) or []
+    )
+    path = ROOT / "configs" / "studies" / "thinking.py"
+    choice = study.Choice(str(path), tmp_path / "runs", tmp_path, scale)
+    study.run(
+        study.prepare(choice),
+        jobs=1,
+        retry_failed=False,
+        train=tmp_path,
+        console=Console(io.StringIO()),
+    )
+    assert given["one_core"] == one_core
