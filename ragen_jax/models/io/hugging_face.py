@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ragen_jax.errors import UserError
 from ragen_jax.models import config as model_config
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.io import partial_reads, safetensors_files
+from ragen_jax.models.io import partial_reads, safetensors_files, tokenizer_files
 from ragen_jax.models.io.safetensors_files import Stored
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.utils import atomic_files, json_files, machine_errors
@@ -255,14 +255,6 @@ def read_stop_tokens(folder: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _forget_origin(path: Path) -> None:
-    """Drops what transformers notes on how the tokenizer was read."""
-    written = json.loads(path.read_text())
-    for key in ("is_local", "local_files_only"):
-        written.pop(key, None)
-    _write_json(path, written)
-
-
 def _write_json(path: Path, written: dict) -> None:
     path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
 
@@ -332,5 +324,4 @@ def write_folder(
             stops = sorted(stop_tokens)
             known["eos_token_id"] = stops if len(stops) > 1 else stops[0]
         _write_json(scratch / _GENERATION, known)
-        tokenizer.save_pretrained(scratch)
-        _forget_origin(scratch / "tokenizer_config.json")
+        tokenizer_files.write(scratch, tokenizer)
