@@ -192,7 +192,7 @@ def test_a_date_that_the_template_asks_for_is_pinned(format):
         messages, tokenize=False, add_generation_prompt=True, date_string=date
     )
     assert pieces.join(texts) == whole
-    assert tokenizer.chat_template == template  # What an export writes.
+    assert tokenizer.chat_template == template
 
 
 def test_an_end_of_text_token_stops_a_reply_too():
