@@ -158,8 +158,10 @@ def test_a_damaged_weights_file_is_named(tmp_path, damage):
 
 def test_a_folder_without_safetensors_is_refused_and_pickles_are_never_opened(tmp_path):
     folder, _ = _write(tmp_path, CONFIG)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "holds no .safetensors file" in _refusal(_read, folder)
+    pickled = (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "holds no .safetensors file; pickled .bin weights" in _refusal(_read, folder)
+    pickled.unlink()
+    assert "file; copy or download the model's weights into" in _refusal(_read, folder)
 
 
 def test_a_missing_folder_or_an_unreadable_config_is_named(tmp_path):
