@@ -71,8 +71,9 @@ def cut_pieces(
     # Not how many tokens there are: ids may have gaps.
     if more_stops and max(more_stops) > (highest := highest_id(tokenizer)):
         raise UserError(
-            f"{where}: generation_config.json ends replies at token {max(more_stops)},"
-            f" and the tokenizer's ids reach {highest}; take both from one model"
+            f"{where}: generation_config.json, or without it config.json, ends replies"
+            f" at token {max(more_stops)}, and the tokenizer's ids reach {highest};"
+            " take both from one model"
         )
     if not tokenizer.chat_template:
         raise UserError(

@@ -5,6 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
 from ragen_jax.models.io import partial_reads, sources
-from ragen_jax.models.presets import SHAPES
+from ragen_jax.models.presets import EMBEDDED, SHAPES
 from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
@@ -46,11 +47,16 @@ def begin(config, start: str | None):
     """A tokenizer and weights: new ones, or those of --start.
 
     Raises:
-      UserError: if the model is of another shape, its tokenizer is of another kind, or
-        its weights are not finite.
+      UserError: if there is no such folder, the model is of another shape, its
+        tokenizer is of another kind, or its weights are not finite.
     """
     shape = SHAPES[config.model]
     if start:
+        if start not in EMBEDDED and not Path(start).expanduser().is_dir():
+            raise UserError(
+                f"--start={start}: there is no such folder; give one that this script"
+                f" wrote, or {' or '.join(map(repr, EMBEDDED))}"
+            )
         source = sources.locate(start)
         if source.read_config() != shape:
             raise UserError(

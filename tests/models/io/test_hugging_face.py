@@ -303,3 +303,31 @@ def test_the_tokens_that_end_a_reply_are_read_from_the_models_generation_setting
         path.write_text(wrong)
         with pytest.raises(UserError, match=r"generation_config\.json.* or delete it:"):
             stops(tmp_path)
+
+
+def test_without_generation_settings_config_json_says_which_tokens_end_a_reply(
+    tmp_path,
+):
+    """As in transformers; a file of generation settings that names none counts."""
+    config, stops = tmp_path / "config.json", hugging_face.read_stop_tokens
+    for written, read in (({"eos_token_id": [2, 0]}, (2, 0)), ({}, ())):
+        config.write_text(json.dumps(written))
+        assert stops(tmp_path) == read
+    config.write_text('{"eos_token_id": -1}')
+    with pytest.raises(UserError, match=r"config\.json: eos.* or write null: then the"):
+        stops(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert stops(tmp_path) == ()
+
+
+def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):
+    adapters, run = tmp_path / "adapters", tmp_path / "run"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text("{}")
+    (run / "checkpoints").mkdir(parents=True)
+    for folder, remedy in (
+        (adapters, "export the run again, without --adapter"),
+        (run, "pass it as --checkpoint"),
+    ):
+        message = _refusal(hugging_face.read_config, folder)
+        assert message.startswith(str(folder)) and remedy in message
