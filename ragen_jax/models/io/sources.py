@@ -122,6 +122,19 @@ def split_revision(path: str) -> tuple[str, str | None]:
     return hub_id[1], hub_id[2]
 
 
+def outside_name(path: str, source: Source) -> tuple[str, str | None]:
+    """By which other programs find a model, and the revision of a hub id.
+
+    Args:
+      path: a `model.path`.
+      source: what `locate` found for it; anything but a hub id is named by the place
+        where it lies, as an absolute path.
+    """
+    if _HUB_ID.fullmatch(path) and not Path(path).exists():
+        return split_revision(path)
+    return str(source.path.absolute()), None
+
+
 def _smollm2() -> Path:
     try:
         files = importlib.metadata.files(_SMOLLM2) or []

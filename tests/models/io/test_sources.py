@@ -168,6 +168,19 @@ def test_a_snapshot_without_weights_says_how_to_fetch_them(tmp_path, monkeypatch
     assert sources.locate("owner/name").path == tmp_path
 
 
+def test_other_programs_find_a_model_by_hub_id_or_absolute_path(tmp_path, monkeypatch):
+    def outside(path: str, place: Path) -> tuple:
+        return sources.outside_name(path, sources.Source(place, is_gguf=False))
+
+    assert outside("owner/name@v1", tmp_path / "cache") == ("owner/name", "v1")
+    tiny = sources.locate("tiny")
+    assert sources.outside_name("tiny", tiny) == (str(presets.TINY_FOLDER), None)
+    (tmp_path / "runs" / "agent").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    wanted = (str(tmp_path / "runs" / "agent"), None)
+    assert outside("runs/agent", Path("runs/agent")) == wanted
+
+
 # SmolLM2 -----------------------------------------------------------------------------
 
 
