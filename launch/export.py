@@ -40,6 +40,10 @@ _DTYPE = flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16"], "Of the stored weights."
 )
 _ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
+_GGUF = (
+    "peft reads no GGUF file: convert the base model to a folder first, and write that"
+    " as base_model_name_or_path in adapter_config.json"
+)
 
 
 def main() -> None:
@@ -72,7 +76,7 @@ def main() -> None:
     console.status(f"writing {out} ...")
     with cli.user_mistakes():
         if _ADAPTER.value:
-            base = sources.split_revision(settings.model.path)
+            base = sources.outside_name(settings.model.path, model.source)
             peft.write_folder(out, model.config, actor, model.adapters, *base)
         else:
             hugging_face.write_folder(
@@ -89,6 +93,8 @@ def main() -> None:
         f"parameters   {parameters.count(actor) / 1e6:.2f} M in {dtype}\n"
         f"folder       {out}"
     )
+    if _ADAPTER.value and model.source.is_gguf:
+        console.line(f"note         {_GGUF}")
     if not _ADAPTER.value:
         words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
         console.line(f"\nnext: {shlex.join(words)}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
-from ragen_jax.text import template_process
+from ragen_jax.text import pinned_date, template_process
 from ragen_jax.text.phrases import encode
 from ragen_jax.text.token_bytes import highest_id
 
@@ -23,13 +23,6 @@ _SYSTEM, _USER, _REPLY, _NEXT = (
     "\x11re\x12",
     "\x11n\x12",
 )
-# Put before templates that ask for the date: it is always the one on which Llama 3.1's
-# falls back, so that a run and its continuation on another day read the same prompt.
-_PINNED_DATE = """\
-{%- macro strftime_now(format) -%}
-{{- format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')
-    | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') -}}
-{%- endmacro %}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +72,9 @@ def cut_pieces(
     # Not how many tokens there are: ids may have gaps.
     if more_stops and max(more_stops) > (highest := highest_id(tokenizer)):
         raise UserError(
-            f"{where}: generation_config.json ends replies at token {max(more_stops)},"
-            f" and the tokenizer's ids reach {highest}; take both from one model"
+            f"{where}: generation_config.json, or without it config.json, ends replies"
+            f" at token {max(more_stops)}, and the tokenizer's ids reach {highest};"
+            " take both from one model"
         )
     if not tokenizer.chat_template:
         raise UserError(
@@ -147,8 +141,7 @@ def _render(
             raise ValueError(f"it is no text but {type(template).__name__}")
     except ValueError as error:
         raise _unusable(where, str(error).splitlines()[0]) from None
-    if "strftime_now" in template:
-        template = _PINNED_DATE + template
+    template = pinned_date.pin(template)
     tokens = {name: str(x) for name, x in tokenizer.special_tokens_map.items()}
     key = json.dumps([template, tokens, conversations], sort_keys=True)
     texts, problem = _in_a_process(key)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
 from ragen_jax.models.io import partial_reads, sources
-from ragen_jax.models.presets import SHAPES
+from ragen_jax.models.presets import EMBEDDED, SHAPES
 from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
@@ -45,11 +47,16 @@ def begin(config, start: str | None):
     """A tokenizer and weights: new ones, or those of --start.
 
     Raises:
-      UserError: if the model is of another shape, its tokenizer is of another kind, or
-        its weights are not finite.
+      UserError: if there is no such folder, the model is of another shape, its
+        tokenizer is of another kind, or its weights are not finite.
     """
     shape = SHAPES[config.model]
     if start:
+        if start not in EMBEDDED and not Path(start).expanduser().is_dir():
+            raise UserError(
+                f"--start={start}: there is no such folder; give one that this script"
+                f" wrote, or {' or '.join(map(repr, EMBEDDED))}"
+            )
         source = sources.locate(start)
         if source.read_config() != shape:
             raise UserError(
@@ -110,7 +117,11 @@ def _texts(config) -> list[str]:
 
 
 def train_stage(weights, name: str, config, pieces, tokenizer):
-    """One of STAGES: an optimizer of its own, on demonstrations as the stage says."""
+    """One of STAGES: an optimizer of its own, on demonstrations as the stage says.
+
+    Raises:
+      UserError: if the loss or the weights are no longer finite.
+    """
     stage = config[name]
     if stage.new_words:
         weights = _redraw_words(weights, tokenizer, config.seed)
@@ -194,12 +205,12 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
     draw = [jax.jit(batch) for batch, _ in batches]
     state, started = optimizer.init(weights), time.time()
     choice = np.random.default_rng(config.seed)
+    root = jax.random.key(_draw_seed(config.seed, stage.draws))
     share = np.array(shares) / sum(shares)
     losses, successes = [], []
     for step in range(1, stage.steps + 1):
         which = choice.choice(len(draw), p=share)
-        key = jax.random.fold_in(jax.random.key(config.seed + stage.draws), step)
-        tokens, is_reply, success = draw[which](key)
+        tokens, is_reply, success = draw[which](jax.random.fold_in(root, step))
         weights, state, loss = update(
             weights, state, tokens, is_reply, batches[which][1]
         )
@@ -207,11 +218,36 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
         successes.append(success)
         if step % config.log_every == 0 or step == stage.steps:
             left = (time.time() - started) / step * (stage.steps - step)
+            mean = float(jnp.stack(losses).mean())
+            _check_loss(name, step, mean)
             print(
-                f"{name} {step:5d}/{stage.steps}  loss {jnp.stack(losses).mean():.4f}"
+                f"{name} {step:5d}/{stage.steps}  loss {mean:.4f}"
                 f"  demonstrator's success {jnp.concatenate(successes).mean():.3f}"
                 f"  {left:5.0f} s left",
                 flush=True,
             )
             losses, successes = [], []
+    _check_weights(name, weights)
     return weights
+
+
+def _draw_seed(seed: int, draws: int) -> int:
+    """Of a stage's levels, 0 .. 2**32 - 1; `draws` itself for seed 0.
+
+    Not their sum, with which a stage met the levels of another seed's next stage.
+    """
+    return (seed * 1_000_003 + draws) % 2**32
+
+
+def _check_loss(name: str, step: int, loss: float) -> None:
+    """Raises UserError if the mean loss of some steps, up to `step`, is not finite."""
+    if not math.isfinite(loss):
+        raise UserError(f"{name}: the loss is {loss} at step {step}: lower {name}.lr")
+
+
+def _check_weights(name: str, weights) -> None:
+    """Raises UserError if a stage's last step, whose loss nobody sees, broke them."""
+    if not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(weights)):
+        raise UserError(
+            f"{name}: the weights are not finite after the last step: lower {name}.lr"
+        )

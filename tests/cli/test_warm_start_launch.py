@@ -142,6 +142,12 @@ def test_a_model_that_no_stage_can_go_on_from_is_refused(tmp_path, change, told)
     assert str(tmp_path / "model") in str(caught.value) and told in str(caught.value)
 
 
+def test_a_start_that_is_no_folder_is_named_without_asking_the_hub(monkeypatch):
+    monkeypatch.setattr(sources, "locate", pytest.fail)
+    with pytest.raises(UserError, match=r"^--start=runs/nope: there is no such folder"):
+        stages.begin(ConfigDict({"model": "tiny"}), "runs/nope")
+
+
 def test_later_stages_without_a_model_are_refused(tmp_path):
     ended = warm_process.attempt(
         SCRIPT,

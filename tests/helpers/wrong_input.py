@@ -256,7 +256,7 @@ MODELS = {
     "truncated": model("truncated", "model.safetensors is damaged", "copy or"),
     "reshaped": model("reshaped", "model.norm.weight has shape (5,)", "take config"),
     "lacking": model("lacking", "missing ['model.norm.weight']", "take config.json"),
-    "no weights": model("no_weights", "holds no .safetensors", "convert them"),
+    "no weights": model("no_weights", "holds no .safetensors", "copy or"),
     "no tokenizer": model("no_tokenizer", "has no tokenizer.json", "copy the"),
     "broken tokenizer": model("broken_tokenizer", "no tokenizer that can", "copy"),
     "no template": model("no_template", "has no chat template", "take the instr"),

@@ -1,10 +1,16 @@
 """Adapters: what they add, what of them is trained and saved, and how they leave."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import models, runs
+from helpers.paths import ROOT
 from safetensors.numpy import load_file
 
 from ragen_jax.errors import UserError
@@ -165,6 +171,25 @@ def test_peft_reads_the_same_products(run, workdir, tmp_path):
         peft.write_folder(
             tmp_path / "out", run.model.config, trained, run.model.adapters, "base"
         )
+
+
+@pytest.mark.slow
+def test_exported_adapters_name_their_base_so_that_peft_finds_it(workdir, tmp_path):
+    base, out = runs.model(), tmp_path / "out"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "launch" / "export.py"), "--adapter"),
+            *(f"--checkpoint={workdir}", f"--model=./{base.name}", f"--out={out}"),
+        ],
+        cwd=base.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads((out / "adapter_config.json").read_text())
+    assert Path(written["base_model_name_or_path"]) == base.absolute()
+    assert "peft reads no GGUF" not in done.stdout
 
 
 def test_only_adapters_wait_for_an_optimizer(run):

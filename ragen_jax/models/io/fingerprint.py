@@ -16,14 +16,19 @@ from ragen_jax.models import parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import partial_reads
 from ragen_jax.models.parameters import Leaf, Parameters
+from ragen_jax.text import pinned_date
 
 _SAMPLE = 8  # rows of a file's matrix that are looked at
 
 
 def of_tokenizer(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Of the tokens with their ids, and of the chat template."""
+    """Of the tokens with their ids, and of the chat template.
+
+    A written folder's template may have the date in front that training pinned.
+    """
     table = sorted(tokenizer.get_vocab().items())
-    return _mark(json.dumps([table, tokenizer.chat_template]).encode())
+    template = pinned_date.change_each(tokenizer.chat_template, pinned_date.unpin)
+    return _mark(json.dumps([table, template]).encode())
 
 
 def of_constants(config: ModelConfig) -> str:

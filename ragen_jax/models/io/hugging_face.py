@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ragen_jax.errors import UserError
 from ragen_jax.models import config as model_config
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.io import partial_reads, safetensors_files
+from ragen_jax.models.io import partial_reads, safetensors_files, tokenizer_files
 from ragen_jax.models.io.safetensors_files import Stored
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.utils import atomic_files, json_files, machine_errors
@@ -43,7 +43,11 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 _GENERATION = "generation_config.json"
-_WITHOUT = "correct it, or delete it: then the tokenizer says where replies end"
+_STOPS_SAID = {  # The files that say where replies end, and how to correct them.
+    _GENERATION: "correct it, or delete it: then config.json says where replies end",
+    "config.json": "correct it, or write null: then the tokenizer says where replies"
+    " end",
+}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _COMPARED = 64  # rows by which a tied model's head and embedding are compared
 # Old files keep the rotary frequencies, which config.json says too.
@@ -77,6 +81,8 @@ def read_config(folder: Path) -> ModelConfig:
             f"model.path: there is no folder {folder}; give 'tiny' or a Hugging Face"
             " model folder"
         )
+    if not path.exists():
+        _check_kind(folder)
     try:
         parsed = json_files.read_object(path)
     except (OSError, ValueError) as error:
@@ -85,6 +91,20 @@ def read_config(folder: Path) -> ModelConfig:
             " config.json that came with its weights"
         ) from None
     return model_config.from_hugging_face(parsed, str(path))
+
+
+def _check_kind(folder: Path) -> None:
+    """Refuses what is written beside models and taken for one: adapters, a run."""
+    if (folder / "adapter_config.json").exists():
+        raise UserError(
+            f"{folder} holds adapters and no model: export the run again, without"
+            " --adapter"
+        )
+    if (folder / "checkpoints").is_dir():
+        raise UserError(
+            f"{folder} is a run's folder and no model: pass it as --checkpoint, or make"
+            " a model of it by launch/export.py"
+        )
 
 
 def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) -> None:
@@ -237,30 +257,26 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def read_stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Ids that end a reply by generation_config.json; none without the file.
+    """Ids that end a reply by generation_config.json or, without it, config.json.
+
+    So transformers has it. There are none where neither file is or names any.
 
     Raises:
       UserError: if the file says anything else.
     """
-    path = folder / _GENERATION
-    try:
-        named = json_files.read_object(path).get("eos_token_id")
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {_WITHOUT}") from error
-    ids = [] if named is None else named if isinstance(named, list) else [named]
-    if not all(type(index) is int and index >= 0 for index in ids):
-        raise UserError(f"{path}: eos_token_id = {named!r} is no token; {_WITHOUT}")
-    return tuple(ids)
-
-
-def _forget_origin(path: Path) -> None:
-    """Drops what transformers notes on how the tokenizer was read."""
-    written = json.loads(path.read_text())
-    for key in ("is_local", "local_files_only"):
-        written.pop(key, None)
-    _write_json(path, written)
+    for name, remedy in _STOPS_SAID.items():
+        path = folder / name
+        try:
+            named = json_files.read_object(path).get("eos_token_id")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
+        ids = [] if named is None else named if isinstance(named, list) else [named]
+        if not all(type(index) is int and index >= 0 for index in ids):
+            raise UserError(f"{path}: eos_token_id = {named!r} is no token; {remedy}")
+        return tuple(ids)
+    return ()
 
 
 def _write_json(path: Path, written: dict) -> None:
@@ -332,5 +348,4 @@ def write_folder(
             stops = sorted(stop_tokens)
             known["eos_token_id"] = stops if len(stops) > 1 else stops[0]
         _write_json(scratch / _GENERATION, known)
-        tokenizer.save_pretrained(scratch)
-        _forget_origin(scratch / "tokenizer_config.json")
+        tokenizer_files.write(scratch, tokenizer)

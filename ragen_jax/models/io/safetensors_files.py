@@ -111,10 +111,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not (index := folder / INDEX).exists():
         if files := sorted(folder.glob("*.safetensors")):
             return files
-        raise UserError(
-            f"{folder} holds no .safetensors file; pickled .bin weights are never"
-            " opened: convert them with transformers' save_pretrained first"
-        )
+        raise UserError(_without_weights(folder))
     try:
         names = sorted(set(json_files.read_object(index)["weight_map"].values()))
         # A plain name each, so that nothing outside the folder is opened.
@@ -131,6 +128,19 @@ def weight_files(folder: Path) -> list[Path]:
             " which is not there; copy or download the whole folder"
         )
     return [folder / name for name in names]
+
+
+def _without_weights(folder: Path) -> str:
+    """What is wrong with a folder of no safetensors file, and how to mend it."""
+    if any(folder.glob("*.bin")):
+        return (
+            f"{folder} holds no .safetensors file; pickled .bin weights are never"
+            " opened: convert them with transformers' save_pretrained first"
+        )
+    return (
+        f"{folder} holds no .safetensors file; copy or download the model's weights"
+        " into it"
+    )
 
 
 def write_files(

@@ -97,7 +97,10 @@ def locate(path: str, *, with_weights: bool = True) -> Source:
         return Source(local, is_gguf=True)
     if _HUB_ID.fullmatch(path):
         wanted = (_WEIGHTS if with_weights else ()) + _SHAPE_AND_TOKENIZER
-        return Source(_fetch(path, wanted), is_gguf=False)
+        snapshot = _fetch(path, wanted)
+        if with_weights and not any(any(snapshot.glob(x)) for x in _WEIGHTS):
+            raise _incomplete(path, snapshot)
+        return Source(snapshot, is_gguf=False)
     raise UserError(f"model.path: there is no folder {local}; {_REMEDY}")
 
 
@@ -117,6 +120,19 @@ def split_revision(path: str) -> tuple[str, str | None]:
     if hub_id is None or Path(path).exists():
         return path, None
     return hub_id[1], hub_id[2]
+
+
+def outside_name(path: str, source: Source) -> tuple[str, str | None]:
+    """By which other programs find a model, and the revision of a hub id.
+
+    Args:
+      path: a `model.path`.
+      source: what `locate` found for it; anything but a hub id is named by the place
+        where it lies, as an absolute path.
+    """
+    if _HUB_ID.fullmatch(path) and not Path(path).exists():
+        return split_revision(path)
+    return str(source.path.absolute()), None
 
 
 def _smollm2() -> Path:
@@ -153,8 +169,20 @@ def _fetch(path: str, wanted: tuple[str, ...]) -> Path:
         status = getattr(error.response, "status_code", "no")
         reason = f"the hub gives no model of this name to you, status {status}"
     except Exception as error:  # Of network, disk or cache, of many libraries.
+        # Newer clients know without a network that files are missing.
+        if snapshot := getattr(error, "snapshot_path", None):
+            raise _incomplete(path, snapshot) from None
         reason = f"it could not be fetched from the hub, {type(error).__name__}"
     raise UserError(
         f"model.path: there is no folder {path} here, and {reason}; give a local model"
         " folder or .gguf file, or look at the name, the network and HF_TOKEN"
+    )
+
+
+def _incomplete(path: str, snapshot: Path | str) -> UserError:
+    """Of a model in the cache, as a plan leaves it or a download that broke off."""
+    return UserError(
+        f"model.path: of {path} the cache holds no weights, or not all ({snapshot}), as"
+        " after a plan: fetch them once with the network on; if the hub has none as"
+        " .safetensors, choose a model that has"
     )

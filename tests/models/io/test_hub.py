@@ -99,6 +99,9 @@ def test_a_plan_fetches_no_weights_and_a_run_fetches_them_later(made, tmp_path):
         assert source.read_config() == config
         assert len(source.read_tokenizer()) == len(models.make_tokenizer())
         assert not [name for name in server.sent if "safetensors" in name]
+        (refusal,) = locate(tmp_path, ["owner/model"], HF_HUB_OFFLINE="1")
+        assert refusal.startswith("model.path: of owner/model the cache holds no weigh")
+        assert f"({path}), as after a plan: fetch them once with" in refusal
         (again,) = locate(tmp_path, ["owner/model"], HF_ENDPOINT=server.address)
     assert again == path and (Path(path) / "model.safetensors").is_file()
 

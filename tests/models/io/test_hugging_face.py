@@ -158,8 +158,10 @@ def test_a_damaged_weights_file_is_named(tmp_path, damage):
 
 def test_a_folder_without_safetensors_is_refused_and_pickles_are_never_opened(tmp_path):
     folder, _ = _write(tmp_path, CONFIG)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "holds no .safetensors file" in _refusal(_read, folder)
+    pickled = (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "holds no .safetensors file; pickled .bin weights" in _refusal(_read, folder)
+    pickled.unlink()
+    assert "file; copy or download the model's weights into" in _refusal(_read, folder)
 
 
 def test_a_missing_folder_or_an_unreadable_config_is_named(tmp_path):
@@ -301,3 +303,31 @@ def test_the_tokens_that_end_a_reply_are_read_from_the_models_generation_setting
         path.write_text(wrong)
         with pytest.raises(UserError, match=r"generation_config\.json.* or delete it:"):
             stops(tmp_path)
+
+
+def test_without_generation_settings_config_json_says_which_tokens_end_a_reply(
+    tmp_path,
+):
+    """As in transformers; a file of generation settings that names none counts."""
+    config, stops = tmp_path / "config.json", hugging_face.read_stop_tokens
+    for written, read in (({"eos_token_id": [2, 0]}, (2, 0)), ({}, ())):
+        config.write_text(json.dumps(written))
+        assert stops(tmp_path) == read
+    config.write_text('{"eos_token_id": -1}')
+    with pytest.raises(UserError, match=r"config\.json: eos.* or write null: then the"):
+        stops(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert stops(tmp_path) == ()
+
+
+def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):
+    adapters, run = tmp_path / "adapters", tmp_path / "run"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text("{}")
+    (run / "checkpoints").mkdir(parents=True)
+    for folder, remedy in (
+        (adapters, "export the run again, without --adapter"),
+        (run, "pass it as --checkpoint"),
+    ):
+        message = _refusal(hugging_face.read_config, folder)
+        assert message.startswith(str(folder)) and remedy in message

@@ -158,6 +158,29 @@ def test_a_snapshot_in_the_cache_is_used_without_a_network(tmp_path):
     assert done.stdout == f"{snapshot} 32\n", done.stderr
 
 
+def test_a_snapshot_without_weights_says_how_to_fetch_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_fetch", lambda path, wanted: tmp_path)
+    assert sources.locate("owner/name", with_weights=False).path == tmp_path
+    message = _refusal(sources.locate, "owner/name")
+    assert message.startswith("model.path: of owner/name the cache holds no weights")
+    assert "fetch them once with the network on" in message and ".bin" not in message
+    (tmp_path / "model.safetensors").touch()
+    assert sources.locate("owner/name").path == tmp_path
+
+
+def test_other_programs_find_a_model_by_hub_id_or_absolute_path(tmp_path, monkeypatch):
+    def outside(path: str, place: Path) -> tuple:
+        return sources.outside_name(path, sources.Source(place, is_gguf=False))
+
+    assert outside("owner/name@v1", tmp_path / "cache") == ("owner/name", "v1")
+    tiny = sources.locate("tiny")
+    assert sources.outside_name("tiny", tiny) == (str(presets.TINY_FOLDER), None)
+    (tmp_path / "runs" / "agent").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    wanted = (str(tmp_path / "runs" / "agent"), None)
+    assert outside("runs/agent", Path("runs/agent")) == wanted
+
+
 # SmolLM2 -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,53 @@
+"""Stages of a supervised start: their seeds, and training that breaks down."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import models
+from helpers.paths import ROOT
+
+from ragen_jax import cli
+from ragen_jax.errors import UserError
+from ragen_jax.models import parameters
+from ragen_jax.warm_start import stages
+
+
+def test_a_loss_that_is_not_finite_ends_the_stage_and_names_its_rate(
+    monkeypatch, capsys
+):
+    small = models.small_config(500, layers=1)
+    monkeypatch.setitem(stages.SHAPES, "tiny", small)
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:smoke")
+    config.log_every, config.lake_boards.lr = 1, 1e30
+
+    def batch(key):
+        tokens = jax.random.randint(key, (2, 8), 0, small.vocabulary)
+        return tokens, jnp.ones((2, 8), bool), jnp.ones(2)
+
+    weights = parameters.initialize(jax.random.key(0), parameters.declare(small))
+    name, batches = "lake_boards", [(batch, jnp.zeros(1, jnp.int32))]
+    with pytest.raises(UserError) as caught:
+        stages._train(weights, batches, [1.0], config[name], config, name)
+    wanted = "lake_boards: the loss is nan at step 3: lower lake_boards.lr"
+    assert str(caught.value) == wanted
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_weights_that_the_last_step_breaks_are_refused():
+    weights = {"layers": {"up": np.ones(3)}, "embedding": np.array([1, np.inf])}
+    with pytest.raises(UserError, match=r"^last: the weights .*: lower last\.lr$"):
+        stages._check_weights("last", weights)
+
+
+def test_no_stage_of_one_seed_draws_the_levels_of_anothers():
+    seeds, draws = [*range(20), 2**31, 2**32 - 1], range(100)
+    drawn = {stages._draw_seed(seed, draw) for seed in seeds for draw in draws}
+    assert len(drawn) == len(seeds) * len(draws)
+    keys = {int(jax.random.key_data(jax.random.key(x))[1]) for x in drawn}
+    assert keys == drawn
+
+
+def test_seed_0_draws_what_the_librarys_own_models_were_trained_on():
+    for draws in (1, 22, 2**31 - 1):
+        assert stages._draw_seed(0, draws) == draws
