@@ -147,7 +147,18 @@ def content_hash(*arrays: jax.Array) -> jax.Array:
     """uint32[], a hash of the arrays' integer contents (FNV-1a, then mixed).
 
     The same content gives the same hash on every machine, whatever key made it.
+
+    Raises:
+      TypeError: while tracing, for floats: cut off to whole numbers, as a place from 0
+        to 1 is to 0, they would not tell one level from another.
     """
+    for array in arrays:
+        if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_):
+            raise TypeError(
+                f"content_hash takes integers and bools, not {array.dtype}"
+                f"{list(array.shape)}: hash what the agent is shown of it, as"
+                " jnp.floor(10 * place).astype(jnp.int32)"
+            )
     value = jnp.uint32(2166136261)
     flat = jnp.concatenate([a.reshape(-1).astype(jnp.uint32) for a in arrays])
     for word in flat:  # Levels are small; unrolled so that it fuses.

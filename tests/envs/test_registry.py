@@ -199,6 +199,11 @@ FAULTY = {
         ("(coins=coins, player=player,", "(coins=coins, player=player * 0.5,"),
         r"step turns State.player from int32\[\] into float32\[\]: let it keep",
     ),
+    "a hash of floats": (
+        ("base.content_hash(is_coin, player)", "base.content_hash(player / 9)"),
+        r"the environment fails: line \d+: TypeError: content_hash takes integers and"
+        r" bools, not float32\[\]: hash what the agent is shown",
+    ),
     "another length": (
         ("1 + shown])", "1 + shown, 1 + shown])"),
         r"observe gives int32\[17\]: make it int32\[9\], as observation_phrases = 9",
