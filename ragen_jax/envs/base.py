@@ -95,13 +95,7 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has {len(env.phrases)} phrases; between 1 and"
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
-    lowered = [name.strip().lower() for name in env.action_names]
-    for name, low in zip(env.action_names, lowered, strict=True):
-        if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
-            raise ValueError(
-                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
-                " contains one of < | >, which the reply format needs for itself"
-            )
+    _check_names(env)
     if env.action_size and (env.sample_action is None or env.action_text is None):
         raise ValueError(
             f"environment {env.name!r} has action_size = {env.action_size}: actions of"
@@ -112,6 +106,37 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has answer_bytes = {env.answer_bytes}: free-form"
             " answers need both read_action and a positive answer_bytes"
         )
+
+
+def _check_names(env: Environment) -> None:
+    """Raises ValueError unless each name can be said, and the examples say some."""
+    lowered = [name.strip().lower() for name in env.action_names]
+    for name, low in zip(env.action_names, lowered, strict=True):
+        if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
+            raise ValueError(
+                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
+                " contains one of < | >, which the reply format needs for itself"
+            )
+    if not env.example_actions:
+        raise ValueError(
+            f"environment {env.name!r}: example_actions is empty: name one or two, for"
+            " the prompt shows them"
+        )
+    known = set(map(as_read, env.action_names))
+    unknown = [text for text in env.example_actions if as_read(text) not in known]
+    if env.read_action is None and unknown:
+        raise ValueError(
+            f"environment {env.name!r}: example_actions holds {unknown}, which the"
+            f" prompt would show: choose from {env.action_names}"
+        )
+
+
+def as_read(name: str) -> bytes:
+    """A name as replies are compared with it: without the case of the letters A to Z.
+
+    Other letters keep theirs, since replies are read byte by byte.
+    """
+    return name.encode().strip().lower()
 
 
 def action_kind(action: jax.Array, env: Environment) -> jax.Array:

@@ -109,22 +109,12 @@ def _check_static(env: base.Environment) -> None:
         base.check_environment(env)
     except ValueError as error:
         raise CheckError(str(error)) from error
-    unknown = set(env.example_actions) - set(env.action_names)
-    is_named = env.read_action is None
-    dynamics.require(
-        not (is_named and unknown),
-        f"example_actions holds {sorted(unknown)}: choose from {env.action_names}",
-    )
-    dynamics.require(
-        env.example_actions,
-        "example_actions is empty: name one or two, for the prompt shows them",
-    )
     dynamics.require(
         env.instruction.strip() == env.instruction != "",
         "instruction is empty or has white space around it: say the rules and the goal",
     )
     dynamics.require(
-        is_named or env.read_action_text is not None,
+        env.read_action is None or env.read_action_text is not None,
         "read_action has no read_action_text beside it: add its definition in Python",
     )
 

@@ -169,6 +169,16 @@ WRONG = {
         SOUND.replace('("Left", "Right")', "()"),
         "has no action_names: add one",
     ),
+    "example": (
+        "my_env.py",
+        SOUND.replace("example_actions=ACTION_NAMES", 'example_actions=("Jump",)'),
+        r"example_actions holds \['Jump'\], .* choose from \('Left', 'Right'\)",
+    ),
+    "no example": (
+        "my_env.py",
+        SOUND.replace("example_actions=ACTION_NAMES", "example_actions=()"),
+        "example_actions is empty: name one or two",
+    ),
     "limit": (
         "my_env.py",
         SOUND.replace('phrases=("State:', 'phrases=65_536 * ("a",) + ("State:'),

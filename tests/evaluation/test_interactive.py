@@ -18,6 +18,7 @@ from ragen_jax.envs.frozen_lake.env import FrozenLake, State
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import interactive
 from ragen_jax.rollout import prng
+from ragen_jax.text import reference_parser
 
 COIN_WALK = runs.ROOT / "docs" / "examples" / "coin_walk.py"
 SCRIPT = runs.ROOT / "launch" / "play.py"
@@ -94,6 +95,20 @@ def test_a_whole_name_wins_over_longer_ones_and_two_beginnings_are_none():
     assert interactive.read_line("push right || push left", doubles, None) == (1, 0)
     with pytest.raises(ValueError, match="'pu' is no action"):
         interactive.read_line("pu", doubles, None)
+
+
+@pytest.mark.parametrize("text", ["Öffnen", "öffnen", "ÖFFNEN", "gehen", "GEHEN"])
+def test_a_person_may_write_a_name_as_a_reply_may(text):
+    door = named("Öffnen", "Gehen")
+    reply = reference_parser.parse_reply(
+        b"<think>", f"</think><answer>{text}</answer>".encode(), door.action_names, 1
+    )
+    try:
+        actions = interactive.read_line(text, door, None)
+    except ValueError:
+        actions = ()
+    assert actions == reply.actions
+    assert bool(actions) == (text != "öffnen")
 
 
 def test_a_free_form_line_is_read_by_the_environment_with_its_state():
