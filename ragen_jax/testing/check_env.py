@@ -24,6 +24,7 @@ from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_dynamics import CheckError
+from ragen_jax.testing.check_splits import check_splits
 from ragen_jax.utils import user_modules
 
 __all__ = ["CheckError", "check_env"]
@@ -83,7 +84,9 @@ def check_env(
     dynamics.check_no_action(played)
     report("no action changes nothing")
     dynamics.check_starts(played)
-    report("members of a group begin alike, and each level is of one split")
+    report("members of a group begin alike")
+    count = check_splits(env)
+    report(f"each level is of one split, of {count} levels of each")
     _check_answers_and_helpers(env, played, report)
 
 
