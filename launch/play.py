@@ -54,15 +54,27 @@ def main() -> None:
 
     if _ENV.value:
         options = envs.parse_options(_ENV.value, _SET.value)
-        tasks = [(_ENV.value, envs.make(_ENV.value, options), _MANY)]
+        tasks = [("env.", _ENV.value, _ENV.value, options, _MANY)]
     else:
+        settings = cli.read_settings(_CONFIG.value)
         tasks = [
-            (chosen.label, envs.make(chosen.name, chosen.options), chosen.actions)
-            for chosen in cli.read_settings(_CONFIG.value).tasks()
+            (
+                f"env.mix.{task.label}." if settings.env.mix else "env.",
+                task.label,
+                task.name,
+                task.options,
+                task.actions,
+            )
+            for task in settings.tasks()
         ]
-    for name, env, limit in tasks:
+    games = []
+    for section, label, name, options, limit in tasks:
+        env = envs.make(name, options, section)
+        envs.check_file(env, name, f"{section}name")
+        games.append((label, envs.guard(env, name, f"{section}name"), limit))
+    for label, env, limit in games:
         terminal.play(
-            name,
+            label,
             env,
             policy=_POLICY.value,
             episodes=_EPISODES.value,

@@ -98,13 +98,7 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has {len(env.phrases)} phrases; between 1 and"
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
-    lowered = [name.strip().lower() for name in env.action_names]
-    for name, low in zip(env.action_names, lowered, strict=True):
-        if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
-            raise ValueError(
-                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
-                " contains one of < | >, which the reply format needs for itself"
-            )
+    _check_names(env)
     if env.action_size and (env.sample_action is None or env.action_text is None):
         raise ValueError(
             f"environment {env.name!r} has action_size = {env.action_size}: actions of"
@@ -115,6 +109,37 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has answer_bytes = {env.answer_bytes}: free-form"
             " answers need both read_action and a positive answer_bytes"
         )
+
+
+def _check_names(env: Environment) -> None:
+    """Raises ValueError unless each name can be said, and the examples say some."""
+    lowered = [name.strip().lower() for name in env.action_names]
+    for name, low in zip(env.action_names, lowered, strict=True):
+        if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
+            raise ValueError(
+                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
+                " contains one of < | >, which the reply format needs for itself"
+            )
+    if not env.example_actions:
+        raise ValueError(
+            f"environment {env.name!r}: example_actions is empty: name one or two, for"
+            " the prompt shows them"
+        )
+    known = set(map(as_read, env.action_names))
+    unknown = [text for text in env.example_actions if as_read(text) not in known]
+    if env.read_action is None and unknown:
+        raise ValueError(
+            f"environment {env.name!r}: example_actions holds {unknown}, which the"
+            f" prompt would show: choose from {env.action_names}"
+        )
+
+
+def as_read(name: str) -> bytes:
+    """A name as replies are compared with it: without the case of the letters A to Z.
+
+    Other letters keep theirs, since replies are read byte by byte.
+    """
+    return name.encode().strip().lower()
 
 
 def action_kind(action: jax.Array, env: Environment) -> jax.Array:
@@ -150,7 +175,18 @@ def content_hash(*arrays: jax.Array) -> jax.Array:
     """uint32[], a hash of the arrays' integer contents (FNV-1a, then mixed).
 
     The same content gives the same hash on every machine, whatever key made it.
+
+    Raises:
+      TypeError: while tracing, for floats: cut off to whole numbers, as a place from 0
+        to 1 is to 0, they would not tell one level from another.
     """
+    for array in arrays:
+        if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_):
+            raise TypeError(
+                f"content_hash takes integers and bools, not {array.dtype}"
+                f"{list(array.shape)}: hash what the agent is shown of it, as"
+                " jnp.floor(10 * place).astype(jnp.int32)"
+            )
     value = jnp.uint32(2166136261)
     flat = jnp.concatenate([a.reshape(-1).astype(jnp.uint32) for a in arrays])
     for word in flat:  # Levels are small; unrolled so that it fuses.

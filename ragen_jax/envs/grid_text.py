@@ -1,7 +1,8 @@
 """Square boards as phrases: a grid of symbols, and lists of places.
 
 A cell is a phrase with its leading space (" P"), the last cell of a row one with its
-newline (" P\n"): joined, they have the tokens that the whole text would have.
+newline (" P\n"): joined, they mostly have the tokens that the whole text would have
+(docs/environments.md says which do not).
 """
 
 from collections.abc import Sequence

@@ -229,8 +229,8 @@ def _read_names(text: str, env: base.Environment) -> tuple[int, ...]:
 
 def _find(text: str, names: tuple[str, ...]) -> int | None:
     """The action with that name, or the only one whose name begins so."""
-    lowered = [name.lower() for name in names]
-    if text.lower() in lowered:
-        return lowered.index(text.lower())
-    alike = [a for a, name in enumerate(lowered) if name.startswith(text.lower())]
+    lowered, said = [base.as_read(name) for name in names], base.as_read(text)
+    if said in lowered:
+        return lowered.index(said)
+    alike = [a for a, name in enumerate(lowered) if name.startswith(said)]
     return alike[0] if len(alike) == 1 else None

@@ -25,7 +25,8 @@ def play(
     """Plays episodes of one environment on standard input and output.
 
     Args:
-      name: of the environment, for the titles.
+      name: of the environment, for the titles; its stem begins the pictures' names, as
+        members of a mix may be one environment with other settings.
       env: the rules.
       policy: who plays, one of POLICIES.
       episodes: how many; a person who leaves ends them all.
@@ -57,7 +58,7 @@ def play(
             split=SPLITS.index(split),
             episode=episode,
             actions=actions,
-            show=_painter(env, folder, episode),
+            show=_painter(env, folder, f"{Path(name).stem}_{episode}"),
         )
         print()
         if policy == "human" and not continues:
@@ -67,7 +68,7 @@ def play(
 
 
 def _painter(
-    env: Environment, folder: Path | None, episode: int
+    env: Environment, folder: Path | None, beginning: str
 ) -> Callable[[int, Any], None]:
     """Writes a picture of each state, by its number; nothing without a folder."""
 
@@ -76,7 +77,7 @@ def _painter(
             return
         from PIL import Image
 
-        path = folder / f"{env.name}_{episode}_{number:03d}.png"
+        path = folder / f"{beginning}_{number:03d}.png"
         try:
             Image.fromarray(env.picture(state)).save(path)
         except OSError as error:

@@ -24,6 +24,7 @@ from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_dynamics import CheckError
+from ragen_jax.testing.check_splits import check_splits
 from ragen_jax.utils import user_modules
 
 __all__ = ["CheckError", "check_env"]
@@ -83,7 +84,9 @@ def check_env(
     dynamics.check_no_action(played)
     report("no action changes nothing")
     dynamics.check_starts(played)
-    report("members of a group begin alike, and each level is of one split")
+    report("members of a group begin alike")
+    count = check_splits(env)
+    report(f"each level is of one split, of {count} levels of each")
     _check_answers_and_helpers(env, played, report)
 
 
@@ -109,22 +112,12 @@ def _check_static(env: base.Environment) -> None:
         base.check_environment(env)
     except ValueError as error:
         raise CheckError(str(error)) from error
-    unknown = set(env.example_actions) - set(env.action_names)
-    is_named = env.read_action is None
-    dynamics.require(
-        not (is_named and unknown),
-        f"example_actions holds {sorted(unknown)}: choose from {env.action_names}",
-    )
-    dynamics.require(
-        env.example_actions,
-        "example_actions is empty: name one or two, for the prompt shows them",
-    )
     dynamics.require(
         env.instruction.strip() == env.instruction != "",
         "instruction is empty or has white space around it: say the rules and the goal",
     )
     dynamics.require(
-        is_named or env.read_action_text is not None,
+        env.read_action is None or env.read_action_text is not None,
         "read_action has no read_action_text beside it: add its definition in Python",
     )
 

@@ -87,8 +87,10 @@ def test_every_puzzle_can_be_solved_and_its_solution_is_read_as_one(settings):
 def test_splits_share_no_puzzle_in_whatever_order_its_numbers_are_given():
     levels = _levels(SMALLEST)
     content = np.column_stack([np.sort(levels.numbers), levels.target])
-    split_of = jax.jit(jax.vmap(lambda row: base.split_of(base.content_hash(row))))
-    np.testing.assert_array_equal(split_of(content), np.repeat(range(3), LEVELS))
+    split_of = jax.jit(jax.vmap(generator.split_of))
+    np.testing.assert_array_equal(
+        split_of(content[:, :2], content[:, 2]), np.repeat(range(3), LEVELS)
+    )
     found = [{tuple(row) for row in rows.tolist()} for rows in np.split(content, 3)]
     assert min(map(len, found)) > 3
     for left, right in itertools.combinations(found, 2):
@@ -98,6 +100,13 @@ def test_splits_share_no_puzzle_in_whatever_order_its_numbers_are_given():
     assert {order[::-1] for order in orders} & {o for o in orders if o[0] < o[1]}
 
 
+def test_settings_that_give_a_puzzle_too_leave_it_in_its_split():
+    numbers, target = _levels(SMALLEST).numbers, _levels(SMALLEST).target
+    wider = np.pad(numbers, [(0, 0), (0, 2)])
+    split = jax.vmap(generator.split_of)(wider, target)
+    np.testing.assert_array_equal(split, np.repeat(range(3), LEVELS))
+
+
 def test_every_split_has_a_fair_share_of_even_the_smallest_puzzles():
     worst, rows = [], []
     for a, b in itertools.product(range(1, 41), repeat=2):
@@ -105,8 +114,8 @@ def test_every_split_has_a_fair_share_of_even_the_smallest_puzzles():
         quotient = high - low if high % low else high // low
         rows += [(low, high, r) for r in (a + b, high - low, a * b, quotient)]
     content = np.array(rows, np.int32)
-    split_of = jax.jit(jax.vmap(lambda row: base.split_of(base.content_hash(row))))
-    split, (low, high, target) = np.asarray(split_of(content)), content.T
+    split = np.asarray(jax.vmap(generator.split_of)(content[:, :2], content[:, 2]))
+    low, high, target = content.T
     for highest in range(10, 41):
         for top in (highest, 999):
             fits = (target >= 1) & (target <= top) & (target != low) & (target != high)
@@ -123,8 +132,7 @@ def test_every_split_has_a_fair_share_of_the_largest_puzzles():
         settings = Countdown(6, 6, highest, top)
         numbers, target = generator.random_puzzle(key, settings)
         fits = (target >= 1) & (target <= top) & (numbers != target).all()
-        content = base.content_hash(jnp.sort(numbers), target)
-        return jnp.where(fits, base.split_of(content), len(base.SPLITS))
+        return jnp.where(fits, generator.split_of(numbers, target), len(base.SPLITS))
 
     draws, limits = 10_000, np.array([(10, 10), (99, 999), (999, 999)])
     keys = jax.random.split(jax.random.key(2), draws)

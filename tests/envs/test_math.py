@@ -76,6 +76,17 @@ def test_no_problem_is_in_two_splits():
     assert not train & validation and not train & test and not validation & test
 
 
+def test_settings_that_give_a_problem_too_leave_it_in_its_split():
+    levels, none = _levels(Math(max_steps=1, highest_number=10)), env.NO_OPERATION
+    longer = levels.replace(
+        operation=np.pad(levels.operation, [(0, 0), (0, 2)], constant_values=none),
+        first=np.pad(levels.first, [(0, 0), (0, 2)]),
+        second=np.pad(levels.second, [(0, 0), (0, 2)]),
+    )
+    split = jax.vmap(env.split_of)(longer)
+    np.testing.assert_array_equal(split, np.repeat(range(3), LEVELS))
+
+
 def test_the_right_answer_earns_half_as_much_after_each_wrong_one():
     step, state = jax.jit(env.step), _level(KINDS[0], 0)
     key = jax.random.key(0)

@@ -169,6 +169,16 @@ WRONG = {
         SOUND.replace('("Left", "Right")', "()"),
         "has no action_names: add one",
     ),
+    "example": (
+        "my_env.py",
+        SOUND.replace("example_actions=ACTION_NAMES", 'example_actions=("Jump",)'),
+        r"example_actions holds \['Jump'\], .* choose from \('Left', 'Right'\)",
+    ),
+    "no example": (
+        "my_env.py",
+        SOUND.replace("example_actions=ACTION_NAMES", "example_actions=()"),
+        "example_actions is empty: name one or two",
+    ),
     "limit": (
         "my_env.py",
         SOUND.replace('phrases=("State:', 'phrases=65_536 * ("a",) + ("State:'),
@@ -198,6 +208,11 @@ FAULTY = {
     "another type": (
         ("(coins=coins, player=player,", "(coins=coins, player=player * 0.5,"),
         r"step turns State.player from int32\[\] into float32\[\]: let it keep",
+    ),
+    "a hash of floats": (
+        ("base.content_hash(is_coin, player)", "base.content_hash(player / 9)"),
+        r"the environment fails: line \d+: TypeError: content_hash takes integers and"
+        r" bools, not float32\[\]: hash what the agent is shown",
     ),
     "another length": (
         ("1 + shown])", "1 + shown, 1 + shown])"),

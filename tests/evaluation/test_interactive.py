@@ -16,8 +16,9 @@ from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake, State
 from ragen_jax.errors import UserError
-from ragen_jax.evaluation import interactive
+from ragen_jax.evaluation import interactive, terminal
 from ragen_jax.rollout import prng
+from ragen_jax.text import reference_parser
 
 COIN_WALK = runs.ROOT / "docs" / "examples" / "coin_walk.py"
 SCRIPT = runs.ROOT / "launch" / "play.py"
@@ -94,6 +95,20 @@ def test_a_whole_name_wins_over_longer_ones_and_two_beginnings_are_none():
     assert interactive.read_line("push right || push left", doubles, None) == (1, 0)
     with pytest.raises(ValueError, match="'pu' is no action"):
         interactive.read_line("pu", doubles, None)
+
+
+@pytest.mark.parametrize("text", ["Öffnen", "öffnen", "ÖFFNEN", "gehen", "GEHEN"])
+def test_a_person_may_write_a_name_as_a_reply_may(text):
+    door = named("Öffnen", "Gehen")
+    reply = reference_parser.parse_reply(
+        b"<think>", f"</think><answer>{text}</answer>".encode(), door.action_names, 1
+    )
+    try:
+        actions = interactive.read_line(text, door, None)
+    except ValueError:
+        actions = ()
+    assert actions == reply.actions
+    assert bool(actions) == (text != "öffnen")
 
 
 def test_a_free_form_line_is_read_by_the_environment_with_its_state():
@@ -219,6 +234,24 @@ def test_a_solver_without_a_way_on_leaves(table, printed):
     ]
 
 
+def test_members_of_a_mix_that_are_one_environment_draw_beside_each_other(
+    table, tmp_path
+):
+    for label in ("rooms", "halls"):
+        terminal.play(
+            label,
+            table.env,
+            policy="solver",
+            episodes=1,
+            actions=1,
+            seed=3,
+            split="test",
+            pictures=str(tmp_path),
+        )
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"{of}_0_00{n}.png" for of in ("halls", "rooms") for n in (0, 1)]
+
+
 # The script.
 
 
@@ -279,6 +312,25 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(arguments, message, tmp
     assert (code, output, made) == (2, "", [])
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert message in errors
+
+
+def test_a_file_that_breaks_its_promise_is_refused_before_the_game(tmp_path):
+    broken = COIN_WALK.read_text().replace("jnp.where(moves, gain, 0)", "gain > 0")
+    (tmp_path / "my_env.py").write_text(broken)
+    arguments = [f"--env={tmp_path / 'my_env.py'}", "--policy=random"]
+    code, output, errors, _, made = warm_process.attempt(SCRIPT, arguments, tmp_path)
+    assert (code, output, made) == (2, "", [])
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert "step gives outcome.reward as bool[]" in errors
+
+
+@pytest.mark.slow
+def test_a_file_that_fails_in_a_game_ends_it_in_one_sentence(tmp_path):
+    file = tmp_path / "my_env.py"
+    file.write_text(COIN_WALK.read_text().replace("solve=solve", "solve=len"))
+    code, _, errors = start(f"--env={file}", "--policy=solver")
+    assert code == 2 and errors.count("\n") == 1
+    assert "my_env.py': solve fails: TypeError" in errors
 
 
 @pytest.mark.slow

@@ -2,16 +2,20 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from ragen_jax import envs
+from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_env import CheckError, check_env, main
+from ragen_jax.testing.check_splits import check_splits
 
 # Settings of each environment in which every part of its observation, or its end,
 # is seen.
@@ -168,13 +172,58 @@ def test_a_move_without_an_action_is_found(plays):
             dynamics.check_no_action(_with(plays, **leaves))
 
 
-def test_levels_that_ignore_their_split_or_their_group_are_found(lake, plays):
-    same = np.broadcast_to(plays.observation[:1], plays.observation.shape)
-    with pytest.raises(CheckError, match="one level came up in two splits"):
-        dynamics.check_starts(plays.replace(observation=same))
+def test_groups_whose_members_begin_differently_are_found(plays):
     tiles = plays.states.tiles + np.arange(48)[:, None, None, None]
     with pytest.raises(CheckError, match="members of a group begin differently"):
         dynamics.check_starts(_with(plays, tiles=tiles))
+
+
+def _of_any_split(lake):
+    """The lake with a reset that lets the split decide no more than chance."""
+
+    def reset(key, split):
+        return lake.reset(jax.random.fold_in(key, split), base.TRAIN)
+
+    return dataclasses.replace(lake, reset=reset)
+
+
+def test_levels_that_are_of_several_splits_are_found_and_counted():
+    lake = frozen_lake.make(dataclasses.replace(LAKE, size=3))
+    assert check_splits(lake) == 2048
+    with pytest.raises(CheckError, match=r"of 2048 test levels \d+ are train levels"):
+        check_splits(_of_any_split(lake))
+
+
+@struct.dataclass
+class Secret:
+    """A level of which nothing is shown."""
+
+    number: jax.Array  # int32[]
+    noise: jax.Array  # float32[]
+
+
+def _draws_secrets(spread):
+    """A reset of hidden numbers, of which splits share `spread` with their next."""
+
+    def reset(key, split):
+        noise = jax.random.uniform(key)
+        number = jax.random.randint(key, (), 0, 10 + spread) + 10 * split
+        return Secret(number=number, noise=noise)
+
+    return reset
+
+
+def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake):
+    def secret(spread):
+        return dataclasses.replace(
+            lake,
+            reset=_draws_secrets(spread),
+            observe=lambda state: jnp.zeros(1, jnp.int32),
+        )
+
+    check_splits(secret(spread=0))
+    with pytest.raises(CheckError, match="are train levels too"):
+        check_splits(secret(spread=11))
 
 
 def test_numbers_that_are_not_finite_are_found(plays):

@@ -5,14 +5,13 @@ import jax.numpy as jnp
 
 from ragen_jax.envs import base
 from ragen_jax.envs.countdown.expression import LIMIT
-from ragen_jax.envs.countdown.types import Countdown, State
+from ragen_jax.envs.countdown.types import MOST_NUMBERS, Countdown, State
 
 
 def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
     """A puzzle that has a solution and belongs to the split.
 
-    The split is decided by the numbers without their order, and the target. The target
-    is none of the numbers: at least one operation is needed.
+    The target is none of the numbers: at least one operation is needed.
 
     Args:
       key: decides the puzzle.
@@ -24,10 +23,9 @@ def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
         key, _, _, _ = carry
         key, draw_key = jax.random.split(key)
         numbers, target = random_puzzle(draw_key, settings)
-        content = base.content_hash(jnp.sort(numbers), target)
         is_puzzle = (target >= 1) & (target <= settings.highest_target)
         is_puzzle &= (numbers != target).all()
-        return key, numbers, target, is_puzzle & (base.split_of(content) == split)
+        return key, numbers, target, is_puzzle & (split_of(numbers, target) == split)
 
     start = (
         key,
@@ -44,6 +42,20 @@ def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
         is_paid=jnp.zeros((), bool),
         done=jnp.zeros((), bool),
     )
+
+
+def split_of(numbers: jax.Array, target: jax.Array) -> jax.Array:
+    """int32[], the split of a puzzle: its numbers without their order, and its target.
+
+    Settings do not matter: a puzzle of three numbers is of one split, whether or not
+    others of the same settings have four.
+
+    Args:
+      numbers: int32[N], 0 behind the last.
+      target: int32[].
+    """
+    numbers = jnp.pad(numbers, (0, MOST_NUMBERS - numbers.size))
+    return base.split_of(base.content_hash(jnp.sort(numbers), target))
 
 
 def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.Array]:

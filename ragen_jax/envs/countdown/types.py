@@ -6,6 +6,7 @@ import jax
 from flax import struct
 
 ACTION_NAMES = ("refused", "other value", "target")  # verdicts on an answer
+MOST_NUMBERS = 6  # that any settings give
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +36,15 @@ class State:
 def check(settings: Countdown) -> None:
     """Raises ValueError, in one sentence, unless puzzles can be made and shown."""
     fewest, most = settings.min_numbers, settings.max_numbers
-    if fewest not in range(2, 7):
+    if fewest not in range(2, MOST_NUMBERS + 1):
         raise ValueError(
             f"countdown.min_numbers = {fewest} is not possible: choose a whole number"
-            " from 2 to 6"
+            f" from 2 to {MOST_NUMBERS}"
         )
-    if most not in range(fewest, 7):
+    if most not in range(fewest, MOST_NUMBERS + 1):
         raise ValueError(
             f"countdown.max_numbers = {most} is not possible: choose a whole number"
-            f" from countdown.min_numbers = {fewest} to 6"
+            f" from countdown.min_numbers = {fewest} to {MOST_NUMBERS}"
         )
     if settings.highest_number not in range(10, 1000):
         raise ValueError(

@@ -114,19 +114,13 @@ def check(settings: Math) -> None:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Math) -> State:
-    """Draws a problem of the split, which its numbers and operations decide.
-
-    Names and things do not: problems that differ in them alone are of one split.
-    """
+    """Draws a problem of the split that `split_of` says."""
 
     def redraw(carry):
         key, _, _ = carry
         key, draw_key = jax.random.split(key)
         state = draw(draw_key, settings)
-        content = base.content_hash(
-            state.start[None], state.operation, state.first, state.second
-        )
-        return key, state, base.split_of(content) == split
+        return key, state, split_of(state) == split
 
     empty = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
@@ -135,6 +129,23 @@ def reset(key: jax.Array, split: jax.Array, settings: Math) -> State:
     start = key, empty, jnp.zeros((), bool)
     # Ends: a draw in eight is of the rarest split.
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+
+
+def split_of(state: State) -> jax.Array:
+    """int32[], the split of a problem, which its numbers and operations decide.
+
+    Names and things do not, nor do settings: a problem of one step is of one split,
+    whether or not others of the same settings have more.
+    """
+    missing = (0, MOST_STEPS - state.operation.size)
+    return base.split_of(
+        base.content_hash(
+            state.start,
+            jnp.pad(state.operation, missing, constant_values=NO_OPERATION),
+            jnp.pad(state.first, missing),
+            jnp.pad(state.second, missing),
+        )
+    )
 
 
 def draw(key: jax.Array, settings: Math) -> State:

@@ -45,8 +45,9 @@ def draw(
 ) -> Level:
     """A level that can be solved and whose room belongs to the split.
 
-    The room, walls and targets, decides the split: no level of the test split is played
-    in a room that was ever trained in.
+    The room, walls and targets as they lie, decides the split: no room of the test
+    split ever comes up in training as it is, but most do turned or mirrored, as
+    `turn_to_fit` says.
 
     Args:
       key: decides the level.
@@ -199,7 +200,10 @@ def turn_to_fit(
     """The level turned and mirrored at random, so that its room is of the split.
 
     Each of the eight ways to look at a room has a hash of its own, so that far fewer
-    rooms must be dug than if their first looks decided.
+    rooms must be dug than if their first looks decided. The price: a room has looks in
+    several splits. Of 256 test rooms (6 x 6) none is among those of 20,000 training
+    levels as it is, but 246 are when turned or mirrored; 198 among 1,600. To a policy
+    that reads the room, another look is another text and asks for other moves.
 
     Args:
       key: consumed.

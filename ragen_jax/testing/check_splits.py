@@ -1,0 +1,85 @@
+"""A check that no level is of two splits, on far more levels than are played."""
+
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.envs import base
+from ragen_jax.testing.check_dynamics import level_key, require
+
+_BATCH = 256  # levels of each split that are drawn at once
+_BATCHES = 8
+_SECONDS = 5.0  # No batch begins later: some levels are slow to draw.
+_PAIRS = (
+    (base.TEST, base.TRAIN),
+    (base.VALIDATION, base.TRAIN),
+    (base.TEST, base.VALIDATION),
+)
+
+
+def check_splits(env: base.Environment) -> int:
+    """Draws levels of each split, and compares them.
+
+    Two levels are one where all that is shown of them and all whole numbers of their
+    states agree. Floats and uint32, of which keys consist, do not count: noise that is
+    drawn in advance makes no other level.
+
+    Returns:
+      How many levels of each split were drawn.
+
+    Raises:
+      CheckError: if a level came up in two splits; how many did.
+    """
+    drawn = _draw(env)
+    found = [set(levels) for levels in drawn]
+    for one, other in _PAIRS:
+        shared = sum(level in found[other] for level in drawn[one])
+        require(
+            not shared,
+            f"of {len(drawn[one])} {base.SPLITS[one]} levels {shared} are"
+            f" {base.SPLITS[other]} levels too: let reset draw again until"
+            " base.split_of(base.content_hash(...)) is the split it is asked for",
+        )
+    return len(drawn[0])
+
+
+def _draw(env: base.Environment) -> list[list[bytes]]:
+    """For each split its levels, each as its bytes; a level may come more than once."""
+    level, split = (
+        index.reshape(-1) for index in np.indices((_BATCH, len(base.SPLITS)), np.int32)
+    )
+    draw = jax.jit(jax.vmap(functools.partial(_start, env)))
+    drawn: list[list[bytes]] = [[] for _ in base.SPLITS]
+    begin = None
+    for batch in range(_BATCHES):
+        if begin is not None and time.monotonic() - begin > _SECONDS:
+            break
+        rows = _rows(draw(batch * _BATCH + level, split))
+        begin = begin or time.monotonic()  # After the first, which compiled.
+        for row, owner in zip(rows, split, strict=True):
+            drawn[owner].append(row.tobytes())
+    return drawn
+
+
+def _start(env: base.Environment, level, split) -> list[jax.Array]:
+    """What tells a level from others: its first observation, and parts of its state."""
+    state = env.reset(level_key(level), split)
+    kept = [leaf for leaf in jax.tree.leaves(state) if _counts(leaf)]
+    return [env.observe(state), *kept]
+
+
+def _counts(leaf: Any) -> bool:
+    is_whole = jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_
+    return is_whole and leaf.dtype != jnp.uint32
+
+
+def _rows(leaves: list[jax.Array]) -> np.ndarray:
+    """uint8[B, bytes] of arrays [B, ...]."""
+    parts = [np.asarray(leaf).reshape(len(leaf), -1) for leaf in leaves]
+    return np.concatenate(
+        [np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1
+    )
