@@ -93,7 +93,7 @@ def _check_estimator(settings: Settings) -> None:
             f"advantage.divide_by_std = True does not belong to estimator = {name!r}:"
             f" set it to False or estimator to '{other}'"
         )
-    if settings.advantage.length_weight and facts.has_critic:
+    if settings.advantage.length_weight and facts.by_token:
         raise SettingsError(
             f"advantage.length_weight = True divides one advantage of a whole row, but"
             f" estimator = {name!r} gives each token its own: set it to False or"
