@@ -64,9 +64,14 @@ def algorithm(settings: Settings) -> str:
     loss = settings.loss
     return (
         f"{settings.algorithm} with {settings.estimator}: {_kept(settings)}, clip"
-        f" {loss.clip_low:g} / {loss.clip_high:g}, KL {loss.kl:g},"
-        f" entropy {loss.entropy:g}"
+        f" {loss.clip_low:g} / {loss.clip_high:g}, KL {_moving(loss.kl, loss.kl_end)},"
+        f" entropy {_moving(loss.entropy, loss.entropy_end)}"
     )
+
+
+def _moving(first: float, end: float) -> str:
+    """A coefficient, and where it moves to in the run: "0 to 0.1"."""
+    return f"{first:g}" if end in (-1, first) else f"{first:g} to {end:g}"
 
 
 def _kept(settings: Settings) -> str:
@@ -77,7 +82,7 @@ def _kept(settings: Settings) -> str:
     share = {
         "top_count": str(chosen.count),
         "percentile_range": f"ranks {chosen.low:g} to {chosen.high:g}",
-    }.get(chosen.strategy, f"{chosen.fraction:g}")
+    }.get(chosen.strategy, _moving(chosen.fraction, chosen.fraction_end))
     of = "the prompts"
     if chosen.strategy == "within_group":
         of = "each group"
@@ -143,11 +148,18 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
     if was is None or was == settings.iterations:
         return ""
     optimizer = settings.optimizer
+    # Of a given number of updates the critic's warm-up takes a share from the actor.
+    critic_stays = optimizer.schedule_updates > 0
+    actor_stays = critic_stays and not optimizer.critic_warmup
     moving = [
         f"{key} = {value!r}"
         for key, value, stays in (
-            ("optimizer.schedule", optimizer.schedule, "constant"),
-            ("optimizer.critic_schedule", optimizer.critic_schedule, "same"),
+            ("optimizer.schedule", "" if actor_stays else optimizer.schedule, ""),
+            (
+                "optimizer.critic_schedule",
+                "same" if critic_stays else optimizer.critic_schedule,
+                "same",
+            ),
             ("loss.entropy_end", settings.loss.entropy_end, -1),
             ("loss.kl_end", settings.loss.kl_end, -1),
             ("filter.fraction_end", settings.filter.fraction_end, -1),
