@@ -27,6 +27,7 @@ from ragen_jax import cli
 from ragen_jax.cli import startup
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
+from ragen_jax.settings import check_changed
 
 flags.adopt_module_key_flags(startup)
 _CONFIG = cli.define_config()
@@ -79,12 +80,15 @@ def main() -> None:
     from ragen_jax.reporting.console import Console
     from ragen_jax.training import memory_plan, trainer, weights
     from ragen_jax.training import run as run_lib
-    from ragen_jax.training.workdir import check_workdir
+    from ragen_jax.training.workdir import SETTINGS_FILE, check_workdir
 
     with cli.user_mistakes():
         path = _WORKDIR.value or _default_workdir()
+        folder = Path(path).expanduser()
         if not _PLAN.value:
-            check_workdir(Path(path).expanduser(), settings)
+            check_workdir(folder, settings)
+        if not (folder / SETTINGS_FILE).exists():  # A run that was begun goes on.
+            check_changed(settings, cli.changed_keys(_CONFIG.value))
         run = run_lib.prepare(settings)
         weights.check_weights(run.model)
         if _PLAN.value:

@@ -12,6 +12,7 @@ import os
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from ragen_jax.cli.flags import (  # noqa: E402
+    changed_keys,
     chooses_config,
     config_path,
     define_config,
@@ -37,6 +38,7 @@ from ragen_jax.cli.startup import (
 
 __all__ = [
     "PlanFlags",
+    "changed_keys",
     "check_out",
     "check_out_folder",
     "chooses_config",

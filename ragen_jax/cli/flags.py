@@ -55,6 +55,13 @@ def read_settings(config: ConfigDict) -> Settings:
     return settings_lib.from_dict(config.to_dict())
 
 
+def changed_keys(config: ConfigDict) -> list[str]:
+    """The dotted keys whose values are not those of the file that --config names."""
+    said = settings_lib.flatten(load_config(config_path()).to_dict())
+    now = settings_lib.flatten(config.to_dict())
+    return [key for key, value in now.items() if value != said.get(key)]
+
+
 def sets_keys(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
     """Whether a key of the config is set on the command line."""
     return _any_argument(r"--?(no)?config\.", flag_values)

@@ -54,6 +54,19 @@ def uncertainty_filter(
     return Selection(keep, share, std, spread, kept_groups)
 
 
+def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
+    """int32[P], the set that each group is compared in: its environment, or 0 for all.
+
+    Args:
+      settings: of the run; `filter.scope` decides.
+      episodes: B episodes of P groups.
+    """
+    groups = settings.rollout.prompts
+    if len(strategies.scopes(settings)) == 1:
+        return jnp.zeros(groups, jnp.int32)
+    return jax.ops.segment_max(episodes.environment, episodes.group, groups)
+
+
 def most_kept_episodes(settings: Settings) -> int:
     """The most episodes that the filter can keep."""
     each = settings.rollout.group_size
@@ -68,12 +81,10 @@ def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
     chosen, sizes = settings.filter, strategies.scopes(settings)
     if len(sizes) == 1:
         return strategies.keep_groups(score, chosen, fraction)
-    environment = jax.ops.segment_max(
-        episodes.environment, episodes.group, settings.rollout.prompts
-    )
+    ranked_in = sets_of_groups(settings, episodes)
     keep = jnp.zeros(score.shape, bool)
     for index, size in enumerate(sizes):
-        among = environment == index
+        among = ranked_in == index
         keep |= strategies.keep_groups(score, chosen, fraction, among, size)
     return keep
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ragen_jax.learning import advantages
 from ragen_jax.learning.batch import KeptRows
-from ragen_jax.learning.filters import Selection
+from ragen_jax.learning.filters import Selection, sets_of_groups
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes
 
@@ -38,8 +38,9 @@ def rescale(
     if settings.advantage.whiten:
         gains = advantages.whiten(gains, rows.is_reply, kept.weight, estimate.is_target)
     if settings.filter.reweight:
-        weight = spread_weight(chosen.spread, chosen.kept_groups)[episodes.group]
-        gains *= advantages.broadcast_to_tokens(weight, rows)
+        sets = sets_of_groups(settings, episodes)
+        weight = spread_weight(chosen.spread, chosen.kept_groups, sets)
+        gains *= advantages.broadcast_to_tokens(weight[episodes.group], rows)
     if settings.filter.loss_scale != "none":
         gains *= LOSS_SCALES[settings.filter.loss_scale](chosen.share)
     if settings.advantage.length_weight:
@@ -49,19 +50,22 @@ def rescale(
     return gains
 
 
-def spread_weight(spread: jax.Array, kept: jax.Array) -> jax.Array:
-    """Soft filtering: std / (largest std of the kept groups + 1e-6).
+def spread_weight(spread: jax.Array, kept: jax.Array, sets: jax.Array) -> jax.Array:
+    """Soft filtering: std / (largest std of the set's kept groups + 1e-6).
 
     Source: RAGEN's soft_advantage_reweight, there for GRPO alone.
 
     Args:
       spread: float32[P], in-group std of returns, units of reward.
       kept: bool[P].
+      sets: int32[P], 0 to P - 1: the groups that are compared with one another.
 
     Returns:
-      float32[P], 0 to 1 where kept.
+      float32[P], 0 to 1; 0 where not kept.
     """
-    return spread / (jnp.max(jnp.where(kept, spread, 0.0)) + _SMALLEST)
+    spread = jnp.where(kept, spread, 0.0)
+    largest = jax.ops.segment_max(spread, sets, spread.shape[0])
+    return spread / (largest[sets] + _SMALLEST)
 
 
 def relative_length(is_reply: jax.Array, weight: jax.Array) -> jax.Array:

@@ -29,6 +29,9 @@ _ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
 def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
     """float32[B, K], reward units: all that each turn earns; 0 where never played.
 
+    What thoughts earn, by their length or the landmarks that they name, is paid where
+    the reply is valid.
+
     Args:
       settings: penalty, bonuses and normalization.
       episodes: B episodes.
@@ -36,11 +39,13 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
     """
     earned = rewards.played_rewards(episodes, settings.format_penalty)
     played = is_played(episodes)
+    # A reply without an answer is no thought: it would earn what it thinks for nothing.
+    thought = played & episodes.is_valid
     if settings.length_bonus > 0:
         band = length_band(episodes, settings.length_low, settings.length_high)
-        earned += settings.length_bonus * jnp.where(played, band, 0.0)
+        earned += settings.length_bonus * jnp.where(thought, band, 0.0)
     if settings.grounding > 0:
-        share = jnp.where(played, episodes.grounded, 0.0)
+        share = jnp.where(thought, episodes.grounded, 0.0)
         if settings.grounding_by == "episode":
             share /= jnp.maximum(episodes.turns, 1)[:, None]
         earned += settings.grounding * share

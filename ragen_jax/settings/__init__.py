@@ -3,7 +3,7 @@
 `from_dict` is the only reader of configs and the only place where settings alone are
 checked. choices.py holds the tables of named choices;
 schema.py the tree, each leaf beside its limits; reader.py reads it;
-checks.py checks combinations.
+checks.py checks combinations, unread.py what a command changes.
 """
 
 from ragen_jax.settings.checks import (
@@ -48,6 +48,7 @@ from ragen_jax.settings.schema import (
     Settings,
     TaskSettings,
 )
+from ragen_jax.settings.unread import check_changed
 
 __all__ = [
     "AGGREGATIONS",
@@ -71,6 +72,7 @@ __all__ = [
     "SafetySettings",
     "Settings",
     "TaskSettings",
+    "check_changed",
     "check_devices",
     "check_record",
     "check_same_run",

@@ -16,6 +16,8 @@ class Estimator:
     meaning: str
     has_critic: bool = False  # a second model, trained to predict returns
     compares: bool = False  # an episode with the others of its group, so it needs some
+    by_token: bool = False  # each token of a row has an advantage of its own
+    reads: frozenset[str] = frozenset()  # leaves that not all estimators read
     # Of the leaves that a config leaves to the estimator.
     whiten: bool = False
     divide_by_std: bool = False
@@ -38,12 +40,17 @@ class Estimator:
 
 
 # RAGEN puts the k1 estimate into the reward: as a loss its mean gradient is 0.
-_BY_TOKEN: dict[str, Any] = dict(whiten=True, kl_kind="k1", kl_in="reward")
+_BY_TOKEN: dict[str, Any] = dict(
+    by_token=True, whiten=True, kl_kind="k1", kl_in="reward"
+)
+_GAMMA, _LAM = "advantage.gamma", "advantage.lam"
+_OF_TURNS = ("advantage.turn_gamma", "advantage.turn_value")
 
 ESTIMATORS = {
     "ppo": Estimator(
         "generalized advantage estimation along an episode's reply tokens",
         has_critic=True,
+        reads=frozenset([_GAMMA, _LAM]),
         **_BY_TOKEN,
     ),
     "grpo": Estimator(
@@ -55,7 +62,9 @@ ESTIMATORS = {
         "return against its group's mean, in units of reward", compares=True
     ),
     "rloo": Estimator("return against the others of its group", compares=True),
-    "reinforce_pp": Estimator("discounted reward-to-go of each token", **_BY_TOKEN),
+    "reinforce_pp": Estimator(
+        "discounted reward-to-go of each token", reads=frozenset([_GAMMA]), **_BY_TOKEN
+    ),
     "reinforce_pp_baseline": Estimator(
         "return against its group's mean, whitened over the batch",
         compares=True,
@@ -65,6 +74,7 @@ ESTIMATORS = {
     "bi_level_gae": Estimator(
         "GAE over turns, then over the tokens of each turn",
         has_critic=True,
+        reads=frozenset([_GAMMA, _LAM, *_OF_TURNS]),
         turn_gamma=0.95,
         turn_value="last",
         **_BY_TOKEN,
@@ -72,12 +82,14 @@ ESTIMATORS = {
     "turn_wise_gae": Estimator(
         "GAE over turns, one advantage for all tokens of a turn",
         has_critic=True,
+        reads=frozenset([_LAM, *_OF_TURNS]),
         turn_gamma=0.95,
         **_BY_TOKEN,
     ),
     "turn_grpo": Estimator(
         "a turn's return-to-go against that turn's in the group",
         compares=True,
+        reads=frozenset(["advantage.turn_gamma"]),
         divide_by_std=True,
     ),
 }
@@ -88,23 +100,45 @@ class Strategy:
     """What must be known of a filter's strategy."""
 
     meaning: str
-    reads_fraction: bool = False
+    reads: frozenset[str] = frozenset()  # leaves that not all strategies read
+
+    @property
+    def reads_fraction(self) -> bool:
+        return "filter.fraction" in self.reads
+
+
+def _reads(*names: str) -> frozenset[str]:
+    always = ("metric", "keep_zero", "zero", "loss_scale")
+    return frozenset(f"filter.{name}" for name in (*always, *names))
 
 
 FILTER_STRATEGIES = {
     "none": Strategy("every group"),
-    "top_fraction": Strategy("a fraction of the groups, the best by score", True),
-    "top_count": Strategy("so many groups, the best by score"),
+    "top_fraction": Strategy(
+        "a fraction of the groups, the best by score",
+        _reads("prefer", "fraction", "rounding"),
+    ),
+    "top_count": Strategy(
+        "so many groups, the best by score", _reads("prefer", "count")
+    ),
     "top_p": Strategy(
-        "the best groups, until they hold a fraction of the scores' sum", True
+        "the best groups, until they hold a fraction of the scores' sum",
+        _reads("prefer", "fraction", "margin"),
     ),
     "top_p_softmax": Strategy(
-        "the best groups, until they hold a fraction of the scores' softmax", True
+        "the best groups, until they hold a fraction of the scores' softmax",
+        _reads("prefer", "fraction"),
     ),
-    "min_p": Strategy("groups whose score is at least a fraction of the best", True),
-    "percentile_range": Strategy("the groups between two ranks by score"),
+    "min_p": Strategy(
+        "groups whose score is at least a fraction of the best",
+        _reads("prefer", "fraction"),
+    ),
+    "percentile_range": Strategy(
+        "the groups between two ranks by score", _reads("prefer", "low", "high")
+    ),
     "within_group": Strategy(
-        "of each group the fraction of members that varies most", True
+        "of each group the fraction of members that varies most",
+        _reads("fraction", "rounding"),
     ),
 }
 

@@ -39,11 +39,8 @@ def _check_filter(settings: Settings) -> None:
             f"filter.low = {chosen.low:g} is not below filter.high = {chosen.high:g},"
             " so no rank lies between them: swap them or raise filter.high"
         )
-    if chosen.strategy == "top_count" and chosen.count > rollout.prompts:
-        raise SettingsError(
-            f"filter.count = {chosen.count} is more than rollout.prompts ="
-            f" {rollout.prompts}: lower it, or set filter.strategy to 'none'"
-        )
+    if chosen.strategy == "top_count":
+        _check_count(settings)
     if chosen.strategy == "within_group" and chosen.fraction * rollout.group_size < 1.5:
         raise SettingsError(
             f"filter.fraction = {chosen.fraction:g} of rollout.group_size ="
@@ -56,6 +53,23 @@ def _check_filter(settings: Settings) -> None:
             f"filter.fraction_end = {chosen.fraction_end:g} does nothing with"
             f" filter.strategy = {chosen.strategy!r}: set it to -1 or choose a strategy"
             " whose share of groups is filter.fraction, such as 'top_fraction'"
+        )
+
+
+def _check_count(settings: Settings) -> None:
+    count, prompts = settings.filter.count, settings.rollout.prompts
+    if count > prompts:
+        raise SettingsError(
+            f"filter.count = {count} is more than rollout.prompts = {prompts}: lower"
+            " it, or set filter.strategy to 'none'"
+        )
+    least = min(settings.tasks(), key=lambda task: task.prompts)
+    if settings.filter.scope == "environment" and count > least.prompts:
+        raise SettingsError(
+            f"filter.count = {count} is more than env.mix.{least.label}.prompts ="
+            f" {least.prompts}, though filter.scope = 'environment' keeps so many of"
+            f" each environment: lower filter.count to {least.prompts} or set"
+            " filter.scope to 'batch'"
         )
 
 
@@ -79,7 +93,7 @@ def _check_estimator(settings: Settings) -> None:
             f"advantage.divide_by_std = True does not belong to estimator = {name!r}:"
             f" set it to False or estimator to '{other}'"
         )
-    if settings.advantage.length_weight and facts.has_critic:
+    if settings.advantage.length_weight and facts.by_token:
         raise SettingsError(
             f"advantage.length_weight = True divides one advantage of a whole row, but"
             f" estimator = {name!r} gives each token its own: set it to False or"

@@ -58,7 +58,7 @@ MEANINGS = {
     "filter.strategy": f"groups that are kept: {_one_of(choices.FILTER_STRATEGIES)}",
     "filter.fraction": "of the groups that are kept, or of their summed scores",
     "filter.fraction_end": "the same at the last iteration, linearly; -1: constant",
-    "filter.count": "groups that are kept; for top_count",
+    "filter.count": "groups kept in each environment, or filter.scope; for top_count",
     "filter.low": "rank from the best, 0, to the last, 1; for percentile_range",
     "filter.high": "and to which",
     "filter.prefer": 'scores that are the best: "largest" or "smallest"',

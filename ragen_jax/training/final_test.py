@@ -21,7 +21,7 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
-from ragen_jax.training import messages, validation, weights
+from ragen_jax.training import messages, safety, validation, weights
 from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 from ragen_jax.training.run import Run
 from ragen_jax.utils import atomic_files
@@ -52,6 +52,7 @@ def report(
         with interrupts.nothing_to_save(last_words) as check:
             before, after = _play(run, state, workdir, console, check)
             _write(run, int(state.iteration), workdir, writer, console, before, after)
+            _warn(run, state, workdir, console)
     except StoppedAtOnce:
         return False
     return True
@@ -114,6 +115,14 @@ def _write(
     for label, record in records.items():
         console.line(messages.before_after(run, record, label if several else ""))
     console.line(messages.finished(workdir))
+
+
+def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
+    """Says so where both tables are of the same policy."""
+    spreads = [line.get("filter/reward_std") or 0.0 for line in metrics.read(workdir)]
+    said = safety.nothing_learned(run.settings, state, max(spreads, default=0.0))
+    if said:
+        console.line(f"warning: {said}")
 
 
 def _record(before: Score, after: Score) -> dict[str, Any]:

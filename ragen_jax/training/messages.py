@@ -11,7 +11,7 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.rollout.rollout import Rollout
-from ragen_jax.settings import FilterSettings, Settings, TaskSettings
+from ragen_jax.settings import Settings, TaskSettings
 from ragen_jax.training import checkpoints
 from ragen_jax.training.run import Run
 
@@ -46,12 +46,7 @@ def banner(run: Run, workdir: Path) -> str:
         ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
         ("mesh", f"{meshes.describe(run.model.mesh)}, {run.model.dtype} computation"),
         *(("environment", env) for env in environments),
-        (
-            "algorithm",
-            f"{s.algorithm} with {s.estimator}: {_kept(s.filter)}, clip"
-            f" {s.loss.clip_low:g} / {s.loss.clip_high:g}, KL {s.loss.kl:g},"
-            f" entropy {s.loss.entropy:g}",
-        ),
+        ("algorithm", algorithm(s)),
         (
             "iteration",
             f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
@@ -64,15 +59,35 @@ def banner(run: Run, workdir: Path) -> str:
     return console_lib.banner("ragen_jax", rows) + "\n"
 
 
-def _kept(chosen: FilterSettings) -> str:
+def algorithm(settings: Settings) -> str:
+    """The line of the banner that says how a run learns."""
+    loss = settings.loss
+    return (
+        f"{settings.algorithm} with {settings.estimator}: {_kept(settings)}, clip"
+        f" {loss.clip_low:g} / {loss.clip_high:g}, KL {_moving(loss.kl, loss.kl_end)},"
+        f" entropy {_moving(loss.entropy, loss.entropy_end)}"
+    )
+
+
+def _moving(first: float, end: float) -> str:
+    """A coefficient, and where it moves to in the run: "0 to 0.1"."""
+    return f"{first:g}" if end in (-1, first) else f"{first:g} to {end:g}"
+
+
+def _kept(settings: Settings) -> str:
     """What the filter keeps: the numbers that its strategy reads."""
+    chosen = settings.filter
     if chosen.strategy == "none":
         return "keeps every group"
     share = {
         "top_count": str(chosen.count),
         "percentile_range": f"ranks {chosen.low:g} to {chosen.high:g}",
-    }.get(chosen.strategy, f"{chosen.fraction:g}")
-    of = "each group" if chosen.strategy == "within_group" else "the prompts"
+    }.get(chosen.strategy, _moving(chosen.fraction, chosen.fraction_end))
+    of = "the prompts"
+    if chosen.strategy == "within_group":
+        of = "each group"
+    elif len(settings.tasks()) > 1 and chosen.scope == "environment":
+        of = "each environment's prompts"
     return f"keeps {chosen.strategy} {share} of {of} by {chosen.metric}"
 
 
@@ -133,11 +148,18 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
     if was is None or was == settings.iterations:
         return ""
     optimizer = settings.optimizer
+    # Of a given number of updates the critic's warm-up takes a share from the actor.
+    critic_stays = optimizer.schedule_updates > 0
+    actor_stays = critic_stays and not optimizer.critic_warmup
     moving = [
         f"{key} = {value!r}"
         for key, value, stays in (
-            ("optimizer.schedule", optimizer.schedule, "constant"),
-            ("optimizer.critic_schedule", optimizer.critic_schedule, "same"),
+            ("optimizer.schedule", "" if actor_stays else optimizer.schedule, ""),
+            (
+                "optimizer.critic_schedule",
+                "same" if critic_stays else optimizer.critic_schedule,
+                "same",
+            ),
             ("loss.entropy_end", settings.loss.entropy_end, -1),
             ("loss.kl_end", settings.loss.kl_end, -1),
             ("filter.fraction_end", settings.filter.fraction_end, -1),

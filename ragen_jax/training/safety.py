@@ -22,13 +22,18 @@ def recent_gaps(gaps: Sequence[float], state: TrainState, gap: float) -> list[fl
     return [*gaps, *measured][-GAP_ITERATIONS:]
 
 
-def problem(settings: Settings, state: TrainState, gaps: Sequence[float]) -> str:
+def problem(
+    settings: Settings, state: TrainState, gaps: Sequence[float], spread: float
+) -> str:
     """Why the run has to stop, in one sentence, or an empty string.
 
     Args:
+      settings: of the run.
+      state: after the last iteration.
       gaps: nats, `update/logprob_gap` of the last iterations, at most GAP_ITERATIONS.
         Rounding in bfloat16 makes it jump: the limit is for their mean, once there are
         so many, and a single one may be GROSS_GAP times as large.
+      spread: units of reward, `filter/reward_std` of the last iteration.
     """
     safety = settings.safety
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
@@ -41,10 +46,10 @@ def problem(settings: Settings, state: TrainState, gaps: Sequence[float]) -> str
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
         return (
             f"no group was kept in {int(state.empty_in_row)} iterations running"
-            f" (safety.max_empty_updates = {safety.max_empty_updates}), for all"
-            " episodes of each group earned the same; the state was saved: raise the"
-            " limit and start the same command again, or begin with an easier"
-            " environment"
+            f" (safety.max_empty_updates = {safety.max_empty_updates}), for"
+            f" {why_nothing_is_kept(settings, spread)}; the state was saved: raise the"
+            " limit and start the same command again, or begin with"
+            f" {_what_would_be_kept(spread)} in another --workdir"
         )
     gap, limit = sum(gaps) / max(1, len(gaps)), settings.loss.logprob_gap_limit
     lasting = len(gaps) >= GAP_ITERATIONS and gap > limit
@@ -61,3 +66,49 @@ def problem(settings: Settings, state: TrainState, gaps: Sequence[float]) -> str
             " model.compute_dtype = 'float32' in another --workdir"
         )
     return ""
+
+
+def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str:
+    """What to know of a run in which no update was made; else an empty string.
+
+    Args:
+      settings: of the run.
+      state: after its last iteration.
+      spread: units of reward, the largest `filter/reward_std` of its iterations.
+    """
+    if int(state.updates):
+        return ""
+    iterations, empty = int(state.iteration), int(state.skipped_empty)
+    if empty < iterations:
+        return (
+            f"nothing was learned: no update was made in {iterations} iterations, for"
+            f" {int(state.skipped_bad)} gradients were not finite, and in {empty}"
+            " iterations no group was kept: try a lower optimizer.actor_lr in another"
+            " --workdir"
+        )
+    return (
+        f"nothing was learned: no group was kept in any of {iterations} iterations, for"
+        f" {why_nothing_is_kept(settings, spread)}: begin with"
+        f" {_what_would_be_kept(spread)} in another --workdir"
+    )
+
+
+def why_nothing_is_kept(settings: Settings, spread: float) -> str:
+    """The cause of a filter that keeps no group, to follow upon "for".
+
+    Args:
+      settings: of the run.
+      spread: units of reward, mean in-group standard deviation of the task's return.
+    """
+    chosen = settings.filter
+    if spread == 0:
+        return "all episodes of each group earned the same"
+    return (
+        f"filter.metric = {chosen.metric!r}, filter.zero = {chosen.zero:g} and"
+        f" filter.margin = {chosen.margin:g} leave none, though returns differ within"
+        f" groups, by a standard deviation of {spread:.3g} in the mean"
+    )
+
+
+def _what_would_be_kept(spread: float) -> str:
+    return "other values of those" if spread else "an easier environment"

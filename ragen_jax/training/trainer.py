@@ -266,7 +266,8 @@ def _iterate(
         if _is_due(done, settings.every.log, total):
             _show(run, outputs, done, values, durations, validated)
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
-        reason = problem(settings, state, gaps) or _act(run, outputs, done, decision)
+        reason = problem(settings, state, gaps, values["filter/reward_std"])
+        reason = reason or _act(run, outputs, done, decision)
         stops = outputs.interrupts.should_stop()
         is_best = score is not None and score > best and keeps_best
         # Always in the end: what is finished is found finished.

@@ -29,7 +29,8 @@ GAINS = jnp.where(ROWS.is_reply, jnp.array([[2.0], [-1.0], [5.0]]), 0.0)
 
 
 def rescaled(**changes):
-    chosen = updates.settings(advantage__whiten=False, estimator="grpo", **changes)
+    changes |= dict(rollout__prompts=2, advantage__whiten=False)
+    chosen = updates.settings(estimator="grpo", **changes)
     estimate = Estimate(advantages=GAINS, returns=jnp.zeros_like(GAINS))
     found = rescale.rescale(chosen, estimate, KEPT, EPISODES, CHOSEN)
     return [float(found[0, 1]), float(found[1, 1])]
@@ -49,8 +50,26 @@ def test_groups_are_weighted_by_their_spread_over_the_largest():
 
 
 def test_a_group_that_is_dropped_does_not_set_the_largest_spread():
-    weight = rescale.spread_weight(CHOSEN.spread, jnp.array([True, False]))
-    np.testing.assert_allclose(weight[0], 1.0, rtol=1e-5)
+    kept, sets = jnp.array([True, False]), jnp.zeros(2, jnp.int32)
+    weight = rescale.spread_weight(CHOSEN.spread, kept, sets)
+    np.testing.assert_allclose(weight, [1.0, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("environment", [1.0, 0.5, 1.0, 0.75]), ("batch", [1.0, 0.5, 0.1, 0.075])],
+)
+def test_the_largest_spread_is_that_of_the_groups_that_are_ranked_together(
+    scope, expected
+):
+    chosen = two_environments(updates.settings(filter__scope=scope))
+    episodes = episodes_of([[0.0]] * 4, group=[0, 1, 2, 3])
+    sets = filters.sets_of_groups(
+        chosen, episodes.replace(environment=jnp.array([0, 0, 1, 1]))
+    )
+    spread, kept = jnp.array([4.0, 2.0, 0.4, 0.3]), jnp.ones(4, bool)
+    weight = rescale.spread_weight(spread, kept, sets)
+    np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
 def test_long_rows_count_for_less_by_their_length_over_the_mean():

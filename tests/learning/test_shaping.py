@@ -35,7 +35,7 @@ def episodes():
     )
     return made.replace(
         thought_tokens=jnp.array([[1, 2], [4, 5], [3, 0], [3, 3]]),
-        grounded=jnp.array([[0.5, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]),
+        grounded=jnp.array([[0.5, 0.0], [1.0, 0.25], [0.0, 0.0], [0.0, 1.0]]),
         environment=jnp.array([0, 1, 1, 1]),
     )
 
@@ -53,17 +53,24 @@ def test_with_nothing_asked_for_turns_earn_the_environments_reward_and_the_penal
 
 def test_a_thought_within_the_band_earns_the_bonus_and_a_turn_never_played_none():
     gain = turn_rewards(length_bonus=0.3) - turn_rewards()
-    np.testing.assert_allclose(gain, [[0, 0.3], [0.3, 0], [0.3, 0], [0.3, 0]])
+    np.testing.assert_allclose(gain, [[0, 0.3], [0, 0], [0.3, 0], [0.3, 0]])
 
 
 def test_a_thought_earns_by_the_share_of_places_that_it_names():
     gain = turn_rewards(grounding=2.0) - turn_rewards()
-    np.testing.assert_allclose(gain, [[1, 0], [2, 0], [0, 0], [0, 0]], atol=1e-7)
+    np.testing.assert_allclose(gain, [[1, 0], [0, 0.5], [0, 0], [0, 0]], atol=1e-7)
 
 
 def test_where_an_episodes_turns_share_that_reward_more_turns_do_not_earn_more():
     gain = turn_rewards(grounding=2.0, grounding_by="episode") - turn_rewards()
-    np.testing.assert_allclose(gain, [[0.5, 0], [1, 0], [0, 0], [0, 0]], atol=1e-7)
+    np.testing.assert_allclose(gain, [[0.5, 0], [0, 0.25], [0, 0], [0, 0]], atol=1e-7)
+
+
+def test_replies_without_an_answer_earn_nothing_by_their_length_or_what_they_name():
+    made = episodes().replace(is_valid=jnp.zeros((4, 2), bool))
+    chosen = dataclasses.replace(PLAIN, length_bonus=0.3, grounding=2.0)
+    paid, unpaid = (shaping.turn_rewards(s, made, 2) for s in (chosen, PLAIN))
+    np.testing.assert_allclose(paid, unpaid)
 
 
 def test_returns_are_normalized_within_each_group():

@@ -8,6 +8,7 @@ from helpers import updates
 
 from ragen_jax.learning import advantages, turn_advantages
 from ragen_jax.learning.estimators import ESTIMATORS, Evidence
+from ragen_jax.settings import ESTIMATORS as FACTS
 
 # One episode of two turns with two tokens and one. Rewards 1 and 2 at the turns' ends,
 # a penalty of -0.5 on the first token; gamma 0.5, lam 0.5, turn_gamma 0.8.
@@ -176,6 +177,18 @@ def test_every_estimator_leaves_what_is_no_reply_alone(name):
     assert np.isfinite(found.advantages).all()
     assert not found.advantages[~np.asarray(rows.is_reply)].any()
     assert found.advantages.any()
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_an_estimator_reads_the_settings_that_it_is_said_to_read_and_no_other(name):
+    usual, read = estimate(name).advantages, FACTS[name].reads
+    for leaf in ("gamma", "lam", "turn_gamma", "turn_value"):
+        value = 0.1 if leaf != "turn_value" else "first"
+        if leaf == "turn_value" and FACTS[name].turn_value == "first":
+            value = "last"
+        found = estimate(name, **{f"advantage__{leaf}": value}).advantages
+        is_read = f"advantage.{leaf}" in read
+        assert (np.abs(found - usual).max() > 1e-3) == is_read, leaf
 
 
 def test_rloo_is_dr_grpo_times_n_over_n_minus_one():

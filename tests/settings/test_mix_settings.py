@@ -101,6 +101,18 @@ def test_a_wrong_mix_is_refused(config, parts):
     assert [part for part in parts if part not in message] == [], message
 
 
+def test_so_many_groups_as_each_environment_keeps_must_be_in_the_smallest():
+    config = config_of(MIX)
+    config["filter"].update(strategy="top_count", count=2)
+    with pytest.raises(SettingsError) as refusal:
+        settings.from_dict(config)
+    message = str(refusal.value)
+    assert "filter.count = 2 is more than env.mix.large.prompts = 1" in message
+    assert message.endswith("lower filter.count to 1 or set filter.scope to 'batch'")
+    config["filter"]["scope"] = "batch"
+    settings.from_dict(config)
+
+
 @pytest.mark.parametrize("section", ["mix", "evaluate"])
 @pytest.mark.parametrize(
     ("wrong", "parts"),

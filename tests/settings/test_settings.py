@@ -267,6 +267,10 @@ WRONG = [
         ["length_weight = True", "'bi_level_gae'", "estimator to 'grpo'"],
     ),
     (
+        dict(estimator="reinforce_pp", advantage__length_weight=True),
+        ["length_weight = True", "'reinforce_pp'", "estimator to 'grpo'"],
+    ),
+    (
         dict(loss__entropy_on="thought", env__thinking=False),
         ["entropy_on = 'thought'", "env.thinking = False", "set it to 'reply'"],
     ),

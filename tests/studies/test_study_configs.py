@@ -8,7 +8,7 @@ from absl import flags
 from helpers.paths import ROOT
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli.flags import define_config, parse, read_settings
+from ragen_jax.cli.flags import changed_keys, define_config, parse, read_settings
 from ragen_jax.envs import registry
 from ragen_jax.errors import UserError
 from ragen_jax.studies import definition, runner, study
@@ -18,11 +18,14 @@ STUDIES = sorted((ROOT / "configs" / "studies").glob("*.py"))
 
 
 def settings_of(run: PlannedRun) -> settings_lib.Settings:
-    """What launch/train.py reads from a run's arguments."""
+    """What launch/train.py reads from a new run's arguments."""
     values = flags.FlagValues()
     define_config(flag_values=values)
     parse(["train.py", *run.arguments()], values)
-    return read_settings(values["config"].value)
+    config = values["config"].value
+    settings = read_settings(config)
+    settings_lib.check_changed(settings, changed_keys(config))
+    return settings
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -2,7 +2,80 @@
 
 import shlex
 
+import pytest
+from helpers.paths import CONFIGS
+
+from ragen_jax import cli, settings
 from ragen_jax.training import messages
+
+
+def read(variant: str, **changes) -> settings.Settings:
+    """The settings of a config, with leaves replaced: `loss__kl=0.1`."""
+    config = cli.load_config(f"{CONFIGS}/{variant}")
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    config.update_from_flattened_dict(dotted)
+    return settings.from_dict(config.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("scope", "of"),
+    [("environment", "each environment's prompts"), ("batch", "the prompts")],
+)
+def test_the_banner_says_that_each_environment_of_a_mix_keeps_so_many(scope, of):
+    chosen = read(
+        "sokoban.py:mix",
+        filter__strategy="top_count",
+        filter__count=2,
+        filter__scope=scope,
+    )
+    line = messages.algorithm(chosen)
+    assert f": keeps top_count 2 of {of} by return_std, clip" in line
+
+
+def test_the_banner_says_where_what_changes_over_the_run_ends():
+    ends = dict(loss__kl_end=0.1, loss__entropy_end=0.01, filter__fraction_end=1.0)
+    line = messages.algorithm(read("frozenlake.py", **ends))
+    assert "keeps top_fraction 0.25 to 1 of the prompts by return_std," in line
+    assert line.endswith("KL 0 to 0.1, entropy 0.001 to 0.01")
+    line = messages.algorithm(read("frozenlake.py"))
+    assert "keeps top_fraction 0.25 of the prompts" in line
+    assert line.endswith("KL 0, entropy 0.001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "moving"),
+    [
+        (dict(), ["optimizer.schedule = 'cosine'"]),
+        (dict(optimizer__schedule="constant"), []),
+        (dict(optimizer__schedule_updates=50), []),
+        (
+            dict(optimizer__schedule_updates=50, optimizer__critic_warmup=2),
+            ["optimizer.schedule = 'cosine'"],
+        ),
+        (
+            dict(optimizer__critic_schedule="linear"),
+            ["optimizer.schedule = 'cosine'", "optimizer.critic_schedule = 'linear'"],
+        ),
+        (
+            dict(
+                optimizer__schedule_updates=50,
+                optimizer__critic_schedule="linear",
+                loss__kl_end=0.1,
+            ),
+            ["loss.kl_end = 0.1"],
+        ),
+    ],
+)
+def test_another_number_of_iterations_is_warned_of_where_it_moves_something(
+    changes, moving
+):
+    said = messages.changed_schedule(read("frozenlake.py", **changes), was=30)
+    expected = (
+        f"warning: iterations was 30 and is 60: {', '.join(moving)} now moves towards"
+        if moving
+        else ""
+    )
+    assert said.startswith(expected) and bool(said) == bool(moving)
 
 
 def test_the_command_that_follows_a_run_can_be_copied_whatever_the_folders_name(

@@ -244,13 +244,35 @@ def test_the_banner_says_what_the_filter_keeps(run, tmp_path, changes, kept):
 def test_runs_in_which_nothing_is_kept_end_only_if_that_is_asked_for(run):
     state = weights.new_state(run).replace(empty_in_row=jnp.int32(3))
     gaps = [0.0]
-    assert safety.problem(run.settings, state, gaps) == ""
+    assert safety.problem(run.settings, state, gaps, 0.0) == ""
     limited = runs.settings(safety__max_empty_updates=3)
-    assert safety.problem(limited, state, gaps).startswith(
-        "no group was kept in 3 iterations running (safety.max_empty_updates = 3)"
+    assert safety.problem(limited, state, gaps, 0.0).startswith(
+        "no group was kept in 3 iterations running (safety.max_empty_updates = 3), for"
+        " all episodes of each group earned the same;"
     )
     state = state.replace(empty_in_row=jnp.int32(2))
-    assert safety.problem(limited, state, gaps) == ""
+    assert safety.problem(limited, state, gaps, 0.0) == ""
+
+
+def test_equal_returns_are_the_cause_of_an_empty_batch_only_where_they_are_equal(run):
+    limited = runs.settings(safety__max_empty_updates=3, filter__zero=100)
+    state = weights.new_state(run).replace(empty_in_row=jnp.int32(3))
+    said = safety.problem(limited, state, [], 0.354)
+    assert "earned the same" not in said
+    assert "'return_std', filter.zero = 100 and filter.margin = 0.01 leave none" in said
+    assert "standard deviation of 0.354" in said
+
+
+def test_a_run_without_any_update_says_why_nothing_was_learned(run):
+    state = weights.new_state(run).replace(iteration=jnp.int32(4))
+    empty = state.replace(skipped_empty=jnp.int32(4))
+    said = safety.nothing_learned(run.settings, empty, 0.0)
+    assert "no group was kept in any of 4 iterations, for all episodes of each" in said
+    assert "filter.zero = 1e-06" in safety.nothing_learned(run.settings, empty, 0.1)
+    bad = state.replace(skipped_bad=jnp.int32(4))
+    assert "4 gradients were" in safety.nothing_learned(run.settings, bad, 0.1)
+    learned = empty.replace(updates=jnp.int32(1))
+    assert safety.nothing_learned(run.settings, learned, 0.0) == ""
 
 
 def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gross(
@@ -259,7 +281,7 @@ def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gr
     state = weights.new_state(run)
 
     def problem(*gaps):
-        return safety.problem(run.settings, state, gaps)
+        return safety.problem(run.settings, state, gaps, 0.1)
 
     assert run.settings.loss.logprob_gap_limit == 0.05
     assert problem(0.1, 0.1, 0.1, 0.1) == ""
@@ -289,7 +311,7 @@ def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
     run = runs.replace_settings(run, **chosen)
     start, lines = weights.new_state(run), io.StringIO()
-    values = {"update/logprob_gap": 0.0}
+    values = {"update/logprob_gap": 0.0, "filter/reward_std": 0.1}
 
     def iterate(run, programs, state):
         return state.replace(iteration=state.iteration + 1), dict(values), None

@@ -1,0 +1,90 @@
+"""What a command changes and nothing reads is refused in one sentence."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from helpers.paths import CONFIGS
+
+from ragen_jax import cli, settings
+from ragen_jax.errors import SettingsError
+from ragen_jax.learning import strategies
+from ragen_jax.settings import FILTER_STRATEGIES
+
+
+def check(*changes: str) -> None:
+    """As launch/train.py does for a new run."""
+    flag_values = flags.FlagValues()
+    cli.define_config(flag_values=flag_values)
+    given = [f"--config.{change}" for change in changes]
+    cli.parse(["train.py", f"--config={CONFIGS}/frozenlake.py", *given], flag_values)
+    config = flag_values.config
+    settings.check_changed(cli.read_settings(config), cli.changed_keys(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "chooser", "other"),
+    [
+        (["estimator=grpo", "advantage.gamma=0.9"], "estimator = 'grpo'", "ppo"),
+        (["estimator=reinforce_pp", "advantage.lam=0.9"], "'reinforce_pp'", "ppo"),
+        (["advantage.turn_gamma=0.5"], "estimator = 'ppo'", "bi_level_gae"),
+        (["advantage.turn_value=last"], "estimator = 'ppo'", "bi_level_gae"),
+        (
+            ["filter.strategy=none", "filter.loss_scale=sqrt"],
+            "filter.strategy = 'none'",
+            "top_fraction",
+        ),
+        (["algorithm=starpo", "filter.fraction=0.5"], "'none'", "top_fraction"),
+        (["filter.count=3"], "filter.strategy = 'top_fraction'", "top_count"),
+    ],
+)
+def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
+    with pytest.raises(SettingsError) as refusal:
+        check(*changes)
+    message = str(refusal.value)
+    assert message.startswith(changes[-1].split("=")[0] + " = ")
+    assert chooser in message and message.endswith(f" to {other!r}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["estimator=grpo"],
+        ["estimator=grpo", "advantage.gamma=1.0"],  # as the config has it
+        ["advantage.turn_gamma=1.0", "advantage.turn_value=first"],  # as preset
+        ["estimator=turn_grpo", "advantage.turn_gamma=0.9"],
+        ["filter.strategy=top_count", "filter.count=3", "filter.prefer=smallest"],
+        ["algorithm=starpo", "filter.reweight=True", "filter.with_penalty=True"],
+    ],
+)
+def test_what_is_read_or_left_as_it_is_is_accepted(changes):
+    check(*changes)
+
+
+OTHERS = dict(
+    fraction=0.9, count=3, low=0.5, high=0.75, prefer="smallest", metric="length",
+    keep_zero=True, zero=2.0, margin=2.0, rounding="down", loss_scale="sqrt",
+)  # fmt: skip
+
+
+def test_every_leaf_that_only_some_strategies_read_is_tried_below():
+    known = frozenset().union(*(facts.reads for facts in FILTER_STRATEGIES.values()))
+    assert known == {f"filter.{name}" for name in OTHERS}
+
+
+@pytest.mark.parametrize("strategy", list(FILTER_STRATEGIES))
+def test_what_a_strategy_is_said_not_to_read_does_not_change_what_it_keeps(strategy):
+    config = cli.load_config(f"{CONFIGS}/frozenlake.py")
+    config.filter.update(strategy=strategy, fraction=0.5)
+    chosen = settings.from_dict(config.to_dict()).filter
+    score = jnp.array([3.0, 0.0, 1.0, 0.5, 1.5, 0.25])
+    kept = strategies.keep_groups(score, chosen, 0.5)
+    for name, value in OTHERS.items():
+        if f"filter.{name}" in FILTER_STRATEGIES[strategy].reads:
+            continue
+        other = dataclasses.replace(chosen, **{name: value})
+        fraction = 0.9 if name == "fraction" else 0.5
+        found = strategies.keep_groups(score, other, fraction)
+        np.testing.assert_array_equal(found, kept, err_msg=name)
