@@ -55,9 +55,11 @@ def read_settings(config: ConfigDict) -> Settings:
     return settings_lib.from_dict(config.to_dict())
 
 
-def sets_keys(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
-    """Whether a key of the config is set on the command line."""
-    return _any_argument(r"--?(no)?config\.", flag_values)
+def keys_set(flag_values: flags.FlagValues = flags.FLAGS) -> tuple[str, ...]:
+    """The dotted keys of the config that are set on the command line."""
+    arguments = flag_values.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    found = (re.match(r"--?(?:no)?config\.([^=]*)", each) for each in arguments)
+    return tuple(match[1] for match in found if match)
 
 
 def chooses_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
