@@ -42,7 +42,10 @@ _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "rule", "planner"], "Who plays."
 )
 _ENV = flags.DEFINE_string(
-    "env", None, "Label of one of several environments; default: the first evaluated."
+    "env",
+    None,
+    "Label of one of several environments; default: of those that training evaluates,"
+    " the one that it plays, or else the first by label.",
 )
 _PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels.", 1, 2**31 - 1)
 _ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes a level.", 1, 2**31 - 1)

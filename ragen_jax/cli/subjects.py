@@ -32,7 +32,7 @@ class Subject:
         """With one environment only, and another seed.
 
         Args:
-          label: of the environment; None: the first that is evaluated.
+          label: of the environment; None: `settings.main_task`.
           seed: None: that of the settings.
 
         Raises:
@@ -133,10 +133,10 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
 
 def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
     """The environment of that label, evaluated or trained in."""
+    if label is None:
+        return settings_lib.main_task(settings)
     tasks = {task.label: task for task in settings.evaluated_tasks()}
     tasks |= {t.label: t for t in settings.tasks() if t.label not in tasks}
-    if label is None:
-        return next(iter(tasks.values()))
     if label not in tasks:
         raise UserError(
             f"--env={label} is none of these settings' environments: choose one of"
