@@ -268,7 +268,7 @@ def _default_name(request: Request, subject: Subject) -> str:
     """Different for different results; the same evaluation, the same name."""
     settings, is_model = subject.settings, request.policy == "model"
     parts = [
-        request.env or Path(settings.env.name).stem,
+        subject.label,
         subject.name if is_model else request.policy,
         f"{request.split}{request.prompts}x{request.rollouts}",
         f"seed{settings.seed}",

@@ -27,6 +27,7 @@ class Subject:
     who: str  # in words
     directory: Path | None = None  # of the checkpoint's steps
     step: int | None = None
+    label: str = ""  # of the only environment, once it is chosen
 
     def only(self, label: str | None, seed: int | None) -> "Subject":
         """With one environment only, and another seed.
@@ -38,10 +39,11 @@ class Subject:
         Raises:
           UserError: if the settings have no such environment.
         """
-        settings = self.settings.alone(_chosen_task(self.settings, label))
+        task = _chosen_task(self.settings, label)
+        settings = self.settings.alone(task)
         if seed is not None:
             settings = dataclasses.replace(settings, seed=seed)
-        return dataclasses.replace(self, settings=settings)
+        return dataclasses.replace(self, settings=settings, label=task.label)
 
 
 def find_checkpoint(path: str, model: str | None = None, other: Settings | None = None):

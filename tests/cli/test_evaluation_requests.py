@@ -2,9 +2,13 @@
 
 import pytest
 from helpers import runs
+from helpers.paths import ROOT
 
+from ragen_jax import cli
+from ragen_jax import settings as settings_lib
 from ragen_jax.cli import evaluation
 from ragen_jax.cli.evaluation import Request
+from ragen_jax.cli.subjects import Subject
 
 
 def make_request(**changes):
@@ -33,3 +37,19 @@ def test_the_settings_temperature_holds_where_none_is_asked_for(asked, played):
     settings = runs.settings(evaluation__temperature=0.0)
     request = evaluation.with_temperature(make_request(temperature=asked), settings)
     assert request.temperature == played
+
+
+def test_two_environments_of_one_game_are_written_into_two_files(tmp_path):
+    config = cli.load_config(f"{ROOT}/configs/sokoban.py:generalize").to_dict()
+    del config["env"]["evaluate"]["sokoban"]
+    settings = settings_lib.from_dict(config)
+    subject = Subject(settings, tmp_path, "step1", "the last")
+    names = {
+        label: evaluation._default_name(
+            make_request(env=label, temperature=0.5), subject.only(label, None)
+        )
+        for label in (None, "newvocab", "larger", "sokoban", "frozen_lake")
+    }
+    assert names["sokoban"] == "sokoban_step1_test2x1_seed0_temperature0.5.jsonl"
+    assert names[None] == names["newvocab"]
+    assert len(set(names.values())) == 4
