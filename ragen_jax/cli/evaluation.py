@@ -180,13 +180,14 @@ def _play_model(request: Request, subject: Subject, console):
     from ragen_jax.parallel import mesh as meshes
     from ragen_jax.training import weights
     from ragen_jax.training.model import make_model
-    from ragen_jax.training.tasks import make_task
+    from ragen_jax.training.tasks import check_decoding, make_task
     from ragen_jax.training.validation import make_evaluator
 
     settings = subject.settings
     with startup.user_mistakes():
         sizes = settings_lib.fit_mesh(settings.mesh, jax.device_count())
         model = make_model(settings, meshes.make_mesh(**sizes))
+        check_decoding(model)
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
         reader = transcripts.make_reader(
             model.tokenizer, task.env, task.dialogue, model.source.name
