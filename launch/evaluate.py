@@ -6,10 +6,11 @@
   python launch/evaluate.py --checkpoint=runs/frozenlake --verify
 
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
-one step's folder; it is played as it was trained, or as --config says. A model without
-training is played as --config says. --policy=random, --policy=rule (where there is a
-rule) and --policy=planner play the same levels without a language model. The same seed
-and split always give the same levels.
+one step's folder; it is played as it was trained, or as --config says, at its
+evaluation.temperature. A model without training is played as --config says. How many
+levels and episodes is up to the flags below alone. --policy=random, --policy=rule
+(where there is a rule) and --policy=planner play the same levels without a language
+model. The same seed and split always give the same levels.
 --verify plays nothing: it reads every file of the checkpoints and tells the damaged.
 """
 
@@ -41,11 +42,18 @@ _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "rule", "planner"], "Who plays."
 )
 _ENV = flags.DEFINE_string(
-    "env", None, "Label of one of several environments; default: the first evaluated."
+    "env",
+    None,
+    "Label of one of several environments; default: of those that training evaluates,"
+    " the one that it plays, or else the first by label.",
 )
 _PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels.", 1, 2**31 - 1)
 _ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes a level.", 1, 2**31 - 1)
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.5, "0: the likeliest token.")
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature",
+    None,
+    "0: the likeliest token; default: evaluation.temperature of the settings.",
+)
 _SEED = flags.DEFINE_integer("seed", None, "Default: that of the settings.")
 _SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "Which levels."
@@ -70,7 +78,8 @@ def main() -> None:
             model=_MODEL.value,
             config=cli.read_settings(_CONFIG.value),
             has_config=cli.chooses_config(),
-            is_overridden=cli.sets_keys(),
+            is_overridden=bool(cli.keys_set()),
+            keys=cli.keys_set(),
             policy=_POLICY.value,
             env=_ENV.value,
             prompts=_PROMPTS.value,

@@ -27,7 +27,12 @@ _CONFIG = cli.define_config(_DEFAULT)
 _ENV = flags.DEFINE_string(
     "env", None, "An environment's name, or the path of its file."
 )
-_SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE, a setting of --env.")
+_SET = flags.DEFINE_multi_string(
+    "set",
+    [],
+    "KEY=VALUE, a setting of --env; several texts as in symbols=P,.,O,G,X,Y or"
+    " \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\".",
+)
 _POLICY = flags.DEFINE_enum(
     "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
 )

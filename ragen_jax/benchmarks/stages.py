@@ -196,12 +196,17 @@ def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     import tempfile
 
+    import jax
+
     from ragen_jax.benchmarks import device, machine
     from ragen_jax.training import run as run_lib
 
     settings = _settings(sizes, stage)
     cli.use_every_core(settings)
     cli.start_jax(settings)
+    if jax.default_backend() == "cpu":  # Where the suite is tried, without a graph.
+        rollout = dataclasses.replace(settings.rollout, cuda_graph=False)
+        settings = dataclasses.replace(settings, rollout=rollout)
     with tempfile.TemporaryDirectory(prefix="suite.") as scratch:
         folder = Path(scratch) / "shape"
         settings = machine.with_shape(settings, sizes.shape, folder)

@@ -16,11 +16,11 @@ from ragen_jax.cli.flags import (  # noqa: E402
     chooses_config,
     config_path,
     define_config,
+    keys_set,
     load_config,
     names_config,
     parse,
     read_settings,
-    sets_keys,
 )
 from ragen_jax.cli.planning import PlanFlags, plan_for_target
 from ragen_jax.cli.startup import (
@@ -45,6 +45,7 @@ __all__ = [
     "config_path",
     "define_config",
     "enable_compilation_cache",
+    "keys_set",
     "load_config",
     "make_workdir",
     "names_config",
@@ -52,7 +53,6 @@ __all__ = [
     "plan_for_target",
     "read_settings",
     "run",
-    "sets_keys",
     "silence",
     "start_jax",
     "use_cpu",

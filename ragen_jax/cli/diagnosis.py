@@ -40,6 +40,8 @@ class Wanted:
 def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
     """The settings with another shape of the batch; 0 leaves a size as it is.
 
+    A run that a GPU sampled in one CUDA graph is sampled without: any device can.
+
     Raises:
       UserError: if several environments share the batch, whose shares are settings,
         or if the batch is too large.
@@ -55,7 +57,7 @@ def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
     )
     flags = {f"--{name}": size for name, size in shape.items()}
     check_record(flags | turn_sizes(settings, settings.most_turns()))
-    rollout = dataclasses.replace(rollout, **shape)
+    rollout = dataclasses.replace(rollout, **shape, cuda_graph=False)
     return dataclasses.replace(settings, rollout=rollout)
 
 

@@ -13,6 +13,14 @@ from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 
+# Keys of the config that only training reads, and the flags that say the same here.
+_FLAGS = {
+    "evaluation.prompts": "--prompts",
+    "evaluation.rollouts": "--rollouts",
+    "evaluation.test_prompts": "--prompts",
+    "evaluation.test_rollouts": "--rollouts",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -27,11 +35,12 @@ class Request:
     env: str | None  # label of one of several environments
     prompts: int  # P, levels
     rollouts: int  # n, episodes of each
-    temperature: float
+    temperature: float | None  # None: evaluation.temperature of the settings
     seed: int | None
     split: str  # one of base.SPLITS
     out: str | None  # file of trajectories
     show: int  # episodes to print
+    keys: tuple[str, ...] = ()  # of the config, that were set
 
 
 def check(request: Request) -> None:
@@ -46,9 +55,11 @@ def check(request: Request) -> None:
             f"--policy={request.policy} plays without a model and writes no replies:"
             " leave out --model and --show"
         )
-    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+    temperature = request.temperature
+    is_given = temperature is not None
+    if is_given and not (math.isfinite(temperature) and temperature >= 0):
         raise UserError(
-            f"--temperature={request.temperature:g} cannot be used: choose 0, for the"
+            f"--temperature={temperature:g} cannot be used: choose 0, for the"
             " likeliest token, or a positive number"
         )
     if request.seed is not None and not 0 <= request.seed < 2**32:
@@ -63,6 +74,22 @@ def check(request: Request) -> None:
             "--config.KEY=VALUE without --config would replace all of the checkpoint's"
             " settings by the default config's: name the --config to play by as well"
         )
+    _check_keys(request)
+
+
+def _check_keys(request: Request) -> None:
+    """Raises UserError for a key of the config whose part a flag plays here."""
+    for key in request.keys:
+        if flag := _FLAGS.get(key):
+            raise UserError(
+                f"--config.{key} says how a training run is evaluated, and is not read"
+                f" here: pass {flag}"
+            )
+    if request.temperature is not None and "evaluation.temperature" in request.keys:
+        raise UserError(
+            "--temperature and --config.evaluation.temperature both choose the"
+            " temperature: pass one of them"
+        )
 
 
 def evaluate(request: Request) -> None:
@@ -73,6 +100,7 @@ def evaluate(request: Request) -> None:
     """
     check(request)
     subject = _subject(request)
+    request = with_temperature(request, subject.settings)
     _check_size(request, subject.settings)
     startup.start_jax(subject.settings)
     # Imported here so that a wrong flag is reported without waiting for JAX.
@@ -97,6 +125,13 @@ def evaluate(request: Request) -> None:
             file.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
     console.line(report.table(score, played))
     console.line("\n".join(f"{name:12}  {path}" for name, path in written.items()))
+
+
+def with_temperature(request: Request, settings: Settings) -> Request:
+    """The request with a temperature: its own, or else that of the settings."""
+    if request.temperature is not None:
+        return request
+    return dataclasses.replace(request, temperature=settings.evaluation.temperature)
 
 
 def _check_size(request: Request, settings: Settings) -> None:
@@ -145,13 +180,14 @@ def _play_model(request: Request, subject: Subject, console):
     from ragen_jax.parallel import mesh as meshes
     from ragen_jax.training import weights
     from ragen_jax.training.model import make_model
-    from ragen_jax.training.tasks import make_task
+    from ragen_jax.training.tasks import check_decoding, make_task
     from ragen_jax.training.validation import make_evaluator
 
     settings = subject.settings
     with startup.user_mistakes():
         sizes = settings_lib.fit_mesh(settings.mesh, jax.device_count())
         model = make_model(settings, meshes.make_mesh(**sizes))
+        check_decoding(model)
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
         reader = transcripts.make_reader(
             model.tokenizer, task.env, task.dialogue, model.source.name
@@ -233,7 +269,7 @@ def _default_name(request: Request, subject: Subject) -> str:
     """Different for different results; the same evaluation, the same name."""
     settings, is_model = subject.settings, request.policy == "model"
     parts = [
-        request.env or Path(settings.env.name).stem,
+        subject.label,
         subject.name if is_model else request.policy,
         f"{request.split}{request.prompts}x{request.rollouts}",
         f"seed{settings.seed}",

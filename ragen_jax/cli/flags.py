@@ -1,19 +1,22 @@
 """The command line: absl's flags, and a config whose keys they override."""
 
+import contextlib
 import difflib
 import functools
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli import flag_files
+from ragen_jax.cli import environment_keys, flag_files
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.settings import Settings
 from ragen_jax.settings.meanings import MEANINGS
@@ -24,7 +27,12 @@ flags.disclaim_key_flags()
 _EXAMPLE = "configs/frozenlake.py"
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
 _GIVEN: list[str] = []  # the values of --config, which its flag does not keep
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "texts in quotes and parentheses, as in \"('a', 'b')\"",
+}
 _OVERRIDING = """\
 --config=FILE[:VARIANT] names a Python file with get_config(variant). Each of its keys
 is overridden by --config.KEY=VALUE; one that is true or false also by --config.KEY
@@ -62,9 +70,11 @@ def changed_keys(config: ConfigDict) -> list[str]:
     return [key for key, value in now.items() if value != said.get(key)]
 
 
-def sets_keys(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
-    """Whether a key of the config is set on the command line."""
-    return _any_argument(r"--?(no)?config\.", flag_values)
+def keys_set(flag_values: flags.FlagValues = flags.FLAGS) -> tuple[str, ...]:
+    """The dotted keys of the config that are set on the command line."""
+    arguments = flag_values.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    found = (re.match(r"--?(?:no)?config\.([^=]*)", each) for each in arguments)
+    return tuple(match[1] for match in found if match)
 
 
 def chooses_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
@@ -196,24 +206,44 @@ def _take_config(
 
 
 def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
-    """Raises SettingsError for an override of a key that the config does not have."""
+    """Lets the config have the keys that are set, if its environments have them.
+
+    Raises:
+      SettingsError: for an override of a key that cannot be set.
+    """
     leaves = settings_lib.flatten(config.to_dict())
-    for argument in arguments[1:]:
-        match = re.fullmatch(
-            r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL
-        )
-        if match is None or match[1] in leaves:
+    overrides = list(_overrides(arguments))
+    if any(key.startswith("env.") and key not in leaves for _, key, _ in overrides):
+        names = {key: value for _, key, value in overrides if key.endswith(".name")}
+        leaves |= {key: name for key, name in names.items() if key in leaves}
+        unnamed = environment_keys.unnamed(leaves)
+        for _, key, _ in overrides:
+            if key in unnamed:
+                environment_keys.add(config, key, unnamed[key])
+        leaves |= unnamed
+    for argument, key, value in overrides:
+        if key in leaves:
             continue
-        key, value = match[1], match[2] or ""
         inner = [leaf for leaf in leaves if leaf.startswith(f"{key}.")]
         if inner:
             raise SettingsError(
                 f"--config.{key}={value}: {key} is a section: set its keys one by one,"
                 f" as in --config.{inner[0]}={leaves[inner[0]]}"
             )
-        raise SettingsError(
-            f"unknown key {key} in {argument}: {settings_lib.nearest(key, leaves)}"
+        is_env = key.startswith("env.")
+        advise = environment_keys.advice if is_env else settings_lib.nearest
+        raise SettingsError(f"unknown key {key} in {argument}: {advise(key, leaves)}")
+
+
+def _overrides(arguments: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Arguments that set a key of the config: as written, the key, and the value."""
+    for argument, after in itertools.pairwise([*arguments[1:], ""]):
+        match = re.fullmatch(
+            r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL
         )
+        if match is not None:
+            apart = "" if after.startswith("-") else after
+            yield argument, match[1], apart if match[2] is None else match[2]
 
 
 def _parse_flags(
@@ -270,6 +300,8 @@ def _print_help(path: str | None, full: bool, flag_values: flags.FlagValues) -> 
     from ragen_jax.envs.registry import option_meanings
 
     leaves = settings_lib.flatten(load_config(path).to_dict())
+    with contextlib.suppress(SettingsError):  # A name that is wrong is shown as it is.
+        leaves |= environment_keys.unnamed(leaves)
     meanings = MEANINGS | option_meanings(str(leaves.get("env.name")), "env.")
     for key, value in sorted(leaves.items()):
         print(f"  --config.{key}={value}")

@@ -27,21 +27,23 @@ class Subject:
     who: str  # in words
     directory: Path | None = None  # of the checkpoint's steps
     step: int | None = None
+    label: str = ""  # of the only environment, once it is chosen
 
     def only(self, label: str | None, seed: int | None) -> "Subject":
         """With one environment only, and another seed.
 
         Args:
-          label: of the environment; None: the first that is evaluated.
+          label: of the environment; None: `settings.main_task`.
           seed: None: that of the settings.
 
         Raises:
           UserError: if the settings have no such environment.
         """
-        settings = self.settings.alone(_chosen_task(self.settings, label))
+        task = _chosen_task(self.settings, label)
+        settings = self.settings.alone(task)
         if seed is not None:
             settings = dataclasses.replace(settings, seed=seed)
-        return dataclasses.replace(self, settings=settings)
+        return dataclasses.replace(self, settings=settings, label=task.label)
 
 
 def find_checkpoint(path: str, model: str | None = None, other: Settings | None = None):
@@ -140,10 +142,10 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
 
 def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
     """The environment of that label, evaluated or trained in."""
+    if label is None:
+        return settings_lib.main_task(settings)
     tasks = {task.label: task for task in settings.evaluated_tasks()}
     tasks |= {t.label: t for t in settings.tasks() if t.label not in tasks}
-    if label is None:
-        return next(iter(tasks.values()))
     if label not in tasks:
         raise UserError(
             f"--env={label} is none of these settings' environments: choose one of"

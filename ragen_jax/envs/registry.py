@@ -1,5 +1,6 @@
 """Environments by name: those that are built in, and files of one's own."""
 
+import ast
 import contextlib
 import dataclasses
 import importlib
@@ -140,7 +141,8 @@ def parse_options(name: str, texts: Iterable[str]) -> tuple[tuple[str, Any], ...
 
     Args:
       name: for `lookup`.
-      texts: a value is read by its field's type; texts in a tuple lie between commas.
+      texts: a value is read by its field's type. A tuple of texts is written a,b or
+        as in Python, ('a', 'b').
 
     Raises:
       SettingsError: if there is no such environment, or a text has another form.
@@ -151,7 +153,7 @@ def parse_options(name: str, texts: Iterable[str]) -> tuple[tuple[str, Any], ...
         key, separator, value = text.partition("=")
         if not separator:
             raise SettingsError(f"{text!r} sets nothing: write KEY=VALUE, as in size=4")
-        options[key] = _parse(value, kinds.get(key, str))
+        options[key] = _parse(key, value, kinds.get(key, str))
     return tuple(sorted(options.items()))
 
 
@@ -179,10 +181,10 @@ def option_meanings(name: str, section: str) -> dict[str, str]:
     return meanings
 
 
-def _parse(text: str, kind: Any) -> Any:
+def _parse(key: str, text: str, kind: Any) -> Any:
     """The value that a text means for a field of the type; itself if it means none."""
     if typing.get_origin(kind) is tuple:
-        return tuple(text.split(","))
+        return _parse_texts(key, text)
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if kind in (int, float):
@@ -190,6 +192,22 @@ def _parse(text: str, kind: Any) -> Any:
             with contextlib.suppress(ValueError):
                 return number(text)
     return text
+
+
+def _parse_texts(key: str, text: str) -> tuple[str, ...]:
+    """A tuple of texts from a,b or ('a', 'b')."""
+    if not text.startswith(("(", "[", "'", '"')):
+        return tuple(text.split(","))
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        found = None
+    if isinstance(found, tuple | list) and all(isinstance(one, str) for one in found):
+        return tuple(found)
+    raise SettingsError(
+        f"{key} = {text} cannot be used: write a,b or, with each text in quotes,"
+        " ('a', 'b')"
+    )
 
 
 def _from_file(name: str) -> tuple[type, Maker]:

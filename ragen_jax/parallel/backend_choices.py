@@ -172,6 +172,19 @@ def _takes_cudnn(setting: str, wanted: str, dtype, head_dim: int) -> bool:
     return has_cudnn and wanted != "xla"
 
 
+def check_cuda_graph(wanted: bool) -> None:
+    """Raises SettingsError if `rollout.cuda_graph` is wanted and no GPU could have one.
+
+    To play on, or to look into, what a GPU trained takes no graph: this is for what the
+    user decides here and now.
+    """
+    if wanted and backend.cuda_capability() is None:
+        raise SettingsError(
+            "rollout.cuda_graph = True needs an NVIDIA GPU, and the devices here are"
+            f" {backend.name()}: set it to False"
+        )
+
+
 def rollout_options(cuda_graph: bool) -> dict[str, str] | None:
     """Compiler options of the rollout's program; None: XLA's own."""
     if not cuda_graph or backend.cuda_capability() is None:

@@ -3,7 +3,8 @@
 `from_dict` is the only reader of configs and the only place where settings alone are
 checked. choices.py holds the tables of named choices;
 schema.py the tree, each leaf beside its limits; reader.py reads it;
-checks.py checks combinations, unread.py what a command changes.
+checks.py checks combinations, unread.py what a command changes; main_task.py chooses
+one of several environments.
 """
 
 from ragen_jax.settings.checks import (
@@ -20,6 +21,7 @@ from ragen_jax.settings.choices import (
     FILTER_STRATEGIES,
     KL_KINDS,
 )
+from ragen_jax.settings.main_task import main_task
 from ragen_jax.settings.reader import (
     check_same_run,
     differences,
@@ -81,6 +83,7 @@ __all__ = [
     "flatten",
     "from_dict",
     "known_keys",
+    "main_task",
     "nearest",
     "to_dict",
     "env_settings",

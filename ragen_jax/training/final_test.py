@@ -114,7 +114,7 @@ def _write(
         atomic_files.write_text(workdir / FILE, json.dumps(record, indent=2) + "\n")
     for label, record in records.items():
         console.line(messages.before_after(run, record, label if several else ""))
-    console.line(messages.finished(workdir))
+    console.line(messages.finished(workdir, run.settings))
 
 
 def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:

@@ -11,7 +11,7 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.rollout.rollout import Rollout
-from ragen_jax.settings import Settings, TaskSettings
+from ragen_jax.settings import Settings, TaskSettings, main_task
 from ragen_jax.training import checkpoints
 from ragen_jax.training.run import Run
 
@@ -194,12 +194,24 @@ def last_saved(workdir: Path) -> str:
     )
 
 
-def finished(workdir: Path) -> str:
-    """Where everything lies, and what to do next."""
+def finished(workdir: Path, settings: Settings) -> str:
+    """Where everything lies, and what to do next.
+
+    Args:
+      workdir: of the run.
+      settings: of the run; of several evaluated environments the command names one.
+    """
     words = ["python", "launch/evaluate.py", f"--checkpoint={workdir}", "--show=3"]
+    labels = [task.label for task in settings.evaluated_tasks()]
+    others = ""
+    if len(labels) > 1:
+        main = main_task(settings).label
+        words.append(f"--env={main}")
+        flags = ", ".join(f"--env={label}" for label in labels if label != main)
+        others = f"\nof the other environments: {flags}"
     return (
         f"checkpoints  {workdir / checkpoints.FOLDER}\n"
         f"metrics      {workdir / metrics.FILE}\n"
         f"curves       {workdir / metrics.PICTURE}\n\n"
-        f"next: {shlex.join(words)}"
+        f"next: {shlex.join(words)}{others}"
     )

@@ -14,7 +14,7 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.models import lora, parameters
 from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.parallel import backend
+from ragen_jax.parallel import backend, backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout.rollout import RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens
@@ -87,6 +87,8 @@ def prepare(
         check_shares(settings, mesh.shape)
     model = make_model(settings, mesh, source)
     rollout = settings.rollout
+    tasks_lib.check_decoding(model)
+    backend_choices.check_cuda_graph(rollout.cuda_graph)
     if settings.reward.hook:
         count = rollout.prompts * rollout.group_size
         shaping.check_hook(settings.reward.hook, count, settings.most_turns())

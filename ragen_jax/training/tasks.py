@@ -82,6 +82,15 @@ def _check_actions(env: Environment, chosen: TaskSettings, section: str) -> None
         )
 
 
+def check_decoding(model: Model) -> None:
+    """Raises SettingsError if this device lacks `rollout.decode_attention`.
+
+    To be asked before anything is compiled or written.
+    """
+    wanted = model.settings.rollout.decode_attention
+    backend_choices.decode_attention(wanted, model.dtype, model.config.head_dim)
+
+
 def rollout_context(
     model: Model, tasks: Sequence[Task], *, is_training: bool = False
 ) -> RolloutContext:

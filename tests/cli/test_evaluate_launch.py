@@ -15,7 +15,7 @@ from ragen_jax.models import parameters
 from ragen_jax.models.io import hugging_face
 from ragen_jax.training import checkpoints
 
-SIZES = ["--prompts=3", "--rollouts=2", "--temperature=1", "--seed=5"]
+SIZES = ["--prompts=3", "--rollouts=2", "--seed=5"]
 SCRIPT = runs.ROOT / "launch" / "evaluate.py"
 
 
@@ -135,12 +135,15 @@ def test_the_figures_are_those_of_the_trajectories(written):
 
 @pytest.mark.slow
 def test_a_model_folder_with_the_same_weights_plays_the_same(place, written):
-    """On one device instead of two, and into the file that was asked for."""
+    """On one device instead of two, and into the file that was asked for.
+
+    At the temperature of the run's settings, which is not that of the default config.
+    """
     out = place / "new" / "before.jsonl"
     overrides = [
         f"--config.{key}={value}"
         for key, value in runs.SMALL.items()
-        if key.startswith(("rollout.", "env.", "optimizer."))
+        if key.startswith(("rollout.", "env.", "optimizer.", "evaluation.temp"))
     ]
     model = runs.model()
     code, output, errors = evaluate(
@@ -191,6 +194,18 @@ WRONG = {
     "no number": (["--model=x", "--prompts=99999999999"], "in the range [1, 2147"),
     "cold": (["--model=x", "--temperature=-0.5"], "--temperature=-0.5 cannot be used"),
     "nan": (["--model=x", "--temperature=nan"], "choose 0, for the likeliest token"),
+    "warm twice": (
+        ["--model=x", "--temperature=1", "--config.evaluation.temperature=0"],
+        "both choose the temperature: pass one of them",
+    ),
+    "levels by key": (
+        ["--model=x", "--config.evaluation.prompts=8"],
+        "--config.evaluation.prompts says how a training run is evaluated",
+    ),
+    "episodes by key": (
+        ["--model=x", "--config.evaluation.test_rollouts=8"],
+        "is not read here: pass --rollouts",
+    ),
     "seed": (["--model=x", "--seed=-1"], "choose 0 to 2**32 - 1"),
     "split": (["--model=x", "--split=dev"], "<train|validation|test>"),
     "policy": (["--model=x", "--policy=oracle"], "<model|random|rule|planner>"),

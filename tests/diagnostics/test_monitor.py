@@ -338,6 +338,11 @@ def test_another_shape_of_a_mixed_batch_is_refused():
     assert (changed.prompts, changed.group_size) == (8, 2)
 
 
+def test_what_a_gpu_sampled_in_one_graph_is_diagnosed_without_on_any_device():
+    settings = runs.settings(rollout__cuda_graph=True)
+    assert diagnosis.reshape(settings, 0, 0).rollout.cuda_graph is False
+
+
 def test_a_batch_to_diagnose_that_int32_cannot_count_is_refused():
     with pytest.raises(UserError, match="lower --group_size, the largest"):
         diagnosis.reshape(runs.settings(), 2, 2 * 10**9)

@@ -301,11 +301,20 @@ def test_settings_are_read_from_texts_by_their_types():
     assert envs.parse_options("frozen_lake", ["size=x"]) == (("size", "x"),)
 
 
+@pytest.mark.parametrize("text", ["a,(,'", "('a','(',\"'\")", "['a', '(', \"'\"]"])
+def test_texts_of_a_tuple_lie_between_commas_or_are_written_as_in_python(text):
+    options = envs.parse_options("frozen_lake", [f"symbols={text}"])
+    assert options == (("symbols", ("a", "(", "'")),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("size", "'size' sets nothing: write KEY=VALUE, as in size=4"),
         ("size=4.5", "env.size = 4.5 cannot be used: choose a whole number"),
+        ("symbols=('P','.','O'", r"symbols = \('P','.','O' cannot be used: write a,b"),
+        ("symbols=(P,O,G)", "with each text in quotes"),
+        ("symbols=('P', 1)", "with each text in quotes"),
         ("siz=4", "unknown key env.siz = '4': did you mean env.size"),
     ],
 )

@@ -162,6 +162,14 @@ NAMES = {
     "schedule": train("schedule = 'wsd'", "linear", optimizer__schedule="wsd"),
     "strategy": train("strategy = 'best'", "top_frac", filter__strategy="best"),
     "metric": train("filter.metric = 'max'", "return_std", filter__metric="max"),
+    "decoding": train(
+        "rollout.decode_attention = 'cudnn' needs an NVIDIA GPU",
+        "set it to 'auto'",
+        rollout__decode_attention="cudnn",
+    ),
+    "graph": train(
+        "rollout.cuda_graph = True needs", "to False", rollout__cuda_graph=True
+    ),
     "dtype": train("dtype = 'fp8'", "bfloat16", model__compute_dtype="fp8"),
 }
 NUMBERS = {
@@ -303,6 +311,11 @@ EVALUATIONS = {
     ),
     "weights": evaluate(
         "--model={place}/truncated", parts=("model.safetensors is damaged", "copy")
+    ),
+    "decoding": evaluate(
+        "--model=tiny",
+        "--config.rollout.decode_attention=cudnn",
+        parts=("rollout.decode_attention = 'cudnn' needs", "set it to 'auto'"),
     ),
     "top_p": evaluate("--model=tiny", "--top_p=0.9", parts=("flag --top_p", "--")),
     "env": evaluate(

@@ -102,6 +102,14 @@ def test_a_cuda_graph_is_made_where_it_is_wanted_and_can_be():
         assert backend_choices.rollout_options(True) is None
 
 
+def test_a_cuda_graph_is_refused_where_none_can_be():
+    with pytest.raises(SettingsError, match="and the devices here are cpu: set it to"):
+        backend_choices.check_cuda_graph(True)
+    backend_choices.check_cuda_graph(False)
+    with backend.targeting(target()):
+        backend_choices.check_cuda_graph(True)
+
+
 def test_a_training_batch_on_a_cpu_is_decoded_32_episodes_at_a_time():
     assert backend_choices.choices().slots == 32
     with backend.targeting(target()):

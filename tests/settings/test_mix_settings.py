@@ -50,6 +50,27 @@ def test_other_environments_may_be_evaluated_than_are_trained_on():
     assert alone.evaluated_tasks()[0].label == "frozen_lake"
 
 
+@pytest.mark.parametrize(
+    ("evaluate", "label"),
+    [
+        (None, "frozen_lake"),
+        (dict(a=dict(name="bandit"), z=dict(name="frozen_lake")), "z"),
+        (dict(a=dict(name="frozen_lake", size=9), z=dict(name="frozen_lake")), "z"),
+        (dict(a=dict(name="frozen_lake", turns=9), z=dict(name="frozen_lake")), "z"),
+        (dict(a=dict(name="bandit"), z=dict(name="sokoban")), "a"),
+    ],
+)
+def test_the_main_environment_is_the_evaluated_one_most_like_the_trained_one(
+    evaluate, label
+):
+    made = settings.from_dict(config_of(evaluate=evaluate, size=4))
+    assert settings.main_task(made).label == label
+
+
+def test_the_main_environment_of_several_trained_ones_is_the_first_by_label():
+    assert settings.main_task(settings.from_dict(config_of(MIX))).label == "large"
+
+
 @pytest.mark.parametrize("evaluate", [None, dict(a=dict(name="frozen_lake", size=5))])
 def test_what_is_written_is_read_back(evaluate):
     made = settings.from_dict(config_of(MIX, evaluate))

@@ -1,0 +1,93 @@
+"""Keys of environments that a config leaves at their defaults, for the command line."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.settings import TaskSettings
+from ragen_jax.utils import user_modules
+
+_NAME = re.compile(r"(env\.(?:(mix|evaluate)\.[^.]+\.)?)name")
+# What an environment of its section may have besides its own settings.
+_LIMITS = {
+    None: (),
+    "mix": ("prompts", "turns", "actions_per_turn", "actions"),
+    "evaluate": ("turns", "actions_per_turn", "actions"),
+}
+
+
+def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that environments have and a config does not name, with their defaults.
+
+    Those of a user's file are not known: it is not executed before JAX has started.
+
+    Args:
+      leaves: of the config by dotted key, the names of environments as they will be.
+
+    Raises:
+      SettingsError: if there is no environment of such a name.
+    """
+    found = {}
+    for key, name in leaves.items():
+        if match := _NAME.fullmatch(key):
+            section, kind = match.groups()
+            limits = [
+                field
+                for field in dataclasses.fields(TaskSettings)
+                if field.name in _LIMITS[kind]
+            ]
+            for field in (*limits, *_own_fields(name)):
+                found[section + field.name] = _default(field)
+    return {key: value for key, value in found.items() if key not in leaves}
+
+
+def add(config: ConfigDict, key: str, value: Any) -> None:
+    """Gives a locked config another leaf. `key` is dotted; its section is there."""
+    *sections, leaf = key.split(".")
+    with config.unlocked():
+        part = config
+        for section in sections:
+            part = part[section]
+        part[leaf] = value
+
+
+def advice(key: str, known: Mapping[str, Any]) -> str:
+    """How to continue after an unknown key of an environment.
+
+    Args:
+      key: dotted, "env." at its beginning.
+      known: every leaf that can be set, with its value.
+    """
+    section = key.rpartition(".")[0] + "."
+    beside = [one for one in known if one.rpartition(".")[0] + "." == section]
+    anywhere = [one for one in known if one.startswith("env.")]
+    remedies = [
+        settings_lib.nearest(key, each) for each in (beside or anywhere, anywhere)
+    ]
+    for remedy in remedies:
+        if remedy.endswith("?"):
+            return remedy
+    name = known.get(f"{section}name")
+    if isinstance(name, str) and user_modules.is_path(name):
+        return (
+            "this config does not name it: write it into the config, if it is a setting"
+            f" of {name}"
+        )
+    return remedies[0]
+
+
+def _own_fields(name: Any) -> tuple[dataclasses.Field, ...]:
+    if not isinstance(name, str) or name == "mix" or user_modules.is_path(name):
+        return ()
+    from ragen_jax.envs.registry import lookup  # Brings JAX, and starts no device.
+
+    return dataclasses.fields(lookup(name)[0])
+
+
+def _default(field: dataclasses.Field) -> Any:
+    """The default, of the field's type: the command line is read by it."""
+    return float(field.default) if field.type is float else field.default

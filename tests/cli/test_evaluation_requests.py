@@ -1,0 +1,55 @@
+"""What launch/evaluate.py makes of its flags and of the settings."""
+
+import pytest
+from helpers import runs
+from helpers.paths import ROOT
+
+from ragen_jax import cli
+from ragen_jax import settings as settings_lib
+from ragen_jax.cli import evaluation
+from ragen_jax.cli.evaluation import Request
+from ragen_jax.cli.subjects import Subject
+
+
+def make_request(**changes):
+    """One that leaves all to the settings, but for what is given."""
+    usual = dict(
+        checkpoint="run",
+        model=None,
+        config=runs.settings(),
+        has_config=False,
+        is_overridden=False,
+        policy="model",
+        env=None,
+        prompts=2,
+        rollouts=1,
+        temperature=None,
+        seed=None,
+        split="test",
+        out=None,
+        show=0,
+    )
+    return Request(**(usual | changes))
+
+
+@pytest.mark.parametrize(("asked", "played"), [(None, 0.0), (0.7, 0.7), (0.0, 0.0)])
+def test_the_settings_temperature_holds_where_none_is_asked_for(asked, played):
+    settings = runs.settings(evaluation__temperature=0.0)
+    request = evaluation.with_temperature(make_request(temperature=asked), settings)
+    assert request.temperature == played
+
+
+def test_two_environments_of_one_game_are_written_into_two_files(tmp_path):
+    config = cli.load_config(f"{ROOT}/configs/sokoban.py:generalize").to_dict()
+    del config["env"]["evaluate"]["sokoban"]
+    settings = settings_lib.from_dict(config)
+    subject = Subject(settings, tmp_path, "step1", "the last")
+    names = {
+        label: evaluation._default_name(
+            make_request(env=label, temperature=0.5), subject.only(label, None)
+        )
+        for label in (None, "newvocab", "larger", "sokoban", "frozen_lake")
+    }
+    assert names["sokoban"] == "sokoban_step1_test2x1_seed0_temperature0.5.jsonl"
+    assert names[None] == names["newvocab"]
+    assert len(set(names.values())) == 4
