@@ -49,6 +49,8 @@ class Subject:
 def find_checkpoint(path: str, model: str | None = None, other: Settings | None = None):
     """(checkpoints.Found, the Settings it was saved with) of what --checkpoint names.
 
+    Kernels are those of this device, where the run asked for one that may be missing.
+
     From then on the process executes no Python file that those settings name, unless
     the command line trusts it.
 
@@ -75,7 +77,20 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
     where = found.directory / str(found.step)
     named = () if other is None else other.files()
     trust.restrict_to_trusted(where, settings, info, named)
-    return found, with_model(settings, model)
+    return found, with_model(_for_any_device(settings), model)
+
+
+def _for_any_device(settings: Settings) -> Settings:
+    """The settings without a kernel that only the device of training may have.
+
+    Where it is here too, "auto" chooses it.
+    """
+    model, rollout = settings.model, settings.rollout
+    if model.attention == "cudnn":
+        model = dataclasses.replace(model, attention="auto")
+    if rollout.decode_attention == "cudnn":
+        rollout = dataclasses.replace(rollout, decode_attention="auto")
+    return dataclasses.replace(settings, model=model, rollout=rollout)
 
 
 def with_model(settings: Settings, path: str | None) -> Settings:

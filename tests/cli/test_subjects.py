@@ -1,6 +1,7 @@
 """Who is evaluated, and by which settings."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import runs
@@ -41,3 +42,17 @@ def test_an_agent_played_by_another_config_has_the_adapters_of_its_own_run(
     found = weights.restore_actor(player, directory, 1)
     # Adapters begin as nothing added.
     jax.tree.map(np.testing.assert_array_equal, found, weights.load_parameters(player))
+
+
+@pytest.mark.parametrize(("trained", "played"), [("cudnn", "auto"), ("xla", "xla")])
+def test_an_agent_is_played_without_a_kernel_that_only_its_gpu_had(
+    trained, played, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(subjects.trust, "restrict_to_trusted", lambda *given: None)
+    kernels = dict(model__attention=trained, rollout__decode_attention=trained)
+    info = {"settings": settings_lib.to_dict(runs.settings(**kernels))}
+    directory = tmp_path / checkpoints.FOLDER
+    with checkpoints.Checkpoints(directory, keep_last=1, keep_best=0) as saved:
+        saved.save(1, {"actor": jnp.zeros(1)}, info, score=None)
+    _, settings = subjects.find_checkpoint(str(tmp_path))
+    assert settings.model.attention == settings.rollout.decode_attention == played
