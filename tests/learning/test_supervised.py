@@ -180,6 +180,7 @@ def test_every_reply_ends_with_the_end_of_turn_and_within_its_limit(reply_tokens
         assert lengths == [reply_tokens] * (COUNT * LIMITS.turns)
 
 
+@pytest.mark.slow
 def test_a_demonstrated_episode_reads_as_the_chat_that_it_is():
     found = demonstrated(ENOUGH)
     task = found.host.task
