@@ -113,7 +113,8 @@ def _reads(*names: str) -> frozenset[str]:
 
 
 FILTER_STRATEGIES = {
-    "none": Strategy("every group"),
+    # Whether it may keep groups of score 0 is answered: it does.
+    "none": Strategy("every group", frozenset(["filter.keep_zero"])),
     "top_fraction": Strategy(
         "a fraction of the groups, the best by score",
         _reads("prefer", "fraction", "rounding"),

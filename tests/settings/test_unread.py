@@ -56,6 +56,7 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
         ["advantage.turn_gamma=1.0", "advantage.turn_value=first"],  # as preset
         ["estimator=turn_grpo", "advantage.turn_gamma=0.9"],
         ["filter.strategy=top_count", "filter.count=3", "filter.prefer=smallest"],
+        ["filter.strategy=none", "filter.keep_zero=True"],
         ["algorithm=starpo", "filter.reweight=True", "filter.with_penalty=True"],
     ],
 )
