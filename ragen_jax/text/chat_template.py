@@ -96,19 +96,8 @@ def cut_pieces(
                 " choose a model whose template keeps them"
             )
         parts.append(piece)
-    added = tokenizer.added_tokens_decoder.items()
-    specials = {index for index, token in added if token.special}
-    closing = encode(tokenizer, parts[3])
-    end = str(tokenizer.convert_ids_to_tokens(closing[0])) if closing else ""
-    # Of the text too: a token may swallow white space that stands before it, and what
-    # follows a reply that ends its turn itself is the text without the token's.
-    if not closing or closing[0] not in specials or not parts[3].startswith(end):
-        raise UserError(
-            f"{where}: the chat template closes a reply with {parts[3]!r}, which does"
-            " not begin with a control token that the policy could sample; choose a"
-            " model with an end-of-turn token"
-        )
-    stops = {closing[0], *more_stops}
+    token, end = _end_of_turn(tokenizer, parts[3], where)
+    stops = {token, *more_stops}
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
     pieces = ChatPieces(
@@ -117,7 +106,7 @@ def cut_pieces(
         before_reply=rest,
         after_reply=parts[3],
         end_of_turn=end,
-        end_token=closing[0],
+        end_token=token,
         stop_tokens=tuple(sorted(stops)),
     )
     if pieces.join(longer) != whole:
@@ -127,6 +116,29 @@ def cut_pieces(
             " whose template writes every turn alike"
         )
     return pieces
+
+
+def _end_of_turn(
+    tokenizer: PreTrainedTokenizerFast, after_reply: str, where: str
+) -> tuple[int, str]:
+    """The control token that a template closes a reply with: its id and its text.
+
+    Raises:
+      UserError: if there is none.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    specials = {index for index, token in added if token.special}
+    closing = encode(tokenizer, after_reply)
+    end = str(tokenizer.convert_ids_to_tokens(closing[0])) if closing else ""
+    # Of the text too: a token may swallow white space that stands before it, and what
+    # follows a reply that ends its turn itself is the text without the token's.
+    if not closing or closing[0] not in specials or not after_reply.startswith(end):
+        raise UserError(
+            f"{where}: the chat template closes a reply with {after_reply!r}, which"
+            " does not begin with a control token that the policy could sample; choose"
+            " a model with an end-of-turn token"
+        )
+    return closing[0], end
 
 
 def _render(
