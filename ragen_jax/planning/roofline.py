@@ -39,7 +39,7 @@ class Iteration:
     """One iteration at one mean length of replies."""
 
     reply: float  # tokens
-    passes: Passes  # of the shard that takes most
+    passes: Passes  # of the shard that takes most, in the mean
     tokens: int  # sampled on all devices
     rows: int  # trained on
     rollout: Work
@@ -112,8 +112,7 @@ def estimate(
     sizes = simulation.sizes_of(run)
     ends = 0.0 if reply >= sizes.reply_tokens else ENDS
     settings, shards = run.settings, meshes.row_shards(run.model.mesh)
-    simulated = [simulation.simulate(sizes, reply, ends, s) for s in range(shards)]
-    passes = max(simulated, key=lambda each: each.decodes)
+    passes, simulated = simulation.expect(sizes, reply, ends, shards)
     total = parts.start + passes.rounds * parts.chunk + passes.feeds * parts.feed
     for index, count in enumerate(passes.by_bucket):
         total += count * decode_at(parts, index, passes.filled)

@@ -52,6 +52,23 @@ def test_shorter_replies_take_fewer_passes_and_never_outgrow_the_budget():
     assert 8 < mean < 12
 
 
+def test_the_slowest_of_more_shards_takes_more_passes_and_full_replies_always_as_many():
+    sizes = dataclasses.replace(SIZES, episodes=16, slots=16, reply_tokens=80)
+    sizes = dataclasses.replace(sizes, buckets=(180,), context=180, extend_width=4)
+    (one, own), (eight, shards) = (
+        simulation.expect(sizes, 10, 0.2, count) for count in (1, 8)
+    )
+    drawn = [simulation.simulate(sizes, 10, 0.2, seed) for seed in range(64)]
+    assert one.decodes == round(np.mean([each.decodes for each in drawn]))
+    assert min(each.filled for each in drawn) < one.filled
+    assert one.filled < max(each.filled for each in drawn)
+    slowest = np.array([each.decodes for each in drawn]).reshape(8, 8).max(axis=1)
+    assert eight.decodes == round(slowest.mean()) > one.decodes
+    assert len(own) == 1 and len(shards) == 8
+    full, _ = simulation.expect(sizes, 80, 0.0, 8)
+    assert full.decodes == simulation.simulate(sizes, 80, 0.0).decodes
+
+
 # Four slots, four episodes. Turn 1 is over after 1, 2, 2 and 3 rounds.
 SCRIPT = Script(
     replies=np.array([[4, 4], [8, 4], [8, 4], [12, 8]]), turns=np.full(4, 2)
