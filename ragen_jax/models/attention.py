@@ -12,6 +12,11 @@ from ragen_jax.models.row_attention import row_attention
 from ragen_jax.parallel import backend_choices
 
 _QUERY_BLOCK = 64  # queries scored at a time
+# Tokens are filled up to full tiles of cuDNN's kernels. Up to version 9.15.0 other
+# lengths can end in an illegal memory access where a CUDA graph trains, and XLA makes
+# such graphs (Transformer Engine refuses them: its pull request 2344). And JAX refuses
+# odd lengths where gradients are taken.
+_CUDNN_TILE = 128
 
 
 def causal_attention(
@@ -54,20 +59,19 @@ def fused_attention(
     """`jax.nn.dot_product_attention` where the queries are those of the last tokens.
 
     Its causal mask lets query i see the keys 0..i; so queries of 0 stand for the tokens
-    before, and what they mix is dropped.
+    before, and what they mix is dropped. Behind all stand tokens that fill the last
+    tile, which no real query sees.
 
     Args:
       query: float[R, T, H, d]. key, value: float[R, S, G, d], S >= T, G divides H.
       implementation: "cudnn" or "xla".
     """
     (length, seen), axes = (query.shape[1], key.shape[1]), ((0, 0), (0, 0))
-    # JAX refuses odd lengths where gradients are taken: cuDNN's rule for a bias, which
-    # it applies without one too. No real query sees what is added behind.
-    odd = seen % 2
+    behind = -seen % _CUDNN_TILE
     mixed = jax.nn.dot_product_attention(
-        jnp.pad(query, ((0, 0), (seen - length, odd), *axes)),
-        jnp.pad(key, ((0, 0), (0, odd), *axes)),
-        jnp.pad(value, ((0, 0), (0, odd), *axes)),
+        jnp.pad(query, ((0, 0), (seen - length, behind), *axes)),
+        jnp.pad(key, ((0, 0), (0, behind), *axes)),
+        jnp.pad(value, ((0, 0), (0, behind), *axes)),
         is_causal=True,
         implementation=implementation,
     )

@@ -76,6 +76,22 @@ def test_tokens_behind_a_prefix_see_all_of_it(path):
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
+@pytest.mark.parametrize(("ahead", "length"), [(0, 448), (171, 640), (0, 128)])
+def test_cudnn_is_given_full_tiles_only(monkeypatch, ahead, length):
+    given = []
+
+    def attend(query, key, value, **options):
+        given.extend(x.shape[1] for x in (query, key, value))
+        return jnp.zeros_like(query)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    query = jnp.zeros((1, length, 4, 8), jnp.bfloat16)
+    key = jnp.zeros((1, ahead + length, 2, 8), jnp.bfloat16)
+    found = attention.fused_attention(query, key, key, "cudnn")
+    assert found.shape == query.shape
+    assert given == [-(-(ahead + length) // 128) * 128] * 3
+
+
 def test_cudnn_is_asked_for_where_it_has_a_kernel(monkeypatch):
     """By its own rules: half precision, heads of 8n up to 128, Ampere or later."""
 
