@@ -225,6 +225,19 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     assert "iterations is 7 there and 4 here" in told
 
 
+def test_a_python_file_of_the_users_is_compared_by_its_content(tmp_path):
+    file = tmp_path / "hook.py"
+    settings = runs.settings(reward__hook=str(file))
+    without = facts_lib.of_run(settings)  # `prepare` reports that there is none.
+    file.write_text("SCALE = 1\n")
+    one = facts_lib.of_run(settings)
+    file.write_text("SCALE = 2\n")
+    told = facts_lib.difference(1, facts_lib.of_run(settings), one)
+    name = f"the file {file}"
+    assert f"process 1 was started for another run than process 0: {name} is " in told
+    assert f"{name} is absent there" in facts_lib.difference(1, without, one)
+
+
 def test_whoever_is_absent_is_named_to_all_the_others(address):
     started = time.monotonic()
     errors = call([Place(address, 5, i) for i in (0, 2, 4)], 0.5)
