@@ -18,7 +18,7 @@ from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.parallel.mesh import AXES
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.training import final_test, messages
+from ragen_jax.training import final_test, messages, validation
 
 # Figures ---------------------------------------------------------------------------
 
@@ -126,6 +126,18 @@ def test_pass_at_k_goes_to_the_sinks_where_levels_have_several_episodes():
     assert names["pass_at_2_standard_error"] == pytest.approx(1 / 3)
     single = evaluator_lib.score(_episodes(), rollouts=1).metrics()
     assert not [name for name in single if name.startswith("pass")]
+
+
+def test_environments_of_the_same_levels_tell_no_more_than_one_of_them():
+    score = evaluator_lib.score(_episodes(), rollouts=2)
+    found = validation.named("test", {"rooms": score, "other_symbols": score})
+    assert found["test/success"] == pytest.approx(score.success)
+    assert found["test/success_standard_error"] == pytest.approx(math.sqrt(0.25 / 3))
+    assert found["test/rooms/success"] == score.success
+    # Levels' means of both 0.75, 0.5, 0.25: sample variance 1/16.
+    turned = dataclasses.replace(score, by_level=score.by_level[[1, 2, 0]])
+    found = validation.named("test", {"rooms": score, "others": turned})
+    assert found["test/success_standard_error"] == pytest.approx(math.sqrt(1 / 48))
 
 
 def test_a_paired_difference_cancels_what_levels_have_in_common():
