@@ -230,6 +230,8 @@ def _play_baseline(request: Request, subject: Subject, console):
     with startup.user_mistakes():
         chosen = subject.settings.tasks()[0]
         env = envs.make(chosen.name, chosen.options)
+        envs.check_file(env, chosen.name)
+        env = envs.guard(env, chosen.name)
         baseline = baselines.make_baseline(request.policy, env, chosen)
         out = _prepare_out(request, subject)
     console.status("playing ...")
