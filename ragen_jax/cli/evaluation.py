@@ -189,9 +189,7 @@ def _play_model(request: Request, subject: Subject, console):
         model = make_model(settings, meshes.make_mesh(**sizes))
         check_decoding(model)
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
-        reader = transcripts.make_reader(
-            model.tokenizer, task.env, task.dialogue, model.source.name
-        )
+        reader = transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
         if subject.step is None:
             actor = weights.load_parameters(model)
         else:
