@@ -225,6 +225,27 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     assert "iterations is 7 there and 4 here" in told
 
 
+def test_whoever_comes_after_a_misfit_is_told_the_same(address):
+    facts, errors = ({"seed": "0"}, {"seed": "1"}, {"seed": "0"}), {}
+
+    def come(index: int):
+        try:
+            roll_call.call_roll(Place(address, 3, index), 20, facts[index])
+        except UserError as error:
+            errors[index] = str(error)
+
+    early = [threading.Thread(target=come, args=(i,)) for i in (0, 1)]
+    for thread in early:
+        thread.start()
+    early[1].join(1)  # Its connection is taken by then.
+    late = threading.Thread(target=come, args=(2,))
+    late.start()
+    for thread in (*early, late):
+        thread.join(60)
+    assert "seed is 1 there and 0 here" in errors[2]
+    assert errors[0] == errors[1] == errors[2]
+
+
 def test_a_python_file_of_the_users_is_compared_by_its_content(tmp_path):
     file = tmp_path / "hook.py"
     settings = runs.settings(reward__hook=str(file))
