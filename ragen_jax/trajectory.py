@@ -28,7 +28,11 @@ PADDING = -1  # in `Rows.episode` and `Rows.turn`
 
 @struct.dataclass
 class Episodes:
-    """B episodes of at most K turns, in the order of groups: group 0 first."""
+    """B episodes of at most K turns.
+
+    In the order of groups, group 0 first; of several environments by device, then
+    environment, then group. Whoever compares the episodes of a group goes by `group`.
+    """
 
     group: jax.Array  # int32[B], which prompt (initial state) the episode started from
     environment: jax.Array  # int32[B], index into the list of environments

@@ -189,9 +189,7 @@ def _play_model(request: Request, subject: Subject, console):
         model = make_model(settings, meshes.make_mesh(**sizes))
         check_decoding(model)
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
-        reader = transcripts.make_reader(
-            model.tokenizer, task.env, task.dialogue, model.source.name
-        )
+        reader = transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
         if subject.step is None:
             actor = weights.load_parameters(model)
         else:
@@ -230,6 +228,8 @@ def _play_baseline(request: Request, subject: Subject, console):
     with startup.user_mistakes():
         chosen = subject.settings.tasks()[0]
         env = envs.make(chosen.name, chosen.options)
+        envs.check_file(env, chosen.name)
+        env = envs.guard(env, chosen.name)
         baseline = baselines.make_baseline(request.policy, env, chosen)
         out = _prepare_out(request, subject)
     console.status("playing ...")

@@ -66,9 +66,7 @@ def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
     """What reads the records of each environment as text."""
     model = run.model
     return tuple(
-        transcripts.make_reader(
-            model.tokenizer, task.env, task.dialogue, model.source.name
-        )
+        transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
         for task in tasks
     )
 

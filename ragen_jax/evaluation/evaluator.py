@@ -89,7 +89,7 @@ def make_evaluator(
       task, tokens: the environment to play, and its texts' tokens.
       prompts: P of the smallest evaluation wanted.
       rollouts: n.
-      slots: episodes decoded at a time, if devices can share so few; 0: all.
+      slots: episodes decoded at a time, at most, but one on each device; 0: all.
       shards: devices that share rows.
       decode_chunk, buckets: as for `rollout.make_plan`.
       greedy: temperature 0.
@@ -102,7 +102,7 @@ def make_evaluator(
         (task,),
         (tokens,),
         group_size=rollouts,
-        slots=0,
+        slots=min(slots, each * rollouts),
         context=context,
         decode_chunk=decode_chunk,
         buckets=buckets,
@@ -118,7 +118,8 @@ def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> i
     """Levels of one call: all, or as many as `slots` (0: no limit) have room for.
 
     Every shard takes as many episodes as the others, whole levels or equal parts of
-    one: that may take more levels than were asked for, or than there is room for.
+    one: that may take more levels than were asked for, or than there is room for,
+    whose episodes wait for a slot then.
     """
 
     def is_shared(levels: int) -> bool:

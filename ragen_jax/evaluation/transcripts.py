@@ -5,7 +5,7 @@ the row that holds its reply as one: rows of whole episodes or windows.
 """
 
 import dataclasses
-import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax import trajectory
 from ragen_jax.envs.base import Environment
-from ragen_jax.text import reference_parser, token_bytes
-from ragen_jax.text.chat_template import ChatPieces, cut_pieces
+from ragen_jax.text import phrases, prompts, reference_parser, token_bytes
 from ragen_jax.text.prompts import Dialogue
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -78,13 +77,14 @@ class Reader:
 
     env: Environment
     dialogue: Dialogue
-    pieces: ChatPieces
+    openings: tuple[str, ...]  # what may stand before a message, as tokens say it
+    ending: str  # what stands between a message and its reply, likewise
     token_bytes: tuple[bytes, ...]  # control tokens have none: they say nothing
     written_bytes: tuple[bytes, ...]  # control tokens as they are written
 
 
 def make_reader(
-    tokenizer: PreTrainedTokenizerFast, env: Environment, dialogue: Dialogue, where: str
+    tokenizer: PreTrainedTokenizerFast, env: Environment, dialogue: Dialogue
 ) -> Reader:
     """A reader of rollouts in `env` with the texts of `dialogue`.
 
@@ -92,14 +92,19 @@ def make_reader(
       tokenizer: the model's.
       env: the rules.
       dialogue: made for `env` and this tokenizer's chat template.
-      where: the model's name or path, for messages.
     """
     spoken = token_bytes.token_bytes(tokenizer)
     written = list(spoken)
     for index, token in tokenizer.added_tokens_decoder.items():
         written[index] = token.content.encode()
-    pieces = cut_pieces(tokenizer, where)
-    return Reader(env, dialogue, pieces, spoken, tuple(written))
+    # A tokenizer may compose characters, as in NFC, and its control tokens may swallow
+    # the white space beside them.
+    openings, ending = prompts.frames(dialogue)
+    *openings, ending = [
+        _bytes(written, phrases.encode(tokenizer, text)).decode(errors="replace")
+        for text in (*openings, ending)
+    ]
+    return Reader(env, dialogue, tuple(openings), ending, spoken, tuple(written))
 
 
 def text_of_tokens(reader: Reader, tokens: np.ndarray) -> str:
@@ -107,7 +112,7 @@ def text_of_tokens(reader: Reader, tokens: np.ndarray) -> str:
 
     What is no UTF-8 reads as U+FFFD; ids beyond the tokenizer's read as nothing.
     """
-    return _bytes(reader.written_bytes, tokens).decode(errors="replace")
+    return _bytes(reader.written_bytes, tokens.tolist()).decode(errors="replace")
 
 
 def read(
@@ -176,7 +181,7 @@ def _read_turn(
 
 def spoken_bytes(reader: Reader, tokens: np.ndarray) -> bytes:
     """The bytes of sampled tokens (int[n]); control tokens have none."""
-    return _bytes(reader.token_bytes, tokens)
+    return _bytes(reader.token_bytes, tokens.tolist())
 
 
 def action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
@@ -204,32 +209,15 @@ def action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
 
 def _message(reader: Reader, fed: str) -> str:
     """The user's message within the text that was fed before a reply."""
-    pieces, dialogue = reader.pieces, reader.dialogue
-    closing = pieces.after_reply
-    openings = [
-        # The oldest message of a row stands behind the system prompt.
-        pieces.before_system + dialogue.system + pieces.before_user,
-        closing,
-        # The end-of-turn token is fed only where the policy did not sample it.
-        closing.removeprefix(pieces.end_of_turn),
-    ]
-    ending = pieces.before_reply + dialogue.reply_prefix
-    frames = [(opening, ending) for opening in openings]
-    # A tokenizer may have composed the characters of a text, as in NFC.
-    frames += [tuple(map(_composed, frame)) for frame in frames]
-    for opening, ending in frames:
-        if fed.startswith(opening) and fed.endswith(ending):
-            return fed[len(opening) : len(fed) - len(ending)]
+    for opening in reader.openings:
+        if fed.startswith(opening) and fed.endswith(reader.ending):
+            return fed[len(opening) : len(fed) - len(reader.ending)]
     raise ValueError(f"not a message of this run's dialogue: {fed!r}")
 
 
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-def _bytes(table: tuple[bytes, ...], tokens: np.ndarray) -> bytes:
+def _bytes(table: Sequence[bytes], tokens: Iterable[int]) -> bytes:
     # A model's vocabulary may be wider than its tokenizer's.
-    return b"".join(table[i] for i in tokens.tolist() if i < len(table))
+    return b"".join(table[i] for i in tokens if i < len(table))
 
 
 # For a reader's eyes ------------------------------------------------------------------

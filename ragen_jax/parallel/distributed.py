@@ -1,5 +1,6 @@
 """One program on many hosts: connecting its processes, and naming absent ones."""
 
+import glob
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,12 @@ START_SECONDS = 300.0  # in which every process has to come
 _WAITING = 4  # threads of a CPU device: each loop within a loop can wait in one
 _hearts: list[heartbeat.Heartbeat] = []  # this process's, once it has joined
 _FLAGS = "--coordinator=HOST:PORT, --processes and --process"
+# What a JAX plugin's name contains -> files of which a host with such devices has one.
+_DEVICE_FILES = {
+    "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"),
+    "rocm": ("/dev/kfd", "/dev/dxg"),
+    "tpu": ("/dev/accel*", "/dev/vfio/[0-9]*"),
+}
 
 
 def start(
@@ -114,8 +121,20 @@ def _is_on_cpus(platforms: str | None) -> bool:
     """Whether JAX will compute on CPUs, as far as can be told before it starts."""
     if platforms:
         return platforms == "cpu"
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    return not plugins and importlib.util.find_spec("libtpu") is None
+    entries = importlib.metadata.entry_points(group="jax_plugins")
+    plugins = [entry.name for entry in entries]
+    if importlib.util.find_spec("libtpu") is not None:
+        plugins.append("libtpu")
+    return not any(_has_device(plugin) for plugin in plugins)
+
+
+def _has_device(plugin: str) -> bool:
+    """Whether this host seems to have a device for it; True of a kind not known here.
+
+    The package alone says little: the extra `plan-gpu` installs CUDA's on any machine.
+    """
+    kinds = [files for kind, files in _DEVICE_FILES.items() if kind in plugin]
+    return not kinds or any(glob.glob(file) for files in kinds for file in files)
 
 
 def finish() -> None:

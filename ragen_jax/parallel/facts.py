@@ -1,5 +1,6 @@
 """What the processes of a run must have in common, compared at the roll call."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -8,18 +9,28 @@ from pathlib import Path
 
 import ragen_jax
 from ragen_jax import settings as settings_lib
+from ragen_jax.errors import SettingsError
 from ragen_jax.settings import Settings
+from ragen_jax.utils import user_modules
 
 _OWN = ("model.path",)  # a host may have the model elsewhere; its digest is compared
 
 
 def of_run(settings: Settings) -> dict[str, str]:
-    """Settings by dotted key, versions of the code and of its libraries, as texts."""
+    """Settings by dotted key, versions of all code that runs, as texts.
+
+    That is this package's, its libraries' and the user's own Python files.
+    """
     leaves = settings_lib.flatten(settings_lib.to_dict(settings))
     found = {key: json.dumps(v) for key, v in leaves.items() if key not in _OWN}
     found["the code of ragen_jax"] = code_version()
     for package in ("jax", "jaxlib", "orbax-checkpoint", "numpy"):
         found[f"the version of {package}"] = importlib.metadata.version(package)
+    for name in settings.files():
+        with contextlib.suppress(SettingsError, OSError):  # Whoever loads it says so.
+            path = user_modules.resolved(name)
+            if path.is_file():
+                found[f"the file {name}"] = user_modules.digest(path)[:16]
     return found
 
 

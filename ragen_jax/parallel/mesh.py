@@ -1,5 +1,7 @@
 """The device mesh, and which axis of it shares which dimension of an array."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -37,12 +39,12 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
 
 def training_specs(declared, mesh: Mesh):
     """PartitionSpecs of a declared parameter tree while it is trained."""
-    return _specs(declared, mesh, _TRAINING)
+    return _specs(declared, mesh.shape, _TRAINING)
 
 
 def rollout_specs(declared, mesh: Mesh, layout: str):
     """PartitionSpecs of the rollout's copy: whole on each device, or heads shared."""
-    return _specs(declared, mesh, _ROLLOUT if layout == "tensor" else {})
+    return _specs(declared, mesh.shape, _ROLLOUT if layout == "tensor" else {})
 
 
 def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
@@ -51,30 +53,33 @@ def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
     return size > 1 and heads % size == 0 and kv_heads % size == 0
 
 
+def shares_parameters(declared, sizes: Mapping[str, int], axis: str) -> bool:
+    """Whether an axis shares any parameter in training, on a mesh of such sizes."""
+    specs = _specs(declared, sizes, _TRAINING)
+    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return any(axis in spec for spec in leaves)
+
+
 def is_leaf(x) -> bool:
     """Whether x is a declared parameter, a `parameters.Leaf`: it names its axes."""
     return hasattr(x, "axes")
 
 
-def _specs(declared, mesh: Mesh, rules: dict[str, str]):
+def _specs(declared, sizes: Mapping[str, int], rules: dict[str, str]):
     heads = {
         size
         for leaf in jax.tree.leaves(declared["layers"], is_leaf=is_leaf)
         for size, name in zip(leaf.shape, leaf.axes, strict=True)
         if name == "heads"
     }
-    whole_heads = any(size % mesh.shape[TENSOR] for size in heads)
+    whole_heads = any(size % sizes[TENSOR] for size in heads)
 
     def spec(leaf) -> PartitionSpec:
         parts = []
         for size, name in zip(leaf.shape, leaf.axes, strict=True):
             axis = rules.get(name)
             # Query and key heads are shared together or not at all.
-            if (
-                axis is None
-                or size % mesh.shape[axis]
-                or (name == "heads" and whole_heads)
-            ):
+            if axis is None or size % sizes[axis] or (name == "heads" and whole_heads):
                 axis = None
             parts.append(axis)
         return PartitionSpec(*parts)

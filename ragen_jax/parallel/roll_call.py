@@ -12,6 +12,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts as facts_lib
 
 _ALL_HERE = "all are here"
+_LATE_SECONDS = 10.0  # in which whoever comes after a misfit hears of it, too
 _LONGEST_LINE = 1 << 20  # bytes of what two processes say to each other
 
 
@@ -77,24 +78,30 @@ def _gather(place: Place, seconds: float, facts: Mapping[str, str], heart: int) 
                 f"port {port} of --coordinator={place.coordinator} cannot be opened by"
                 f" process 0 ({error.strerror}): give all processes another port"
             )
-        while not verdict and len(present) < place.processes - 1:
+        while len(callers) < place.processes - 1:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = stack.enter_context(server.accept()[0])
                 said = _read_line(connection, 5.0)
             except TimeoutError:
-                verdict = _absent(place, present, seconds, deadline)
-                continue
+                if time.monotonic() < deadline:
+                    continue
+                verdict = verdict or _absent(place, present, seconds)
+                break
             except OSError:
                 continue  # It went away again.
             match = re.fullmatch(r"ragen_jax (\d+) of (\d+)( \{.*\})?", said)
             if match is None:
                 continue  # Not one of us.
+            callers.append(connection)
+            if verdict:
+                continue  # It hears what all hear.
             process, processes = int(match[1]), int(match[2])
             verdict = _misfit(place, present, process, processes)
             verdict = verdict or facts_lib.difference(process, _read(match[3]), facts)
             present.add(process)
-            callers.append(connection)
+            if verdict:
+                deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
         verdict = verdict or f"{_ALL_HERE} {heart}"
         for connection in callers:
             with contextlib.suppress(OSError):
@@ -102,10 +109,8 @@ def _gather(place: Place, seconds: float, facts: Mapping[str, str], heart: int) 
     return verdict
 
 
-def _absent(place: Place, present: set[int], seconds: float, deadline: float) -> str:
-    """Who is missing, once the time is over; "" before."""
-    if time.monotonic() < deadline:
-        return ""
+def _absent(place: Place, present: set[int], seconds: float) -> str:
+    """Who is missing, once the time is over."""
     missing = [str(i) for i in range(1, place.processes) if i not in present]
     noun = "process" if len(missing) == 1 else "processes"
     return (

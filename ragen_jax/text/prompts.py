@@ -111,6 +111,16 @@ def make_dialogue(
     )
 
 
+def frames(dialogue: Dialogue) -> tuple[tuple[str, ...], str]:
+    """The phrases that may stand before a message, and the one behind each.
+
+    The system prompt's stands before the oldest message of a row; one with the token
+    that ends a turn where the policy did not sample it.
+    """
+    openings = (_OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP)
+    return tuple(dialogue.phrases[i] for i in openings), dialogue.phrases[_HAND_OVER]
+
+
 def first_message(dialogue: Dialogue, observation: jax.Array) -> jax.Array:
     """Phrase ids of the whole first prompt: system, first observation, reply prefix.
 

@@ -20,6 +20,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.training import context_checks, placement, weights
+from ragen_jax.training import model as model_lib
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
 
@@ -245,7 +246,8 @@ def _is_accepted(run: Run, changes: dict[str, Any]) -> bool:
     try:
         changed = settings_lib.from_dict(config)
         if any(key.startswith("mesh.") for key in changes):
-            settings_lib.check_devices(changed, mesh.size)
+            sizes = settings_lib.check_devices(changed, mesh.size)
+            model_lib.check_axes(run.model, sizes)
         else:
             settings_lib.check_shares(changed, mesh.shape)
         trained = zip(run.tasks, run.tokens, strict=True)

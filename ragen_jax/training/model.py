@@ -2,19 +2,21 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.errors import UserError
+from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.models import lora, parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import sources
 from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
+from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import LoraSettings, Settings
 from ragen_jax.text import chat_template
 from ragen_jax.text.chat_template import ChatPieces
@@ -102,6 +104,38 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
         adapters=read_adapters(settings.lora),
         dtype=dtype,
     )
+
+
+def check_axes(model: Model, sizes: Mapping[str, int]) -> None:
+    """Refuses a mesh of which an axis is to share the model and shares none of it.
+
+    Args:
+      model: its own mesh is not read.
+      sizes: of the mesh's axes.
+
+    Raises:
+      SettingsError: naming the axis, and sizes that share the model.
+    """
+    config = model.config
+    dimensions = {
+        meshes.FSDP: f"width, {config.width}",
+        meshes.TENSOR: f"heads ({config.heads}, and {config.kv_heads} of keys), nor its"
+        f" MLP's width ({config.mlp_width}), nor its vocabulary ({config.vocabulary})",
+    }
+    for axis, dimension in dimensions.items():
+        size, room = sizes[axis], sizes[axis] * sizes[meshes.DATA]
+        useful = [
+            other
+            for other in range(1, size + 1)
+            if room % other == 0
+            and meshes.shares_parameters(model.declared, {**sizes, axis: other}, axis)
+        ]
+        if size not in useful:
+            raise SettingsError(
+                f"mesh.{axis} = {size} devices would share no parameter of the model,"
+                f" since {size} does not divide its {dimension}: set mesh.{axis} to"
+                f" {useful[-1]} and mesh.data to {room // useful[-1]}"
+            )
 
 
 def read_adapters(chosen: LoraSettings) -> lora.Adapters | None:

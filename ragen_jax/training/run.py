@@ -23,7 +23,7 @@ from ragen_jax.settings import Settings, check_devices, check_shares
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.training import placement
 from ragen_jax.training import tasks as tasks_lib
-from ragen_jax.training.model import Model, make_model
+from ragen_jax.training.model import Model, check_axes, make_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,7 @@ def prepare(
     else:
         check_shares(settings, mesh.shape)
     model = make_model(settings, mesh, source)
+    check_axes(model, mesh.shape)
     rollout = settings.rollout
     tasks_lib.check_decoding(model)
     backend_choices.check_cuda_graph(rollout.cuda_graph)

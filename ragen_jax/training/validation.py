@@ -1,8 +1,9 @@
 """Evaluations of a run: validation while it trains, test levels at its end."""
 
 import functools
-import math
 from collections.abc import Callable
+
+import numpy as np
 
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.evaluation.evaluator import Evaluator, Score
@@ -99,11 +100,12 @@ def named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
     if len(scores) == 1:
         (score,) = scores.values()
         return {f"{prefix}/{name}": value for name, value in score.metrics().items()}
-    successes = [score.success for score in scores.values()]
-    errors = [score.success_standard_error for score in scores.values()]
+    # All draw their levels by the same keys, and those that differ in symbols alone
+    # draw the same: only what several make of one key is an independent value.
+    by_key = np.mean([s.by_level.mean(axis=1) for s in scores.values()], axis=0)
     values = {
-        f"{prefix}/success": sum(successes) / len(successes),
-        f"{prefix}/success_standard_error": math.hypot(*errors) / len(errors),
+        f"{prefix}/success": float(by_key.mean()),
+        f"{prefix}/success_standard_error": evaluator_lib.standard_error(by_key),
     }
     for label, score in scores.items():
         own = score.metrics()

@@ -9,6 +9,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import evaluation
 from ragen_jax.cli.evaluation import Request
 from ragen_jax.cli.subjects import Subject
+from ragen_jax.errors import SettingsError
 
 
 def make_request(**changes):
@@ -53,3 +54,19 @@ def test_two_environments_of_one_game_are_written_into_two_files(tmp_path):
     assert names["sokoban"] == "sokoban_step1_test2x1_seed0_temperature0.5.jsonl"
     assert names[None] == names["newvocab"]
     assert len(set(names.values())) == 4
+
+
+@pytest.mark.parametrize("policy", ["random", "rule"])
+def test_a_file_that_breaks_its_promise_is_refused_before_a_baseline_plays(
+    policy, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    config = cli.load_config("docs/examples/coin_walk_config.py:smoke").to_dict()
+    sound = (ROOT / config["env"]["name"]).read_text()
+    assert "solve=solve," in sound
+    file = tmp_path / "walk.py"
+    file.write_text(sound.replace("solve=solve,", "rule=lambda state: state.done,"))
+    config["env"]["name"] = str(file)
+    subject = Subject(settings_lib.from_dict(config), tmp_path, "walk", "walk")
+    with pytest.raises(SettingsError, match="walk.py': rule gives bool.*: make it int"):
+        evaluation._play_baseline(make_request(policy=policy), subject, None)

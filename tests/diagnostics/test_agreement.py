@@ -32,7 +32,7 @@ REPLIES = [
 @pytest.fixture(scope="module")
 def reader():
     task = models.usual_task()
-    made = transcripts.make_reader(task.tokenizer, task.env, task.dialogue, "a test")
+    made = transcripts.make_reader(task.tokenizer, task.env, task.dialogue)
     assert made.dialogue.reply_prefix == "<think>"
     return dataclasses.replace(made, token_bytes=SAID, written_bytes=SAID)
 

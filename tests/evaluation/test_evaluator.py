@@ -16,8 +16,9 @@ from jax.sharding import AxisType
 from ragen_jax.envs.base import TEST, VALIDATION
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.parallel.mesh import AXES
+from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.training import final_test, messages
+from ragen_jax.training import final_test, messages, validation
 
 # Figures ---------------------------------------------------------------------------
 
@@ -127,6 +128,18 @@ def test_pass_at_k_goes_to_the_sinks_where_levels_have_several_episodes():
     assert not [name for name in single if name.startswith("pass")]
 
 
+def test_environments_of_the_same_levels_tell_no_more_than_one_of_them():
+    score = evaluator_lib.score(_episodes(), rollouts=2)
+    found = validation.named("test", {"rooms": score, "other_symbols": score})
+    assert found["test/success"] == pytest.approx(score.success)
+    assert found["test/success_standard_error"] == pytest.approx(math.sqrt(0.25 / 3))
+    assert found["test/rooms/success"] == score.success
+    # Levels' means of both 0.75, 0.5, 0.25: sample variance 1/16.
+    turned = dataclasses.replace(score, by_level=score.by_level[[1, 2, 0]])
+    found = validation.named("test", {"rooms": score, "others": turned})
+    assert found["test/success_standard_error"] == pytest.approx(math.sqrt(1 / 48))
+
+
 def test_a_paired_difference_cancels_what_levels_have_in_common():
     before = evaluator_lib.score(_episodes(), rollouts=2)
     gain = np.array([[0, 1], [0, 0], [1, 0]], bool)
@@ -153,7 +166,17 @@ def _evaluator(task, mesh, **sizes):
     )
 
 
-def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task):
+def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monkeypatch):
+    plans = []
+
+    def make_plan(*args, **sizes):
+        plans.append(rollout_lib.make_plan(*args, **sizes))
+        return plans[-1]
+
+    known = types.SimpleNamespace(
+        make_plan=make_plan, make_rollout=rollout_lib.make_rollout
+    )
+    monkeypatch.setattr(evaluator_lib, "rollout_lib", known)
     mesh = models.one_device()  # Nothing is compiled here, so that any will do.
     sizes = itertools.product((1, 3, 8), (1, 2, 6), (0, 4, 32), (1, 2, 3, 8, 12))
     for prompts, rollouts, slots, shards in sizes:
@@ -166,7 +189,10 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task):
             assert all(len(part) % rollouts == 0 for part in parts)
         if slots >= rollouts * shards:
             assert len(level) <= slots
-        if slots == 0:
+        if slots:  # Of which each shard has equally many, the last perhaps too many.
+            assert (plans[-1].slots - 1) * shards < slots
+        else:
+            assert plans[-1].slots * shards == len(level)
             assert evaluator.prompts >= prompts
 
 
@@ -233,3 +259,12 @@ def test_batches_on_several_devices_play_the_same_episodes(task, whole):
     rows = jax.tree.map(lambda *x: np.concatenate(x), *[rows for _, rows, _ in parts])
     np.testing.assert_array_equal(rows.tokens, seen[0][1].tokens)
     np.testing.assert_array_equal(rows.episode, seen[0][1].episode)
+
+
+@pytest.mark.slow
+def test_a_level_with_more_episodes_than_slots_has_the_same_episodes(task, whole):
+    _, play, score, _ = whole
+    evaluator = _evaluator(task, models.one_device(), slots=1)
+    assert evaluator.prompts == 1
+    waited = evaluator_lib.evaluate(evaluator, task.parameters, **play)
+    np.testing.assert_array_equal(waited.by_level, score.by_level)

@@ -7,11 +7,14 @@ import jax
 import numpy as np
 import pytest
 from helpers import models
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Transcript, Turn
 from ragen_jax.rollout import rollout as rollout_lib
+from ragen_jax.text import phrases, prompts
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, REPLY_BUDGET
 
@@ -38,9 +41,7 @@ def record(task):
 
 @pytest.fixture(scope="module")
 def reader(task):
-    return transcripts.make_reader(
-        task.tokenizer, task.env, task.dialogue, "the test's model"
-    )
+    return transcripts.make_reader(task.tokenizer, task.env, task.dialogue)
 
 
 @pytest.fixture(scope="module")
@@ -177,22 +178,53 @@ def test_a_row_of_another_dialogue_is_refused(reader, record):
         transcripts.read(reader, shifted, episodes, first_episode=FIRST * ROLLOUTS)
 
 
-def test_a_message_is_found_where_the_tokenizer_composes_characters(reader):
-    system = "Un cafe\u0301"  # Two characters, of which NFC makes one.
-    dialogue = dataclasses.replace(reader.dialogue, system=system)
-    pieces, other = reader.pieces, dataclasses.replace(reader, dialogue=dialogue)
-    fed = (
-        f"{pieces.before_system}Un caf\u00e9{pieces.before_user}State: x"
-        f"{pieces.before_reply}{dialogue.reply_prefix}"
+def _composing(tokenizer: dict) -> None:
+    tokenizer["normalizer"] = {"type": "NFC"}
+
+
+def _swallowing(side: str):
+    def change(tokenizer: dict) -> None:
+        for token in tokenizer["added_tokens"]:
+            token[side] = token["special"]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (_composing, True),
+        (_swallowing("lstrip"), True),
+        (_swallowing("rstrip"), True),
+        (lambda tokenizer: None, False),
+    ],
+    ids=["composes", "strips the left", "strips the right", "keeps"],
+)
+def test_a_message_is_found_in_what_the_tokenizer_makes_of_the_texts_around(
+    task, change, differs
+):
+    # Two characters, of which NFC makes one.
+    opening, *others = task.dialogue.phrases
+    opening = opening.replace(task.dialogue.system, "Un cafe\u0301")
+    dialogue = dataclasses.replace(task.dialogue, phrases=(opening, *others))
+    described = json.loads(task.tokenizer.backend_tokenizer.to_str())
+    change(described)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(described))
     )
-    assert transcripts._message(other, fed) == "State: x"
+    reader = transcripts.make_reader(tokenizer, task.env, dialogue)
+    openings, ending = prompts.frames(dialogue)
+    for before in openings:
+        fed = [phrases.encode(tokenizer, x) for x in (before, "State: x", ending)]
+        text = transcripts.text_of_tokens(reader, np.concatenate(fed).astype(int))
+        assert transcripts._message(reader, text) == "State: x"
+    whole = reader.openings == openings and reader.ending == ending
+    assert whole != differs
 
 
 def test_without_thinking_replies_begin_with_the_answer():
     task = models.make_task(thinking=False)
-    reader = transcripts.make_reader(
-        task.tokenizer, task.env, task.dialogue, "the test's model"
-    )
+    reader = transcripts.make_reader(task.tokenizer, task.env, task.dialogue)
     assert transcripts.text_of_tokens(reader, np.array([], np.int32)) == ""
     assert reader.dialogue.reply_prefix == "<answer>"
 

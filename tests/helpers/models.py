@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -252,8 +253,13 @@ def check_same_record(one: Rollout, other: Rollout, tolerance: float = 2e-5) -> 
 
 def one_device() -> Mesh:
     """A mesh of the first device alone."""
-    types = (AxisType.Auto,) * 3
-    return jax.make_mesh((1, 1, 1), meshes.AXES, types, devices=jax.devices()[:1])
+    return first_devices(1, 1, 1)
+
+
+def first_devices(*sizes: int) -> Mesh:
+    """A mesh of so many devices on the axes data, fsdp and tensor."""
+    types, devices = (AxisType.Auto,) * 3, jax.devices()[: math.prod(sizes)]
+    return jax.make_mesh(sizes, meshes.AXES, types, devices=devices)
 
 
 def call(seed: int = 0, **changes: Any) -> RolloutArgs:

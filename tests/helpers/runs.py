@@ -108,6 +108,14 @@ def prepare(**changes) -> Run:
     return run_lib.prepare(settings(**changes), models.one_device())
 
 
+def prepare_on(*sizes: int) -> Run:
+    """A small run on a mesh of two, three or six devices, which can share its rows."""
+    names = ["rollout.prompts", "optimizer.minibatch", "optimizer.microbatch"]
+    names += [f"evaluation.{name}" for name in ("prompts", "test_prompts", "slots")]
+    changes = {name.replace(".", "__"): 6 for name in names}
+    return run_lib.prepare(settings(**changes), models.first_devices(*sizes))
+
+
 def replace_settings(run: Run, **changes) -> Run:
     """The same run with other settings, none that a compiled program depends on."""
     model = dataclasses.replace(run.model, settings=settings(**changes))

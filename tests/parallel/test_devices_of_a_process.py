@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import jax
 import pytest
 from helpers import runs
 from helpers.paths import ROOT
@@ -79,6 +80,35 @@ def test_devices_of_a_process_have_threads_to_wait_in_and_a_users_number_wins(
         monkeypatch.setenv("XLA_FLAGS", flags)
         distributed.give_collectives_threads()
         assert os.environ["NPROC"] == threads
+
+
+def test_a_plugin_for_gpus_that_are_not_there_leaves_cpus_their_threads(
+    monkeypatch, tmp_path
+):
+    """As after `pip install ragen_jax[plan-gpu]`: JAX falls back to the CPUs."""
+    package = tmp_path / "jax_cuda13_plugin-0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: jax-cuda13-plugin\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(
+        "[jax_plugins]\nxla_cuda13 = jax_plugins.xla_cuda13\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "nvidiactl"
+    kinds = {"cuda": (str(file),), "tpu": (str(tmp_path / "accel*"),)}
+    monkeypatch.setattr(distributed, "_DEVICE_FILES", kinds)
+    monkeypatch.setenv("NPROC", "3")  # So that it is put back.
+    monkeypatch.delenv("NPROC")
+    chosen = jax.config.jax_platforms
+    try:
+        jax.config.update("jax_platforms", None)
+        file.touch()
+        distributed.give_collectives_threads()
+        assert "NPROC" not in os.environ
+        file.unlink()
+        distributed.give_collectives_threads()
+        assert "NPROC" in os.environ
+    finally:
+        jax.config.update("jax_platforms", chosen)
 
 
 @pytest.mark.slow

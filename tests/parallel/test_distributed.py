@@ -225,6 +225,40 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     assert "iterations is 7 there and 4 here" in told
 
 
+def test_whoever_comes_after_a_misfit_is_told_the_same(address):
+    facts, errors = ({"seed": "0"}, {"seed": "1"}, {"seed": "0"}), {}
+
+    def come(index: int):
+        try:
+            roll_call.call_roll(Place(address, 3, index), 20, facts[index])
+        except UserError as error:
+            errors[index] = str(error)
+
+    early = [threading.Thread(target=come, args=(i,)) for i in (0, 1)]
+    for thread in early:
+        thread.start()
+    early[1].join(1)  # Its connection is taken by then.
+    late = threading.Thread(target=come, args=(2,))
+    late.start()
+    for thread in (*early, late):
+        thread.join(60)
+    assert "seed is 1 there and 0 here" in errors[2]
+    assert errors[0] == errors[1] == errors[2]
+
+
+def test_a_python_file_of_the_users_is_compared_by_its_content(tmp_path):
+    file = tmp_path / "hook.py"
+    settings = runs.settings(reward__hook=str(file))
+    without = facts_lib.of_run(settings)  # `prepare` reports that there is none.
+    file.write_text("SCALE = 1\n")
+    one = facts_lib.of_run(settings)
+    file.write_text("SCALE = 2\n")
+    told = facts_lib.difference(1, facts_lib.of_run(settings), one)
+    name = f"the file {file}"
+    assert f"process 1 was started for another run than process 0: {name} is " in told
+    assert f"{name} is absent there" in facts_lib.difference(1, without, one)
+
+
 def test_whoever_is_absent_is_named_to_all_the_others(address):
     started = time.monotonic()
     errors = call([Place(address, 5, i) for i in (0, 2, 4)], 0.5)

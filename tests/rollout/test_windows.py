@@ -178,9 +178,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
         np.testing.assert_allclose(
             one.logprobs, np.where(is_own, whole.logprobs, 0), rtol=0, atol=1e-4
         )
-    reader = transcripts.make_reader(
-        task.tokenizer, task.env, task.dialogue, "the test's model"
-    )
+    reader = transcripts.make_reader(task.tokenizer, task.env, task.dialogue)
     one, other = (
         transcripts.read(reader, record.rows, record.episodes, first_episode=0)
         for record in (found, full)
@@ -191,9 +189,7 @@ def test_a_window_of_all_turns_gives_the_episodes_of_the_full_history():
 @pytest.mark.slow
 def test_transcripts_of_windows_hold_every_message_and_reply(environments, sampled):
     task, (_, record) = environments[0], sampled("what fits, greedy")
-    reader = transcripts.make_reader(
-        task.tokenizer, task.env, task.dialogue, "the test's model"
-    )
+    reader = transcripts.make_reader(task.tokenizer, task.env, task.dialogue)
     found = transcripts.read(reader, record.rows, record.episodes, first_episode=0)
     assert [len(one.turns) for one in found] == record.episodes.turns.tolist()
     for one in found:

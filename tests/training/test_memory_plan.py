@@ -103,6 +103,15 @@ def test_what_is_advised_where_memory_is_short_would_be_accepted(
     assert overrides == [f"--config.{text}" for text in told]
 
 
+def test_sharing_the_state_is_advised_only_where_that_shares_any_of_it():
+    needs = memory_plan.Needs({"actor": 9}, {}, {"all": 9}, available=10)
+    shared = "--config.mesh.data=1 --config.mesh.fsdp=-1"
+    for devices, is_advised in ((2, True), (3, False)):  # The width is 128.
+        run = runs.prepare_on(devices, 1, 1)
+        overrides = [text for text, _ in memory_plan.advice(run, needs)]
+        assert (shared in overrides) == is_advised
+
+
 def test_adapters_need_little_besides_their_base():
     run = runs.prepare(lora__rank=2, loss__kl=0.1)
     sizes = memory_plan.resident(run)

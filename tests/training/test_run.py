@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 from ragen_jax import starpo
 from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.envs.base import VALIDATION
-from ragen_jax.errors import UserError
+from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.parallel import backend_choices
 from ragen_jax.rollout.rollout import training_args
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import tasks, validation, weights
+from ragen_jax.training.model import check_axes
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -79,6 +80,39 @@ def watch_host(patch) -> list[tuple]:
     for name in ("asarray", "array"):
         patch.setattr(np, name, watched(getattr(np, name)))
     return seen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason", "remedy"),
+    [
+        ((1, 3, 1), "3 does not divide its width, 32", "fsdp to 1 and mesh.data to 3"),
+        ((2, 6, 1), "6 does not divide its width, 32", "fsdp to 4 and mesh.data to 3"),
+        (
+            (1, 2, 7),
+            "7 does not divide its heads (4, and 2 of keys), nor its MLP's width (48),"
+            " nor its vocabulary (",
+            "tensor to 1 and mesh.data to 7",
+        ),
+    ],
+)
+def test_an_axis_that_would_share_none_of_the_model_is_refused(
+    run, sizes, reason, remedy
+):
+    with pytest.raises(SettingsError) as caught:
+        check_axes(run.model, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+    message = str(caught.value)
+    assert f"would share no parameter of the model, since {reason}" in message
+    assert message.endswith(f": set mesh.{remedy}")
+
+
+def test_an_axis_that_shares_some_of_the_model_is_not_refused(run):
+    # 3 does not divide its heads, but its MLP.
+    check_axes(run.model, {"data": 3, "fsdp": 4, "tensor": 3})
+
+
+def test_a_run_whose_mesh_shares_none_of_the_model_is_refused():
+    with pytest.raises(SettingsError, match="set mesh.fsdp to 1 and mesh.data to 3"):
+        runs.prepare_on(1, 3, 1)
 
 
 def test_the_watch_sees_every_way_to_the_host(monkeypatch):

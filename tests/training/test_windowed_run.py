@@ -57,9 +57,7 @@ def test_an_iteration_learns_from_every_turn_with_the_samplers_log_probs():
 def test_an_evaluation_plays_in_the_windows_of_the_run(run):
     (evaluator,) = validation.make_evaluators(run, rollouts=4, prompts=2).values()
     task = run.tasks[0]
-    reader = transcripts.make_reader(
-        run.model.tokenizer, task.env, task.dialogue, "the test's model"
-    )
+    reader = transcripts.make_reader(run.model.tokenizer, task.env, task.dialogue)
     read = []
 
     def on_batch(first, rows, episodes):
