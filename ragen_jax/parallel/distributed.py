@@ -133,6 +133,8 @@ def _has_device(plugin: str) -> bool:
 
     The package alone says little: the extra `plan-gpu` installs CUDA's on any machine.
     """
+    if "cuda" in plugin and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False  # As users hide the GPUs of a host.
     kinds = [files for kind, files in _DEVICE_FILES.items() if kind in plugin]
     return not kinds or any(glob.glob(file) for files in kinds for file in files)
 

@@ -104,6 +104,9 @@ def test_a_plugin_for_gpus_that_are_not_there_leaves_cpus_their_threads(
         file.touch()
         distributed.give_collectives_threads()
         assert "NPROC" not in os.environ
+        with monkeypatch.context() as hidden:
+            hidden.setenv("CUDA_VISIBLE_DEVICES", "")
+            assert distributed._is_on_cpus(None)
         file.unlink()
         distributed.give_collectives_threads()
         assert "NPROC" in os.environ
