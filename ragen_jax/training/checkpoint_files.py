@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ INFO = Path("info") / "info.json"
 DIGESTS = "digests.json"
 STATE = "state"
 DAMAGED = ".damaged"  # the end of the name of a step that was set aside
+DELETING = ".deleting"  # renamed first: a deletion cut short must not look whole
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of Orbax's folders until then
 # Of Orbax, written after the digests or rewritten by it; nothing is read from them.
 _NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _PIECE = 1 << 22  # bytes read at a time
@@ -177,6 +180,18 @@ def read_record(folder: Path) -> dict[str, Any]:
         if problem := _problem(folder, str(INFO), digests.get(str(INFO), (-1, ""))):
             raise damage(folder, str(INFO), problem)
     return record
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a step was written to its end: what is written last is in its folder."""
+    return (folder / DIGESTS).is_file()
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Deletes what was being written or deleted in a folder of steps."""
+    for path in directory.iterdir():
+        if UNFINISHED in path.name or path.name.endswith(DELETING):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def has_digests(folder: Path) -> bool:
