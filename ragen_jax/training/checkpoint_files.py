@@ -24,7 +24,7 @@ INFO = Path("info") / "info.json"
 DIGESTS = "digests.json"
 STATE = "state"
 DAMAGED = ".damaged"  # the end of the name of a step that was set aside
-DELETING = ".deleting"  # renamed first: a deletion cut short must not look whole
+_DELETING = ".deleting"  # the end of the name of a step that is being deleted
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of Orbax's folders until then
 # Of Orbax, written after the digests or rewritten by it; nothing is read from them.
 _NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
@@ -187,10 +187,27 @@ def is_there(folder: Path) -> bool:
     return (folder / DIGESTS).is_file()
 
 
+def delete(folder: Path) -> None:
+    """Deletes a step; cut short, it leaves nothing that looks whole."""
+    doomed = folder.with_name(folder.name + _DELETING)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def set_aside(directory: Path) -> dict[int, Path]:
+    """The folders of damaged steps that were given another name, by step."""
+    steps = ((step_of(path.with_suffix("")), path) for path in directory.iterdir())
+    return {
+        step: path
+        for step, path in steps
+        if step is not None and path.suffix == DAMAGED
+    }
+
+
 def clear_leftovers(directory: Path) -> None:
     """Deletes what was being written or deleted in a folder of steps."""
     for path in directory.iterdir():
-        if UNFINISHED in path.name or path.name.endswith(DELETING):
+        if UNFINISHED in path.name or path.name.endswith(_DELETING):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -213,7 +213,7 @@ class Checkpoints:
     def restore_newest(
         self, abstract_state: Any, report: Callable[[str], None]
     ) -> tuple[int, Any] | None:
-        """The last whole step and its state; None if nothing was ever saved.
+        """The last whole step and its state; None if none was saved, or all undone.
 
         What is damaged gets another name, and a line by `report` each, once: a run
         that rolls back asks again, when a step of that name may be whole.
@@ -231,9 +231,9 @@ class Checkpoints:
             try:
                 return step, self.restore(step, abstract_state)
             except DamagedError as error:
-                damaged[step] = str(error)
                 self._set_aside(step, str(error), report)
-        if agreed_flag(bool(damaged)):
+        # Of this start or of one before it.
+        if agreed_flag(bool(files.set_aside(self.directory))):
             raise UserError(
                 f"{self.directory} holds no whole checkpoint: restore one from a copy,"
                 " or begin again in another --workdir"
@@ -254,8 +254,13 @@ class Checkpoints:
             os.rename(folder, folder.with_name(name))
 
     def delete_after(self, step: int) -> None:
-        """Deletes every later step: a run that continues from `step` leaves them."""
+        """Deletes every later step, damaged or not: a run goes on from `step`."""
         self.wait()
+        if jax.process_index() == 0:
+            # First: while later steps are there, who is killed here is called again.
+            for later, folder in files.set_aside(self.directory).items():
+                if later > step:
+                    shutil.rmtree(folder, ignore_errors=True)
         self._delete([later for later in self._scores if later > step])
 
     def close(self) -> None:
@@ -295,10 +300,7 @@ class Checkpoints:
         for step in steps:
             del self._scores[step]
             if jax.process_index() == 0:
-                folder = self.directory / str(step)
-                doomed = folder.with_name(folder.name + files.DELETING)
-                os.rename(folder, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                files.delete(self.directory / str(step))
 
 
 def restore(

@@ -137,7 +137,22 @@ def test_a_step_saved_again_after_damage_stays_when_a_rollback_asks_for_it(direc
         assert (step, int(state["step"])) == (4, 4)
         saved.delete_after(0)  # To the beginning, which damage does not forbid.
         assert saved.restore_newest(ABSTRACT, told.append) is None
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append) is None
     assert len(told) == 1
+
+
+def test_a_rollback_leaves_what_was_set_aside_before_its_target(directory):
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        _, state = saved.restore_newest(ABSTRACT, print)
+        for step in (6, 8):
+            saved.save(step, state, {}, score=None)
+    for step in ("2", "6"):
+        (directory / step / "digests.json").unlink()
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        saved.restore_newest(ABSTRACT, lambda line: None)
+        saved.delete_after(4)
+    assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4"]
 
 
 def test_every_flipped_bit_within_the_arrays_is_noticed(directory):
@@ -187,8 +202,11 @@ def test_a_renamed_folder_is_told(directory):
 def test_without_any_whole_step_nothing_is_begun_anew(directory):
     for step in ("2", "4"):
         (directory / step / "state" / "step" / "0").write_bytes(b"x")
-    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
-        with pytest.raises(UserError, match="no whole checkpoint: restore one from a"):
+    for _ in range(2):  # The same command again finds them set aside.
+        with (
+            Checkpoints(directory, keep_last=9, keep_best=0) as saved,
+            pytest.raises(UserError, match="no whole checkpoint: restore one from a"),
+        ):
             saved.restore_newest(ABSTRACT, lambda line: None)
     assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4.damaged"]
 
