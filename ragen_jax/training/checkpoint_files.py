@@ -5,6 +5,7 @@ copied: it is read, or named in one sentence.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
@@ -190,7 +191,8 @@ def is_there(folder: Path) -> bool:
 def delete(folder: Path) -> None:
     """Deletes a step; cut short, it leaves nothing that looks whole."""
     doomed = folder.with_name(folder.name + _DELETING)
-    os.rename(folder, doomed)
+    with contextlib.suppress(FileNotFoundError):  # The user has made room by hand.
+        os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
