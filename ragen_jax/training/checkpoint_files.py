@@ -76,16 +76,17 @@ def survey(directory: str | Path) -> Survey:
     found = Survey({}, {}, [])
     steps = []
     for path in Path(directory).glob("*"):
-        if (number := step_of(path)) is not None:
+        if (number := step_of(path)) is not None and path.is_dir():
             steps.append((number, path))
-        elif _is_like_a_number(path.name):
+        # Else a run that goes on has just deleted it.
+        elif _is_like_a_number(path.name) and os.path.lexists(path):
             found.foreign.append(path.name)
     for step, path in sorted(steps):
         try:
             record = read_record(path)
             _check_sizes(path, record)
-        except DamagedError as error:
-            if path.exists():  # Else a run that goes on has just deleted it.
+        except UserError as error:
+            if path.exists():  # Likewise.
                 found.damaged[step] = str(error)
         else:
             found.scores[step] = record["score"]
@@ -148,9 +149,12 @@ def read_record(folder: Path) -> dict[str, Any]:
       DamagedError: if that file is not there, or not as it was written.
     """
     if not folder.is_dir():
+        # By their names alone: what reads each of them reads them by this function.
+        found = (step_of(path) for path in folder.parent.glob("*"))
+        steps = sorted(step for step in found if step is not None)
         raise UserError(
             f"There is no checkpoint {folder}; the steps in {folder.parent} are"
-            f" {', '.join(map(str, scores(folder.parent))) or 'none'}."
+            f" {', '.join(map(str, steps)) or 'none'}."
         )
     record = _read_json(folder / INFO)
     has_format = isinstance(record, dict) and record.get("format") in (

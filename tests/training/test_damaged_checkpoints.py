@@ -191,6 +191,30 @@ def test_folders_with_other_names_are_no_steps(directory):
     assert checkpoints.find(directory) == (directory, 4, "best")
 
 
+@pytest.mark.parametrize("make", [Path.touch, lambda p: p.symlink_to("nowhere")])
+def test_a_file_or_a_dangling_link_with_a_steps_name_is_no_step(make, directory):
+    make(directory / "9")
+    assert checkpoints.find(directory) == (directory, 4, "best")
+    with pytest.raises(UserError, match=r"There is no checkpoint .*/9; the steps in"):
+        checkpoints.restore(directory, 9, ABSTRACT)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
+    assert told == [f"{directory / '9'} is no step's folder: it is not looked at"]
+
+
+def test_a_step_that_a_run_deletes_while_it_is_looked_for_is_passed_over(
+    directory, monkeypatch
+):
+    def read_record(folder):
+        shutil.rmtree(directory / "2", ignore_errors=True)
+        return read(folder)
+
+    read = checkpoint_files.read_record
+    monkeypatch.setattr(checkpoint_files, "read_record", read_record)
+    assert checkpoint_files.survey(directory) == ({4: 0.4}, {}, [])
+
+
 def test_a_renamed_folder_is_told(directory):
     (directory / "4").rename(directory / "9")
     with pytest.raises(UserError, match="checkpoints/9 was saved as step 4: give"):
