@@ -35,6 +35,7 @@ from ragen_jax.training import (
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.interrupts import (
+    STALLED_SAVING,
     InterruptHandler,
     StallWatchdog,
     stalled_after,
@@ -252,6 +253,8 @@ def _iterate(
         score = None
         if _is_due(done, settings.every.evaluate, total):
             outputs.console.status(f"iteration {done}/{total}: validation ...")
+            limit = stalled_after([seconds for seconds in validated if seconds])
+            outputs.watchdog.expect_within(limit, "a validation")
             values |= _validate(run, prepared.validators, programs, state)
             score = values["validation/success"]
         validated.append(values.get("time/validation_seconds", 0.0))
@@ -265,6 +268,7 @@ def _iterate(
         outputs.metrics.write(done, values)
         if _is_due(done, settings.every.log, total):
             _show(run, outputs, done, values, durations, validated)
+        outputs.watchdog.expect_within(STALLED_SAVING, "saving")
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
         reason = problem(settings, state, gaps, values["filter/reward_std"])
         reason = reason or _act(run, outputs, done, decision)
@@ -280,6 +284,7 @@ def _iterate(
             raise UserError(reason)
         if stops:
             return state, False
+    outputs.watchdog.expect_within(STALLED_SAVING, "saving")
     saved.wait()
     return state, True
 
