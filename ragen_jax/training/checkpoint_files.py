@@ -202,7 +202,7 @@ def delete(folder: Path) -> None:
 
 def set_aside(directory: Path) -> dict[int, Path]:
     """The folders of damaged steps that were given another name, by step."""
-    steps = ((step_of(path.with_suffix("")), path) for path in directory.iterdir())
+    steps = ((step_of(path.with_suffix("")), path) for path in directory.glob("*"))
     return {
         step: path
         for step, path in steps

@@ -143,7 +143,8 @@ def _train(
     )
     if not fits and not is_over:
         prepared = _prepare(run)
-    episode_log.trim(workdir, done)
+    if jax.process_index() == 0:
+        episode_log.trim(workdir, done)
     writer = MetricsWriter(
         workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
     )
