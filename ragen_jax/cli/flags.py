@@ -278,6 +278,10 @@ def _parse_flags(
         raise SettingsError(
             f"{key} = {value!r} cannot be used: choose {remedy}"
         ) from None
+    except ValueError as error:  # Of --noKEY=VALUE, which has no class of absl's.
+        raise UserError(
+            f"{one_line(error)}: write --KEY=VALUE, or --noKEY without a value"
+        ) from None
     if positional:
         raise UserError(
             f"unexpected argument {positional[0]!r}: write settings as"
