@@ -252,9 +252,8 @@ def enable_compilation_cache() -> None:
     """Keeps compiled programs on disk, so that the next run starts at once.
 
     In ~/.cache/ragen_jax/jax, unless JAX_COMPILATION_CACHE_DIR names another folder or
-    the user has no home;
-    JAX_ENABLE_COMPILATION_CACHE=false switches it off. What JAX's own variables say
-    wins.
+    the user has no home; JAX_ENABLE_COMPILATION_CACHE=false switches it off. What JAX's
+    own variables say wins.
     """
     import jax  # Slow to import, and the first errors should not wait for it.
 
