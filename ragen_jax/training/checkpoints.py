@@ -245,7 +245,8 @@ class Checkpoints:
     ) -> None:
         """Renames a damaged step, which a later save of the same step would meet."""
         self._scores.pop(step, None)
-        sentence = sentence.partition("; delete that folder")[0]
+        for advice in ("; delete that folder", ": give the folder"):  # Too late here.
+            sentence = sentence.partition(advice)[0]
         folder = self.directory / str(step)
         name = f"{step}{files.DAMAGED}"
         report(f"warning: {sentence}; set aside as {name}")

@@ -221,6 +221,12 @@ def test_a_renamed_folder_is_told(directory):
         checkpoints.find(directory)
     with pytest.raises(UserError, match="whole are .*checkpoints/2$"):
         checkpoints.find(directory)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append)[0] == 2
+    assert told[0].endswith("checkpoints/9 was saved as step 4; set aside as 9.damaged")
+    (directory / "9.damaged").rename(directory / "4")
+    assert checkpoints.find(directory) == (directory, 4, "best")
 
 
 def test_without_any_whole_step_nothing_is_begun_anew(directory):
