@@ -93,7 +93,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         kept, or sampler and update disagreeing, for as long as the settings allow.
     """
     try:
-        with only_run(workdir, console.line):
+        with only_run(workdir, run.settings, console.line):
             _train_alone(run, workdir, console, command)
     except OSError as error:
         if not (said := machine_errors.sentence(error)):

@@ -74,13 +74,16 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def only_run(workdir: Path, report: Callable[[str], None]) -> Iterator[None]:
+def only_run(
+    workdir: Path, settings: Settings, report: Callable[[str], None]
+) -> Iterator[None]:
     """Within it no other run trains in the workdir. Entered by all processes together.
 
     Who only reads, such as an evaluation, asks for nothing.
 
     Raises:
-      UserError: naming who trains there.
+      UserError: naming who trains there, or as `check_workdir`, which is asked again:
+        since this process asked it, a run of other settings may have come and gone.
     """
     refusal: UserError | None = None
     with contextlib.ExitStack() as stack:
@@ -91,6 +94,7 @@ def only_run(workdir: Path, report: Callable[[str], None]) -> Iterator[None]:
                         f"warning: the file system of {workdir} has no locks: start no"
                         " second run there"
                     )
+                check_workdir(workdir, settings)
                 atomic_files.clear_scraps(workdir, _WRITTEN)
             except UserError as error:
                 refusal = error

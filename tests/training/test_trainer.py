@@ -26,7 +26,7 @@ from ragen_jax.training import (
     weights,
 )
 from ragen_jax.training.checkpoints import Checkpoints
-from ragen_jax.training.workdir import check_workdir
+from ragen_jax.training.workdir import check_workdir, claim_workdir
 
 # Waits as a device does for others in a collective.
 STANDS_STILL = """
@@ -129,6 +129,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
     state = state.replace(actor={**state.actor, "final_norm": broken})
     with Checkpoints(tmp_path / "checkpoints", keep_last=9, keep_best=0) as writer:
         writer.save(0, state, {"validation": None}, score=None)
+    claim_workdir(tmp_path, run.settings)
     with pytest.raises(UserError) as caught:
         runs.train(
             runs.replace_settings(run, safety__max_bad_updates=2, iterations=9),
