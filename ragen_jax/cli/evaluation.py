@@ -85,6 +85,13 @@ def _check_keys(request: Request) -> None:
                 f"--config.{key} says how a training run is evaluated, and is not read"
                 f" here: pass {flag}"
             )
+        if key == "model.path":
+            raise UserError("--config.model.path is not read here: pass --model")
+        if request.checkpoint and key.split(".")[0] in ("model", "lora"):
+            raise UserError(
+                f"--config.{key} says how a model is made, and a checkpoint's is as it"
+                " was trained: leave it out"
+            )
     if request.temperature is not None and "evaluation.temperature" in request.keys:
         raise UserError(
             "--temperature and --config.evaluation.temperature both choose the"
@@ -185,6 +192,7 @@ def _play_model(request: Request, subject: Subject, console):
 
     settings = subject.settings
     with startup.user_mistakes():
+        _check_graph(request)
         sizes = settings_lib.fit_mesh(settings.mesh, jax.device_count())
         model = make_model(settings, meshes.make_mesh(**sizes))
         check_decoding(model)
@@ -216,6 +224,14 @@ def _play_model(request: Request, subject: Subject, console):
         system = task.dialogue.system.replace("\n", "\n    ")
         console.line("\n\n".join([f"System prompt\n    {system}", *shown, ""]))
     return score, subject.who, out
+
+
+def _check_graph(request: Request) -> None:
+    """Raises SettingsError for a CUDA graph asked for here, on a device without."""
+    from ragen_jax.parallel import backend_choices
+
+    if "rollout.cuda_graph" in request.keys:
+        backend_choices.check_cuda_graph(request.config.rollout.cuda_graph)
 
 
 def _play_baseline(request: Request, subject: Subject, console):

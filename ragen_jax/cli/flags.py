@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -26,7 +27,9 @@ flags.disclaim_key_flags()
 
 _EXAMPLE = "configs/frozenlake.py"
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
-_GIVEN: list[str] = []  # the values of --config, which its flag does not keep
+# What the flag of --config does not keep: its values, and what these files said.
+_GIVEN: list[str] = []
+_SAID: list[dict[str, Any]] = []  # leaves by dotted key
 _KINDS = {
     int: "a whole number",
     float: "a number",
@@ -65,9 +68,8 @@ def read_settings(config: ConfigDict) -> Settings:
 
 def changed_keys(config: ConfigDict) -> list[str]:
     """The dotted keys whose values are not those of the file that --config names."""
-    said = settings_lib.flatten(load_config(config_path()).to_dict())
     now = settings_lib.flatten(config.to_dict())
-    return [key for key, value in now.items() if value != said.get(key)]
+    return [key for key, value in now.items() if value != _SAID[-1].get(key)]
 
 
 def keys_set(flag_values: flags.FlagValues = flags.FLAGS) -> tuple[str, ...]:
@@ -121,6 +123,7 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
             raise UserError(f"--config is missing: pass --config={_EXAMPLE}")
         config = load_config(path)
         _GIVEN.append(path)
+        _SAID.append(settings_lib.flatten(config.to_dict()))
         _check_overrides(arguments, config)
         # The path has served; from here on the flag is the config that it led to.
         delattr(flag_values, "config")
@@ -277,6 +280,10 @@ def _parse_flags(
         remedy = _KINDS.get(kind, f"a {kind.__name__}")
         raise SettingsError(
             f"{key} = {value!r} cannot be used: choose {remedy}"
+        ) from None
+    except ValueError as error:  # Of --noKEY=VALUE, which has no class of absl's.
+        raise UserError(
+            f"{one_line(error)}: write --KEY=VALUE, or --noKEY without a value"
         ) from None
     if positional:
         raise UserError(

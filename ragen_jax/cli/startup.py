@@ -251,15 +251,16 @@ def _exists(path: Path) -> bool:
 def enable_compilation_cache() -> None:
     """Keeps compiled programs on disk, so that the next run starts at once.
 
-    In ~/.cache/ragen_jax/jax, unless JAX_COMPILATION_CACHE_DIR names another folder;
-    JAX_ENABLE_COMPILATION_CACHE=false switches it off. What JAX's own variables say
-    wins.
+    In ~/.cache/ragen_jax/jax, unless JAX_COMPILATION_CACHE_DIR names another folder or
+    the user has no home; JAX_ENABLE_COMPILATION_CACHE=false switches it off. What JAX's
+    own variables say wins.
     """
     import jax  # Slow to import, and the first errors should not wait for it.
 
     if not jax.config.jax_compilation_cache_dir:
-        folder = Path.home() / ".cache" / "ragen_jax" / "jax"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        with contextlib.suppress(RuntimeError):  # There is no home: each run compiles.
+            folder = Path.home() / ".cache" / "ragen_jax" / "jax"
+            jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

@@ -25,6 +25,7 @@ from ragen_jax.utils import atomic_files
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 PICTURE = "curves.png"
+_NO_RECORD = (ValueError, KeyError, TypeError, RecursionError)  # of a line
 _PICTURE_SECONDS = 30.0  # between two drawings, or more:
 _PICTURE_SHARE = 0.01  # of the run's time is what drawing may take
 
@@ -282,20 +283,28 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
     path = Path(workdir) / FILE
     if not path.exists():
         return []
-    *lines, _cut_short = path.read_bytes().split(b"\n")
+    *lines, last = path.read_bytes().split(b"\n")
+    with contextlib.suppress(*_NO_RECORD):  # Whole but for its end, as editors save it.
+        _record(last)
+        lines.append(last)
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            if not isinstance(record["iteration"], int):
-                raise TypeError("an iteration is a whole number")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            records.append(_record(line))
+        except _NO_RECORD as error:
             raise UserError(
                 f"Line {number} of {path} is not a record with an iteration; delete"
                 " that line."
             ) from error
-        records.append(record)
     return records
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """What a line holds; raises one of _NO_RECORD if that is no record."""
+    record = json.loads(line)
+    if not isinstance(record["iteration"], int):
+        raise TypeError("an iteration is a whole number")
+    return record
 
 
 def trim(workdir: str | Path, iteration: int) -> None:

@@ -118,7 +118,7 @@ MEANINGS = {
     "evaluation.slots": "episodes decoded at a time, at most; 0: all of them",
     "every.log": "iterations between two lines of the console; 0: never",
     "every.evaluate": "iterations between two validations; 0: never",
-    "every.checkpoint": "iterations between two checkpoints; 0: the last alone",
+    "every.checkpoint": "iterations between checkpoints; 0: improvements and the last",
     "checkpoint.keep_last": "newest checkpoints that stay",
     "checkpoint.keep_best": "checkpoints of highest validation success that stay",
     "safety.max_bad_updates": "iterations in a row, not finite, that end a run; 0: no",

@@ -5,10 +5,12 @@ copied: it is read, or named in one sentence.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ INFO = Path("info") / "info.json"
 DIGESTS = "digests.json"
 STATE = "state"
 DAMAGED = ".damaged"  # the end of the name of a step that was set aside
+_DELETING = ".deleting"  # the end of the name of a step that is being deleted
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of Orbax's folders until then
 # Of Orbax, written after the digests or rewritten by it; nothing is read from them.
 _NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _PIECE = 1 << 22  # bytes read at a time
@@ -72,16 +76,17 @@ def survey(directory: str | Path) -> Survey:
     found = Survey({}, {}, [])
     steps = []
     for path in Path(directory).glob("*"):
-        if (number := step_of(path)) is not None:
+        if (number := step_of(path)) is not None and path.is_dir():
             steps.append((number, path))
-        elif _is_like_a_number(path.name):
+        # Else a run that goes on has just deleted it.
+        elif _is_like_a_number(path.name) and os.path.lexists(path):
             found.foreign.append(path.name)
     for step, path in sorted(steps):
         try:
             record = read_record(path)
             _check_sizes(path, record)
-        except DamagedError as error:
-            if path.exists():  # Else a run that goes on has just deleted it.
+        except UserError as error:
+            if path.exists():  # Likewise.
                 found.damaged[step] = str(error)
         else:
             found.scores[step] = record["score"]
@@ -144,9 +149,12 @@ def read_record(folder: Path) -> dict[str, Any]:
       DamagedError: if that file is not there, or not as it was written.
     """
     if not folder.is_dir():
+        # By their names alone: what reads each of them reads them by this function.
+        found = (step_of(path) for path in folder.parent.glob("*"))
+        steps = sorted(step for step in found if step is not None)
         raise UserError(
             f"There is no checkpoint {folder}; the steps in {folder.parent} are"
-            f" {', '.join(map(str, scores(folder.parent))) or 'none'}."
+            f" {', '.join(map(str, steps)) or 'none'}."
         )
     record = _read_json(folder / INFO)
     has_format = isinstance(record, dict) and record.get("format") in (
@@ -177,6 +185,36 @@ def read_record(folder: Path) -> dict[str, Any]:
         if problem := _problem(folder, str(INFO), digests.get(str(INFO), (-1, ""))):
             raise damage(folder, str(INFO), problem)
     return record
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a step was written to its end: what is written last is in its folder."""
+    return (folder / DIGESTS).is_file()
+
+
+def delete(folder: Path) -> None:
+    """Deletes a step; cut short, it leaves nothing that looks whole."""
+    doomed = folder.with_name(folder.name + _DELETING)
+    with contextlib.suppress(FileNotFoundError):  # The user has made room by hand.
+        os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def set_aside(directory: Path) -> dict[int, Path]:
+    """The folders of damaged steps that were given another name, by step."""
+    steps = ((step_of(path.with_suffix("")), path) for path in directory.glob("*"))
+    return {
+        step: path
+        for step, path in steps
+        if step is not None and path.suffix == DAMAGED
+    }
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Deletes what was being written or deleted in a folder of steps."""
+    for path in directory.iterdir():
+        if UNFINISHED in path.name or path.name.endswith(_DELETING):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def has_digests(folder: Path) -> bool:

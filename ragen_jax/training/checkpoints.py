@@ -57,8 +57,6 @@ __all__ = [
     "survey",
 ]
 
-_DELETING = ".deleting"  # renamed first: a deletion cut short must not look whole
-_UNFINISHED = ".orbax-checkpoint-tmp"
 _MOST_ERRORS = 10  # of one save: it has fewer threads
 _WRITE_ERRORS = (OSError, ValueError)  # TensorStore's "disk full" is a ValueError
 
@@ -85,9 +83,10 @@ class Checkpoints:
         self._keep_last, self._keep_best = keep_last, keep_best
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            clear_leftovers(self.directory)
+            files.clear_leftovers(self.directory)
         self._scores, self._damaged, self._foreign = survey(self.directory)
-        self._pending: dict[int, float | None] = {}  # being written now
+        self._pending: dict[int, float | None] = {}  # to count when it has ended
+        self._writing = -1  # the step whose files are being written
         ignore_what_is_reported()
         ignore_abandoned_parts()
         # Folders made in the background keep their thread waiting, and the process
@@ -141,28 +140,36 @@ class Checkpoints:
             state=ocp.args.PyTreeSave(leaves.flat_arrays(state)),
             info=ocp.args.JsonSave(record),
         )
-        self._pending = {step: score}
+        self._writing = step
         try:
             self._writer.save(self.directory / str(step), args=arguments)
         except _WRITE_ERRORS as error:
             self._settle()
-            self._pending = {}
             raise self._unwritten(step, error) from error
+        # Not before: whatever else ends that call, such as Ctrl-C, leaves no such step.
+        self._pending = {step: score}
         if wait:
             self.wait()
         return True
 
     def wait(self) -> None:
         """Returns when the started save is complete and what it replaces deleted."""
-        error = self._settle()
+        for step, score in self._finish().items():
+            if not agreed_flag(files.is_there(self.directory / str(step))):
+                raise self._unwritten(step, FileNotFoundError("it is not there"))
+            self._scores[step] = score
+            keep = kept(self._scores, self._keep_last, self._keep_best)
+            self._delete([step for step in self._scores if step not in keep])
+
+    def _finish(self) -> dict[int, float | None]:
+        """Waits for the started save, if there is one; its step and score."""
+        # Forgotten first: a wait that is interrupted does not say that it is complete.
         pending, self._pending = self._pending, {}
+        error = self._settle()
         if pending and error is not None:
             (step,) = pending
             raise self._unwritten(step, error) from error
-        if pending:
-            self._scores |= pending
-            keep = kept(self._scores, self._keep_last, self._keep_best)
-            self._delete([step for step in self._scores if step not in keep])
+        return pending
 
     def _settle(self) -> Exception | None:
         """Waits until nothing is written any more; the first error of it.
@@ -206,7 +213,7 @@ class Checkpoints:
     def restore_newest(
         self, abstract_state: Any, report: Callable[[str], None]
     ) -> tuple[int, Any] | None:
-        """The last whole step and its state; None if nothing was ever saved.
+        """The last whole step and its state; None if none was saved, or all undone.
 
         What is damaged gets another name, and a line by `report` each, once: a run
         that rolls back asks again, when a step of that name may be whole.
@@ -224,9 +231,9 @@ class Checkpoints:
             try:
                 return step, self.restore(step, abstract_state)
             except DamagedError as error:
-                damaged[step] = str(error)
                 self._set_aside(step, str(error), report)
-        if agreed_flag(bool(damaged)):
+        # Of this start or of one before it.
+        if agreed_flag(bool(files.set_aside(self.directory))):
             raise UserError(
                 f"{self.directory} holds no whole checkpoint: restore one from a copy,"
                 " or begin again in another --workdir"
@@ -238,7 +245,8 @@ class Checkpoints:
     ) -> None:
         """Renames a damaged step, which a later save of the same step would meet."""
         self._scores.pop(step, None)
-        sentence = sentence.partition("; delete that folder")[0]
+        for advice in ("; delete that folder", ": give the folder"):  # Too late here.
+            sentence = sentence.partition(advice)[0]
         folder = self.directory / str(step)
         name = f"{step}{files.DAMAGED}"
         report(f"warning: {sentence}; set aside as {name}")
@@ -247,8 +255,13 @@ class Checkpoints:
             os.rename(folder, folder.with_name(name))
 
     def delete_after(self, step: int) -> None:
-        """Deletes every later step: a run that continues from `step` leaves them."""
+        """Deletes every later step, damaged or not: a run goes on from `step`."""
         self.wait()
+        if jax.process_index() == 0:
+            # First: while later steps are there, who is killed here is called again.
+            for later, folder in files.set_aside(self.directory).items():
+                if later > step:
+                    shutil.rmtree(folder, ignore_errors=True)
         self._delete([later for later in self._scores if later > step])
 
     def close(self) -> None:
@@ -260,18 +273,22 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        if exception[0] is None:
+            self.close()
+            return
+        # What ended the block may have cut the save short: nothing is deleted for it.
+        self._finish()
+        self._writer.close()
 
     def _write_digests(self) -> None:
         """The last file of a step, in the folder that Orbax is about to rename."""
         if jax.process_index() == 0:
-            (step,) = self._pending
-            (folder,) = self.directory.glob(f"{step}{_UNFINISHED}*")
+            (folder,) = self.directory.glob(f"{self._writing}{files.UNFINISHED}*")
             files.write_digests(folder)
 
     def _unwritten(self, step: int, error: Exception) -> UserError:
         if jax.process_index() == 0:
-            clear_leftovers(self.directory)  # They take the room that is missing.
+            files.clear_leftovers(self.directory)  # They take the room that is missing.
         last = max(self._scores, default=None)
         good = "none is saved yet" if last is None else f"{last} is whole"
         return UserError(
@@ -284,10 +301,7 @@ class Checkpoints:
         for step in steps:
             del self._scores[step]
             if jax.process_index() == 0:
-                folder = self.directory / str(step)
-                doomed = folder.with_name(folder.name + _DELETING)
-                os.rename(folder, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                files.delete(self.directory / str(step))
 
 
 def restore(
@@ -383,9 +397,3 @@ def _brief(error: Exception) -> str:
     """An error's first line; of a long one the two ends, the cause being the last."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"
-
-
-def clear_leftovers(directory: Path) -> None:
-    for path in directory.iterdir():
-        if _UNFINISHED in path.name or path.name.endswith(_DELETING):
-            shutil.rmtree(path, ignore_errors=True)

@@ -16,10 +16,12 @@ from jax.experimental import multihost_utils
 from ragen_jax.parallel import heartbeat
 from ragen_jax.utils import endings
 
-# An iteration is stalled, and the stacks are printed, after so many seconds:
+# An iteration, and likewise a validation, is stalled, and the stacks are printed, after
+# so many seconds:
 STALLED_AT_FIRST = 3600.0  # it compiles, which can take half an hour
 STALLED_AT_LEAST = 600.0
 STALLED_TIMES = 10.0  # as long as the longest so far
+STALLED_SAVING = 3600.0  # of no known length: it waits for the disk, and for others
 PATIENCE = 3.0  # seconds in which the main thread may end by itself
 _RESUMES = "the same command resumes from the last checkpoint"
 _STOPPING = "stopping after this iteration, with a saved state ..."
@@ -131,7 +133,7 @@ class InterruptHandler:
 
 
 class StallWatchdog:
-    """Prints what every thread is doing when an iteration does not end in time.
+    """Prints what every thread is doing when a part of a run does not end in time.
 
     The run continues: it may only be slow. Or, with `ends`, the process ends with
     heartbeat.EXIT_CODE, and the others of the run end for want of it: devices that wait
@@ -153,18 +155,18 @@ class StallWatchdog:
         self.rest()
 
     def rest(self) -> None:
-        """Stops the clock: no iteration is under way."""
+        """Stops the clock: nothing is under way."""
         self._timer.cancel()
 
-    def expect_within(self, seconds: float) -> None:
-        """Starts the clock again."""
+    def expect_within(self, seconds: float, what: str = "an iteration") -> None:
+        """Starts the clock again, for what has to end before the next call."""
         self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._ring, [seconds])
+        self._timer = threading.Timer(seconds, self._ring, [seconds, what])
         self._timer.daemon = True
         self._timer.start()
 
-    def _ring(self, seconds: float) -> None:
-        late = f"an iteration has not ended in {seconds:.4g} s"
+    def _ring(self, seconds: float, what: str) -> None:
+        late = f"{what} has not ended in {seconds:.4g} s"
         stderr = sys.__stderr__
         print(f"{late}; what each thread is doing:", file=stderr, flush=True)
         faulthandler.dump_traceback(file=stderr)
@@ -174,7 +176,11 @@ class StallWatchdog:
 
 
 def stalled_after(durations: Sequence[float]) -> float:
-    """Seconds after which an iteration is stalled, given those of the ones before."""
+    """Seconds after which one is stalled, given those of the ones before.
+
+    Args:
+      durations: of iterations or of validations, seconds.
+    """
     if not durations:
         return STALLED_AT_FIRST
     # The first one compiled; it counts only while there is no other.

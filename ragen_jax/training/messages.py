@@ -147,7 +147,7 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
     """
     if was is None or was == settings.iterations:
         return ""
-    optimizer = settings.optimizer
+    optimizer, loss, filtered = settings.optimizer, settings.loss, settings.filter
     # Of a given number of updates the critic's warm-up takes a share from the actor.
     critic_stays = optimizer.schedule_updates > 0
     actor_stays = critic_stays and not optimizer.critic_warmup
@@ -160,11 +160,11 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
                 "same" if critic_stays else optimizer.critic_schedule,
                 "same",
             ),
-            ("loss.entropy_end", settings.loss.entropy_end, -1),
-            ("loss.kl_end", settings.loss.kl_end, -1),
-            ("filter.fraction_end", settings.filter.fraction_end, -1),
+            ("loss.entropy_end", loss.entropy_end, loss.entropy),
+            ("loss.kl_end", loss.kl_end, loss.kl),
+            ("filter.fraction_end", filtered.fraction_end, filtered.fraction),
         )
-        if value not in (stays, "constant")
+        if value not in (stays, "constant", -1)
     ]
     if not moving:
         return ""

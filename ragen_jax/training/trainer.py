@@ -35,6 +35,7 @@ from ragen_jax.training import (
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.interrupts import (
+    STALLED_SAVING,
     InterruptHandler,
     StallWatchdog,
     stalled_after,
@@ -92,7 +93,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         kept, or sampler and update disagreeing, for as long as the settings allow.
     """
     try:
-        with only_run(workdir, console.line):
+        with only_run(workdir, run.settings, console.line):
             _train_alone(run, workdir, console, command)
     except OSError as error:
         if not (said := machine_errors.sentence(error)):
@@ -142,7 +143,8 @@ def _train(
     )
     if not fits and not is_over:
         prepared = _prepare(run)
-    episode_log.trim(workdir, done)
+    if jax.process_index() == 0:
+        episode_log.trim(workdir, done)
     writer = MetricsWriter(
         workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
     )
@@ -252,6 +254,8 @@ def _iterate(
         score = None
         if _is_due(done, settings.every.evaluate, total):
             outputs.console.status(f"iteration {done}/{total}: validation ...")
+            limit = stalled_after([seconds for seconds in validated if seconds])
+            outputs.watchdog.expect_within(limit, "a validation")
             values |= _validate(run, prepared.validators, programs, state)
             score = values["validation/success"]
         validated.append(values.get("time/validation_seconds", 0.0))
@@ -265,6 +269,7 @@ def _iterate(
         outputs.metrics.write(done, values)
         if _is_due(done, settings.every.log, total):
             _show(run, outputs, done, values, durations, validated)
+        outputs.watchdog.expect_within(STALLED_SAVING, "saving")
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
         reason = problem(settings, state, gaps, values["filter/reward_std"])
         reason = reason or _act(run, outputs, done, decision)
@@ -280,6 +285,7 @@ def _iterate(
             raise UserError(reason)
         if stops:
             return state, False
+    outputs.watchdog.expect_within(STALLED_SAVING, "saving")
     saved.wait()
     return state, True
 

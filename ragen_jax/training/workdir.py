@@ -12,14 +12,24 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.diagnostics import monitor
+from ragen_jax.diagnostics import episode_log, monitor
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
-from ragen_jax.training import checkpoints
+from ragen_jax.training import checkpoints, final_test
 from ragen_jax.utils import atomic_files, folder_lock
 
 SETTINGS_FILE = "settings.json"
+# What a run replaces as a whole. Reports and diagnoses are not a run's: others may be
+# writing them meanwhile.
+_WRITTEN = (
+    SETTINGS_FILE,
+    metrics.FILE,
+    metrics.PICTURE,
+    episode_log.FILE,
+    monitor.ROLLBACKS,
+    final_test.FILE,
+)
 
 
 def check_workdir(workdir: Path, settings: Settings) -> None:
@@ -64,13 +74,16 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def only_run(workdir: Path, report: Callable[[str], None]) -> Iterator[None]:
+def only_run(
+    workdir: Path, settings: Settings, report: Callable[[str], None]
+) -> Iterator[None]:
     """Within it no other run trains in the workdir. Entered by all processes together.
 
     Who only reads, such as an evaluation, asks for nothing.
 
     Raises:
-      UserError: naming who trains there.
+      UserError: naming who trains there, or as `check_workdir`, which is asked again:
+        since this process asked it, a run of other settings may have come and gone.
     """
     refusal: UserError | None = None
     with contextlib.ExitStack() as stack:
@@ -81,7 +94,8 @@ def only_run(workdir: Path, report: Callable[[str], None]) -> Iterator[None]:
                         f"warning: the file system of {workdir} has no locks: start no"
                         " second run there"
                     )
-                atomic_files.clear_scraps(workdir)
+                check_workdir(workdir, settings)
+                atomic_files.clear_scraps(workdir, _WRITTEN)
             except UserError as error:
                 refusal = error
         if _anywhere(refusal is not None):

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -72,11 +72,18 @@ def check_replaceable(path: Path) -> None:
         raise UserError(f"{path} is {kind}: name a file")
 
 
-def clear_scraps(folder: Path) -> None:
-    """Deletes what processes that are gone were writing into a folder of ours."""
+def clear_scraps(folder: Path, names: Collection[str]) -> None:
+    """Deletes what processes that are gone were writing into a folder.
+
+    Args:
+      folder: where nobody writes those files now. A user's own may lie there, too.
+      names: of the files that `new_file` makes there.
+    """
     for path in folder.iterdir():
-        match = re.fullmatch(r"\..+\.(\d+)", path.name)
-        if match and not path.is_dir() and not _is_alive(int(match[1])):
+        match = re.fullmatch(r"\.(.+)\.(\d+)", path.name)
+        if match is None or match[1] not in names or path.is_dir():
+            continue
+        if not _is_alive(int(match[2])):
             path.unlink(missing_ok=True)
 
 

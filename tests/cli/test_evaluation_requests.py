@@ -1,5 +1,7 @@
 """What launch/evaluate.py makes of its flags and of the settings."""
 
+import dataclasses
+
 import pytest
 from helpers import runs
 from helpers.paths import ROOT
@@ -9,7 +11,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import evaluation
 from ragen_jax.cli.evaluation import Request
 from ragen_jax.cli.subjects import Subject
-from ragen_jax.errors import SettingsError
+from ragen_jax.errors import SettingsError, UserError
 
 
 def make_request(**changes):
@@ -38,6 +40,35 @@ def test_the_settings_temperature_holds_where_none_is_asked_for(asked, played):
     settings = runs.settings(evaluation__temperature=0.0)
     request = evaluation.with_temperature(make_request(temperature=asked), settings)
     assert request.temperature == played
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("model.path", "model.path is not read here: pass --model"),
+        ("model.compute_dtype", "model.compute_dtype says how a model is made, and a"),
+        ("lora.rank", "lora.rank says how a model is made, and a checkpoint's is as"),
+    ],
+)
+def test_keys_that_are_up_to_the_checkpoint_are_refused_beside_it(key, words):
+    request = make_request(has_config=True, is_overridden=True, keys=(key,))
+    with pytest.raises(UserError, match=words):
+        evaluation.check(request)
+    evaluation.check(dataclasses.replace(request, keys=("rollout.turns",)))
+
+
+def test_a_model_without_training_is_made_as_the_keys_say():
+    keys = ("model.compute_dtype",)
+    evaluation.check(make_request(checkpoint=None, model="tiny", keys=keys))
+
+
+def test_a_graph_that_the_user_asks_for_needs_a_gpu_and_a_runs_own_does_not():
+    config = runs.settings(rollout__cuda_graph=True)
+    evaluation._check_graph(make_request(config=config))
+    with pytest.raises(SettingsError, match="cuda_graph = True needs an NVIDIA GPU"):
+        evaluation._check_graph(
+            make_request(config=config, keys=("rollout.cuda_graph",))
+        )
 
 
 def test_two_environments_of_one_game_are_written_into_two_files(tmp_path):

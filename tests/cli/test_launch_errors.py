@@ -201,6 +201,10 @@ WRONG = [
         ["temperature", "rollout.temperature or evaluation.temperature"],
     ),
     ([CONFIG, "--noconfig.env.thinkin"], ["env.thinkin", "mean env.thinking"]),
+    (
+        [CONFIG, "--noconfig.env.thinking=True"],
+        ["--noconfig.env.thinking=True does not take", "--noKEY without a value"],
+    ),
     ([CONFIG, "--config.a..b=1"], ["a..b", "choose one of", "rollout"]),
     ([CONFIG, "--config.seed.x=1"], ["seed.x", "choose one of"]),
     (

@@ -3,6 +3,7 @@
 import mmap
 from pathlib import Path
 
+import jax
 import jaxlib
 import pytest
 
@@ -33,3 +34,19 @@ def test_xla_still_knows_the_options_by_which_it_compiles_less():
             # A compiler may write a short name in vectors of 16 bytes (jaxlib 0.11).
             whole, end = name.encode(), name.encode()[-16:]
             assert max(content.find(whole), content.find(end)) >= 0, name
+
+
+def test_a_user_without_a_home_folder_goes_without_the_cache(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setattr(Path, "home", home)
+    try:
+        jax.config.update(names[0], None)
+        startup.enable_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

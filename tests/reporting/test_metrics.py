@@ -123,11 +123,19 @@ def test_trimming_drops_what_lies_past_the_checkpoint_and_half_a_line(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [metrics.FILE]
 
 
-def test_a_half_written_line_alone_is_cut_off(tmp_path):
+@pytest.mark.parametrize("line", [b'{"iteration": 3', b'{"iteration": 3, "a": 1', b"{"])
+def test_a_half_written_line_alone_is_cut_off(line, tmp_path):
     path = tmp_path / metrics.FILE
-    path.write_bytes(_lines(1, 2) + b'{"iteration": 3}')  # whole, but for its end
+    path.write_bytes(_lines(1, 2) + line)
     metrics.trim(tmp_path, 9)
     assert path.read_bytes() == _lines(1, 2)
+
+
+def test_a_line_that_lacks_its_end_alone_is_kept_and_ended(tmp_path):
+    path = tmp_path / metrics.FILE
+    path.write_bytes(_lines(1, 2, 3).removesuffix(b"\n"))
+    metrics.trim(tmp_path, 9)
+    assert path.read_bytes() == _lines(1, 2, 3)
 
 
 def test_trimming_leaves_a_file_that_needs_none_untouched(tmp_path):

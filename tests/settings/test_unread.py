@@ -89,3 +89,18 @@ def test_what_a_strategy_is_said_not_to_read_does_not_change_what_it_keeps(strat
         fraction = 0.9 if name == "fraction" else 0.5
         found = strategies.keep_groups(score, other, fraction)
         np.testing.assert_array_equal(found, kept, err_msg=name)
+
+
+def test_a_config_is_executed_once_whatever_is_asked_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from ml_collections import ConfigDict\n"
+        "open('executed', 'a').write('x')\n"
+        "def get_config(): return ConfigDict(dict(a=1, b=dict(c=2, d=3)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    flag_values = flags.FlagValues()
+    cli.define_config(flag_values=flag_values)
+    cli.parse(["train.py", f"--config={path}", "--config.b.d=4"], flag_values)
+    assert cli.changed_keys(flag_values.config) == ["b.d"]
+    assert (tmp_path / "executed").read_text() == "x"

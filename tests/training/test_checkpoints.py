@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,14 @@ def test_old_steps_leave_the_disk_also_after_a_restart(directory):
         saved.save(4, _small(), {}, score=0.95)
         assert saved.best_step() == 4
     assert _names(directory) == ["4"]
+
+
+def test_an_old_step_that_the_user_has_deleted_ends_no_run(directory):
+    with _open(directory, keep_last=1) as saved:
+        saved.save(1, _small(), {}, score=None, wait=True)
+        shutil.rmtree(directory / "1")
+        saved.save(2, _small(), {}, score=None, wait=True)
+        assert saved.steps() == [2]
 
 
 def test_a_step_that_is_saved_already_is_left_as_it_is(directory):

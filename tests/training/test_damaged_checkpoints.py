@@ -137,7 +137,22 @@ def test_a_step_saved_again_after_damage_stays_when_a_rollback_asks_for_it(direc
         assert (step, int(state["step"])) == (4, 4)
         saved.delete_after(0)  # To the beginning, which damage does not forbid.
         assert saved.restore_newest(ABSTRACT, told.append) is None
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append) is None
     assert len(told) == 1
+
+
+def test_a_rollback_leaves_what_was_set_aside_before_its_target(directory):
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        _, state = saved.restore_newest(ABSTRACT, print)
+        for step in (6, 8):
+            saved.save(step, state, {}, score=None)
+    for step in ("2", "6"):
+        (directory / step / "digests.json").unlink()
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        saved.restore_newest(ABSTRACT, lambda line: None)
+        saved.delete_after(4)
+    assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4"]
 
 
 def test_every_flipped_bit_within_the_arrays_is_noticed(directory):
@@ -176,19 +191,52 @@ def test_folders_with_other_names_are_no_steps(directory):
     assert checkpoints.find(directory) == (directory, 4, "best")
 
 
+@pytest.mark.parametrize("make", [Path.touch, lambda p: p.symlink_to("nowhere")])
+def test_a_file_or_a_dangling_link_with_a_steps_name_is_no_step(make, directory):
+    make(directory / "9")
+    assert checkpoints.find(directory) == (directory, 4, "best")
+    with pytest.raises(UserError, match=r"There is no checkpoint .*/9; the steps in"):
+        checkpoints.restore(directory, 9, ABSTRACT)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
+    assert told == [f"{directory / '9'} is no step's folder: it is not looked at"]
+
+
+def test_a_step_that_a_run_deletes_while_it_is_looked_for_is_passed_over(
+    directory, monkeypatch
+):
+    def read_record(folder):
+        shutil.rmtree(directory / "2", ignore_errors=True)
+        return read(folder)
+
+    read = checkpoint_files.read_record
+    monkeypatch.setattr(checkpoint_files, "read_record", read_record)
+    assert checkpoint_files.survey(directory) == ({4: 0.4}, {}, [])
+
+
 def test_a_renamed_folder_is_told(directory):
     (directory / "4").rename(directory / "9")
     with pytest.raises(UserError, match="checkpoints/9 was saved as step 4: give"):
         checkpoints.find(directory)
     with pytest.raises(UserError, match="whole are .*checkpoints/2$"):
         checkpoints.find(directory)
+    told: list[str] = []
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        assert saved.restore_newest(ABSTRACT, told.append)[0] == 2
+    assert told[0].endswith("checkpoints/9 was saved as step 4; set aside as 9.damaged")
+    (directory / "9.damaged").rename(directory / "4")
+    assert checkpoints.find(directory) == (directory, 4, "best")
 
 
 def test_without_any_whole_step_nothing_is_begun_anew(directory):
     for step in ("2", "4"):
         (directory / step / "state" / "step" / "0").write_bytes(b"x")
-    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
-        with pytest.raises(UserError, match="no whole checkpoint: restore one from a"):
+    for _ in range(2):  # The same command again finds them set aside.
+        with (
+            Checkpoints(directory, keep_last=9, keep_best=0) as saved,
+            pytest.raises(UserError, match="no whole checkpoint: restore one from a"),
+        ):
             saved.restore_newest(ABSTRACT, lambda line: None)
     assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4.damaged"]
 

@@ -65,6 +65,18 @@ def test_the_banner_says_where_what_changes_over_the_run_ends():
             ),
             ["loss.kl_end = 0.1"],
         ),
+        (
+            dict(
+                optimizer__schedule="constant",
+                loss__kl=0.1,
+                loss__kl_end=0.1,
+                loss__entropy=0.0,
+                loss__entropy_end=0.0,
+                filter__fraction=0.5,
+                filter__fraction_end=0.5,
+            ),
+            [],
+        ),
     ],
 )
 def test_another_number_of_iterations_is_warned_of_where_it_moves_something(

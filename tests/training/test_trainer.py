@@ -1,6 +1,5 @@
 """Whole runs within one process: signals, more iterations, and runs that stop."""
 
-import io
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,7 @@ from ragen_jax.training import (
     weights,
 )
 from ragen_jax.training.checkpoints import Checkpoints
-from ragen_jax.training.workdir import check_workdir
+from ragen_jax.training.workdir import check_workdir, claim_workdir
 
 # Waits as a device does for others in a collective.
 STANDS_STILL = """
@@ -131,6 +129,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
     state = state.replace(actor={**state.actor, "final_norm": broken})
     with Checkpoints(tmp_path / "checkpoints", keep_last=9, keep_best=0) as writer:
         writer.save(0, state, {"validation": None}, score=None)
+    claim_workdir(tmp_path, run.settings)
     with pytest.raises(UserError) as caught:
         runs.train(
             runs.replace_settings(run, safety__max_bad_updates=2, iterations=9),
@@ -303,40 +302,6 @@ def test_a_rollback_that_was_killed_when_it_was_noted_is_ended_by_the_next_start
     with Checkpoints(folder, keep_last=9, keep_best=0) as saved:
         trainer._end_rollback(saved, tmp_path, rollbacks=1)
         assert saved.steps() == left
-
-
-def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
-    run, tmp_path, monkeypatch
-):
-    chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
-    run = runs.replace_settings(run, **chosen)
-    start, lines = weights.new_state(run), io.StringIO()
-    values = {"update/logprob_gap": 0.0, "filter/reward_std": 0.1}
-
-    def iterate(run, programs, state):
-        return state.replace(iteration=state.iteration + 1), dict(values), None
-
-    monkeypatch.setattr(trainer.starpo, "iterate", iterate)
-    monkeypatch.setattr(trainer.messages, "example", lambda *_: "an episode")
-    monkeypatch.setattr(trainer, "_validate", lambda *_: {"validation/success": 0.5})
-    for name, result in (("measure", {}), ("record", None)):
-        monkeypatch.setattr(monitor, name, lambda *_, result=result: result)
-    blank = SimpleNamespace(programs=None, validators=None, monitor=None)
-    deaf = SimpleNamespace(should_stop=lambda: False)
-    calm = SimpleNamespace(expect_within=lambda seconds: None)
-    writer = metrics.MetricsWriter(tmp_path, is_writer=True, first_iteration=1)
-    with Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0) as saved, writer:
-        console = trainer.Console(lines)
-        given = (saved, writer, console, deaf, calm, {}, tmp_path, {})
-        trainer._iterate(run, blank, start, trainer._Outputs(*given))
-    records = runs.records(tmp_path)
-    assert [one["iteration"] for one in records] == [1, 2, 3, 4, 5]
-    validated = [one["iteration"] for one in records if "validation/success" in one]
-    assert validated == [2, 4, 5]
-    shown = [line.split()[0] for line in lines.getvalue().splitlines()]
-    assert [line for line in shown if line.endswith("/5")] == ["3/5", "5/5"]
-    # The last is saved even where every.checkpoint = 0 asks for none.
-    assert Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0).steps() == [5]
 
 
 def test_an_iteration_without_an_update_counts_for_no_gap(run):

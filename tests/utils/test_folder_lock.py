@@ -116,5 +116,5 @@ def test_scraps_of_processes_that_are_gone_are_cleared_and_of_others_kept(tmp_pa
     names = (f".settings.json.{gone.pid}", f".a.{os.getpid()}", "settings.json", ".b.c")
     for name in names:
         (tmp_path / name).touch()
-    atomic_files.clear_scraps(tmp_path)
+    atomic_files.clear_scraps(tmp_path, ["settings.json", "a", "b"])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

@@ -16,6 +16,7 @@ from ragen_jax.models.io import fingerprint, hugging_face, safetensors_files
 from ragen_jax.models.io.sources import Source
 from ragen_jax.training import checkpoints, weights
 from ragen_jax.training import run as run_lib
+from ragen_jax.training.workdir import claim_workdir
 
 CONFIG = models.small_config(40)
 
@@ -84,6 +85,7 @@ def run(tmp_path_factory):
 @pytest.fixture
 def saved(run, tmp_path):
     """The workdir of a run that was stopped before its first iteration ended."""
+    claim_workdir(tmp_path, run.settings)
     with checkpoints.Checkpoints(
         tmp_path / checkpoints.FOLDER, keep_last=1, keep_best=0
     ) as writer:

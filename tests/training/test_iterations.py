@@ -1,0 +1,100 @@
+"""The loop of iterations, and what stands around it, without a model's programs."""
+
+import io
+from types import SimpleNamespace
+
+import jax
+import pytest
+from helpers import runs
+
+from ragen_jax.diagnostics import monitor
+from ragen_jax.reporting import metrics
+from ragen_jax.training import final_test, trainer, weights
+from ragen_jax.training.checkpoints import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def run():
+    runs.share_compilations()
+    return runs.prepare()
+
+
+def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
+    run, tmp_path, monkeypatch
+):
+    lines = _iterate(run, tmp_path, monkeypatch)
+    records = runs.records(tmp_path)
+    assert [one["iteration"] for one in records] == [1, 2, 3, 4, 5]
+    validated = [one["iteration"] for one in records if "validation/success" in one]
+    assert validated == [2, 4, 5]
+    shown = [line.split()[0] for line in lines]
+    assert [line for line in shown if line.endswith("/5")] == ["3/5", "5/5"]
+    # The last is saved even where every.checkpoint = 0 asks for none.
+    assert Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0).steps() == [5]
+
+
+def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypatch):
+    clocks, seconds = [], iter([500.0, 90.0, 70.0])
+
+    def expect_within(limit, what="an iteration"):
+        clocks.append((what, limit))
+
+    def validate(*_):
+        assert clocks[-1][0] == "a validation"
+        took = next(seconds)
+        return {"validation/success": 0.5, "time/validation_seconds": took}
+
+    def wait(saved):
+        waited.append(clocks[-1:])
+        return finish(saved)
+
+    finish, waited = Checkpoints.wait, []
+    monkeypatch.setattr(Checkpoints, "wait", wait)
+    _iterate(run, tmp_path, monkeypatch, expect_within, validate)
+    assert [limit for what, limit in clocks if what == "a validation"] == [
+        3600,  # It may have to compile.
+        5000,
+        900,
+    ]
+    assert all(clock == [("saving", 3600)] for clock in waited[-3:])
+
+
+@pytest.mark.parametrize(("process", "trims"), [(0, True), (1, False)])
+def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
+    process, trims, run, tmp_path, monkeypatch
+):
+    trimmed = []
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(trainer.episode_log, "trim", lambda *_: trimmed.append(True))
+    monkeypatch.setattr(trainer, "_prepare", lambda run: object())
+    monkeypatch.setattr(trainer, "_iterate", lambda *given: (given[2], True))
+    monkeypatch.setattr(final_test, "report", lambda *_: True)
+    runs.train(run, tmp_path)
+    assert bool(trimmed) == trims
+
+
+def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=None):
+    """What five iterations that compute nothing print; each second one validates."""
+    chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
+    run = runs.replace_settings(run, **chosen)
+    start, lines = weights.new_state(run), io.StringIO()
+    values = {"update/logprob_gap": 0.0, "filter/reward_std": 0.1}
+    validate = validate or (lambda *_: {"validation/success": 0.5})
+
+    def iterate(run, programs, state):
+        return state.replace(iteration=state.iteration + 1), dict(values), None
+
+    monkeypatch.setattr(trainer.starpo, "iterate", iterate)
+    monkeypatch.setattr(trainer.messages, "example", lambda *_: "an episode")
+    monkeypatch.setattr(trainer, "_validate", validate)
+    for name, result in (("measure", {}), ("record", None)):
+        monkeypatch.setattr(monitor, name, lambda *_, result=result: result)
+    blank = SimpleNamespace(programs=None, validators=None, monitor=None)
+    deaf = SimpleNamespace(should_stop=lambda: False)
+    clock = SimpleNamespace(expect_within=expect_within)
+    writer = metrics.MetricsWriter(workdir, is_writer=True, first_iteration=1)
+    with Checkpoints(workdir / "kept", keep_last=1, keep_best=0) as saved, writer:
+        console = trainer.Console(lines)
+        given = (saved, writer, console, deaf, clock, {}, workdir, {})
+        trainer._iterate(run, blank, start, trainer._Outputs(*given))
+    return lines.getvalue().splitlines()
