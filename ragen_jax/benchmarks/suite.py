@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from ragen_jax.utils import atomic_files
 DONE, RUNNING = "done", "running"  # Other states are sentences.
 _GRACE = 15  # seconds from a request to end to the end
 _LEAST = 60.0  # seconds: with less than that left no stage begins
+# How the line begins that names an error, Python's or one of this project's scripts.
+_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +139,11 @@ def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> R
     # Counted before it starts: what kills the suite may be this stage.
     attempts = before.attempts + 1
     write(out, Result(stage.name, attempts=attempts, tables=before.tables))
-    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    environment = dict(
+        os.environ,
+        PYTHONUNBUFFERED="1",
+        JAX_TRACEBACK_FILTERING="off",  # A note on hidden frames would end the log.
+    )
     if stage.on_cpu:
         environment["JAX_PLATFORMS"] = "cpu"
     started = time.perf_counter()
@@ -160,7 +167,8 @@ def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> R
     if code is None:
         result.state = f"ended after {limit:.0f} s, its limit"
     elif code:
-        result.state = f"failed: {_last_line(out / f'{stage.name}.log')}"
+        said = (out / f"{stage.name}.log").read_text(errors="replace")
+        result.state = f"failed: {reason(said)}"
     write(out, result)
     return result
 
@@ -187,9 +195,21 @@ def _is_left(group: int) -> bool:
     return True
 
 
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "nothing was said")[:300]
+def reason(said: str) -> str:
+    """The line of a failed process's output that says best why it failed.
+
+    The last one that names an error, or else the last one. That a process which this
+    one had called failed too (CalledProcessError) says less than what that one said.
+    """
+    lines = [line.rstrip() for line in said.splitlines()]
+    lines = [
+        line
+        for line in lines
+        if line.strip(" -") and not line.startswith("For simplicity, JAX")
+    ]
+    named = [line for line in lines if _ERROR.match(line)]
+    named = [line for line in named if "CalledProcessError" not in line]
+    return (named or lines or ["nothing was said"])[-1].strip()[:300]
 
 
 def command_line(script: Path, out: Path, *flags: str) -> list[str]:

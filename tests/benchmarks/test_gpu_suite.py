@@ -67,6 +67,44 @@ def test_a_stage_that_fails_is_said_and_the_others_are_measured(tmp_path):
     assert quick.state == DONE and list(quick.tables) == ["first", "second"]
 
 
+# What JAX says of a failed program, and a script of this project before that.
+FAILED = """\
+Traceback (most recent call last):
+  File "stage.py", line 2, in <module>
+    raise ValueError("as code has it")
+{error}
+More of what is wrong.
+--------------------
+For simplicity, JAX has removed its internal frames from the traceback of the \
+following exception. Set JAX_TRACEBACK_FILTERING=off to include these.
+"""
+OUT_OF_MEMORY = "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory"
+CALLED = "subprocess.CalledProcessError: Command '['python']' returned 1."
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (FAILED.format(error=OUT_OF_MEMORY), OUT_OF_MEMORY),
+        (
+            f"error: a run needs 90 GiB\nTraceback:\n{CALLED}",
+            "error: a run needs 90 GiB",
+        ),
+        (f"Aborted\n{CALLED}\n", CALLED),
+        ("F0000 Check failed: ok\n\n", "F0000 Check failed: ok"),
+        ("\n", "nothing was said"),
+    ],
+)
+def test_the_line_that_names_the_error_is_the_reason(said, reason):
+    assert suite.reason(said) == reason
+
+
+def test_a_stage_shows_the_whole_traceback(tmp_path):
+    script = "import os; raise SystemExit(os.environ['JAX_TRACEBACK_FILTERING'])"
+    failing = [sys.executable, "-c", script]
+    assert suite._attempt(tmp_path, STAGES[0], failing, 60.0).state == "failed: off"
+
+
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_what_was_tried_least_comes_first(tmp_path):
     suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {"first": {"figure": 7.0}}))
