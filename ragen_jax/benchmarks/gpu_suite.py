@@ -1,14 +1,16 @@
 """The suite of measurements, as launch/benchmark.py offers it."""
 
+import contextlib
 import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ragen_jax.benchmarks import stages, suite
 from ragen_jax.errors import UserError
+from ragen_jax.utils import endings, folder_lock
 
 _SPARE = 60  # seconds that a stage has after its limit to be ended in
 
@@ -34,7 +36,8 @@ def run_suite(
       show: is given a stage's tables as they are measured.
 
     Raises:
-      UserError: if there is no such stage, no folder is given, or no GPU is here.
+      UserError: if there is no such stage, no folder is given, another suite or stage
+        uses it, or no GPU is here.
     """
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
@@ -44,14 +47,46 @@ def run_suite(
         chosen = suite.find(known, stage)
         folder.mkdir(parents=True, exist_ok=True)
         signal.alarm(limit + _SPARE)  # Whatever becomes of the suite's process.
-        suite.measure(folder, chosen, stages.measure(chosen, sizes, folder), show)
+        if chosen.kind in stages.STARTS_RUNS:
+            _raise_instead()
+        measured = stages.measure(chosen, sizes, folder)
+        with _measuring(folder), contextlib.closing(measured) as tables:
+            suite.measure(folder, chosen, tables, show)
         return
     if not is_small:
         _check_gpu()
     flags = (f"--smoke={is_small}", f"--stage_seconds={limit}")
     command = suite.command_line(script, folder, *flags)
-    suite.run(folder, known, command, limit, _status, total or math.inf)
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock.held(folder, "runs the suite", flag="--out"):
+        with _measuring(folder):
+            pass  # No stage has outlived its suite: it would have the GPU's memory.
+        endings.raise_instead()  # The stage that runs is ended first.
+        suite.run(folder, known, command, limit, _status, total or math.inf)
     _status(f"report: {folder / 'report.md'}")
+
+
+def _raise_instead() -> None:
+    """Lets signals raise, that of the alarm too: what the stage started ends first.
+
+    For a stage that waits for other processes. A computation on a device would not be
+    interrupted.
+    """
+    endings.raise_instead()
+    signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
+
+
+@contextlib.contextmanager
+def _measuring(folder: Path) -> Iterator[None]:
+    """Within it no other process measures a stage there.
+
+    Raises:
+      UserError: naming the process that does.
+    """
+    own = folder / ".stage"
+    own.mkdir(exist_ok=True)
+    with folder_lock.held(own, "measures a stage", flag="--out"):
+        yield
 
 
 def _check_gpu() -> None:

@@ -14,14 +14,12 @@ from pathlib import Path
 
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
+from ragen_jax.benchmarks import training_runs
 from ragen_jax.benchmarks.suite import Stage, read
 from ragen_jax.errors import UserError
-from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
 
-_ROOT = Path(__file__).parents[2]
-_LOOK_EVERY = 5.0  # seconds between two looks at what a run has measured
-_FROZENLAKE = str(_ROOT / "configs" / "frozenlake.py")
+_FROZENLAKE = str(Path(__file__).parents[2] / "configs" / "frozenlake.py")
 
 Tables = Iterator[tuple[str, dict]]
 
@@ -262,43 +260,11 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 # Training runs -----------------------------------------------------------------------
 
 
-def _training(folder: Path, *arguments: str) -> Iterator[list[dict]]:
-    """The iterations of a training run in a new folder, anew when there are more.
-
-    Raises:
-      CalledProcessError: if the run fails.
-    """
-    command = [sys.executable, str(_ROOT / "launch" / "train.py"), *arguments]
-    process = subprocess.Popen([*command, f"--workdir={folder}"])
-    known = 0
-    try:
-        while process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_EVERY)
-            # Besides, the test before and after training has a line of its own.
-            records = [r for r in metrics.read(folder) if "train/success" in r]
-            if len(records) > known:
-                known = len(records)
-                yield records
-    finally:
-        if process.poll() is None:  # Nobody wants to know more.
-            process.terminate()
-            process.wait()
-    if process.returncode or not known:
-        raise subprocess.CalledProcessError(process.returncode or 1, command)
-
-
-def _trained(folder: Path, *arguments: str) -> list[dict]:
-    """The same when it has ended."""
-    *_, records = _training(folder, *arguments)
-    return records
-
-
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     with _new_folder(out, stage) as folder:
-        records = _trained(folder / "run", f"--config={_FROZENLAKE}:smoke")
+        records = training_runs.train(folder / "run", f"--config={_FROZENLAKE}:smoke")
         yield "training", {"iterations": len(records)} | _last(records)
-        script = str(_ROOT / "launch" / "evaluate.py")
+        script = str(training_runs.SCRIPTS / "evaluate.py")
         command = [sys.executable, script, f"--checkpoint={folder / 'run'}"]
         subprocess.run([*command, "--prompts=16", "--show=1"], check=True)
         yield "evaluation", {"state": "ended well"}
@@ -310,7 +276,7 @@ def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config.iterations={sizes.default_iterations}",
     )
     with _new_folder(out, stage) as folder:
-        for records in _training(folder / "run", *arguments):
+        for records in training_runs.follow(folder / "run", *arguments):
             yield from _learned(records)
 
 
@@ -346,9 +312,9 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config.iterations={sizes.repeated_iterations}",
     )
     with _new_folder(out, stage) as folder:
-        one = _trained(folder / "a", *arguments)
+        one = training_runs.train(folder / "a", *arguments)
         yield "the first run", {"iterations": len(one)} | _last(one)
-        other = _trained(folder / "b", *arguments)
+        other = training_runs.train(folder / "b", *arguments)
     differing = sorted(
         name
         for first, second in zip(one, other, strict=True)
@@ -395,3 +361,4 @@ MEASURE: dict[str, Callable[[Sizes, Path, Stage], Tables]] = {
     "learns": _learns,
     "twice": _twice,
 }
+STARTS_RUNS = frozenset({"smoke_run", "learns", "twice"})  # of the kinds in MEASURE

@@ -1,7 +1,9 @@
 """The suite of measurements: every stage in small, time-outs, and going on."""
 
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ import pytest
 from helpers import runs
 from helpers.paths import ROOT
 
-from ragen_jax.benchmarks import gpu_suite, stages, suite
+from ragen_jax.benchmarks import gpu_suite, stages, suite, training_runs
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
 from ragen_jax.planning import target
@@ -157,6 +159,88 @@ def test_with_a_stage_ends_what_it_has_started(monkeypatch):
     process.stdout.close()
 
 
+# launch/benchmark.py in small, whose stages write their number down and wait.
+LAUNCHED = """\
+import os, sys, time
+from pathlib import Path
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.benchmarks import gpu_suite
+out = Path(__file__).parent / "out"
+if "--stage=device" in sys.argv:
+    (out / "number").write_text(str(os.getpid()))
+    os.rename(out / "number", out / "stage")
+    time.sleep(60)
+gpu_suite.run_suite(Path(__file__), str(out), None, True, 60, 0, print)
+"""
+# A stage's process that trains, in place of launch/benchmark.py --stage=default_run.
+TRAINS = """\
+import sys
+from pathlib import Path
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.benchmarks import gpu_suite, training_runs
+training_runs.SCRIPTS = Path(__file__).parent / "launch"
+out = str(Path(__file__).parent / "out")
+gpu_suite.run_suite(Path(__file__), out, "default_run", True, 60, 0, print)
+"""
+WAITS = """\
+import os, pathlib, time
+out = pathlib.Path(__file__).parents[1] / "out"
+(out / "number").write_text(str(os.getpid()))
+os.rename(out / "number", out / "stage")
+time.sleep(60)
+"""
+
+
+def started(folder: Path, script: str) -> tuple[subprocess.Popen, int]:
+    """The process of a script, and the number of what it has started."""
+    (folder / "script.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(folder / "script.py")], stderr=subprocess.DEVNULL
+    )
+    while not (folder / "out" / "stage").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process, int((folder / "out" / "stage").read_text())
+
+
+def is_there(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_the_suite_ends_its_stage(tmp_path, number):
+    process, stage = started(tmp_path, LAUNCHED)
+    with pytest.raises(UserError, match="runs the suite there; .* another --out"):
+        gpu_suite.run_suite(Path("x"), str(tmp_path / "out"), None, True, 1, 0, print)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert not is_there(stage)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM])
+def test_with_a_stage_that_trains_ends_its_run(tmp_path, number):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "train.py").write_text(WAITS)
+    process, training = started(tmp_path, TRAINS)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert not is_there(training)
+
+
+def test_a_stage_that_outlived_its_suite_keeps_the_next_from_beginning(tmp_path):
+    with (
+        gpu_suite._measuring(tmp_path),
+        pytest.raises(UserError, match="measures a stage there; .* another --out"),
+    ):
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, True, 1, 0, print)
+
+
 def test_the_report_puts_what_was_measured_beside_the_forecast():
     chosen = (
         Stage("replies_50", "?", "iterations"),
@@ -216,8 +300,8 @@ with (folder / "metrics.jsonl").open("w") as file:
 def training(tmp_path, monkeypatch):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "train.py").write_text(TRAINING)
-    monkeypatch.setattr(stages, "_ROOT", tmp_path)
-    monkeypatch.setattr(stages, "_LOOK_EVERY", 0.2)
+    monkeypatch.setattr(training_runs, "SCRIPTS", tmp_path / "launch")
+    monkeypatch.setattr(training_runs, "_LOOK_EVERY", 0.2)
     return tmp_path
 
 
