@@ -101,10 +101,11 @@ def _check_gpu() -> None:
     )
     found = (asked.stdout.split() or ["none"])[-1]
     if found != "gpu":
+        said = f" ({suite.reason(asked.stderr)})" if asked.stderr.strip() else ""
         raise UserError(
-            f"--suite=gpu measures a GPU, and JAX's backend here is {found}: install"
-            " jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for sizes"
-            " that a CPU can take"
+            f"--suite=gpu measures a GPU, and JAX's backend here is {found}{said}:"
+            " install jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for"
+            " sizes that a CPU can take"
         )
 
 

@@ -280,6 +280,15 @@ def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_jax_said_is_in_the_refusal(tmp_path, monkeypatch):
+    said = "Traceback:\nRuntimeError: the driver is older than CUDA\n"
+    asked = subprocess.CompletedProcess([], 1, stdout="", stderr=said)
+    monkeypatch.setattr(gpu_suite.subprocess, "run", lambda *_, **__: asked)
+    reason = r"is none \(RuntimeError: the driver is older than CUDA\): install"
+    with pytest.raises(UserError, match=reason):
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, 0, print)
+
+
 # A training run in place of launch/train.py: 3 iterations, the test's own line.
 TRAINING = """\
 import json, pathlib, sys, time
