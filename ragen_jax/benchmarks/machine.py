@@ -67,8 +67,8 @@ def measure(
     yield "model", {"weights": model, "computation": str(run.model.dtype)}
     yield "env", _env_figures(run.tasks[0].env)
     if request.iterations:
-        *_, figures = iteration_figures(run, request.iterations, best)
-        yield "iteration", figures
+        # The last of each title.
+        yield from dict(iteration_figures(run, request.iterations, best)).items()
     yield from _conversations(run, request, best, scratch)
 
 
@@ -95,11 +95,12 @@ def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
 
 def iteration_figures(
     run: Run, iterations: int, best: DeviceLimits
-) -> Iterator[dict[str, float]]:
+) -> Iterator[tuple[str, dict[str, float]]]:
     """Medians over iterations, after one that compiles; anew after each of them.
 
     Before that, what is known already: the seconds of compiling ahead, then those of
-    the first iteration. A caller that is cut off has them.
+    the first iteration. A caller that is cut off has them; each has a title of its own,
+    so that those of a second attempt leave the medians of the first alone.
 
     Args:
       run: whose model's weights are there.
@@ -111,17 +112,18 @@ def iteration_figures(
     with device.counting() as compiled:
         made = programs_lib.make_programs(run)
         programs, _ = programs_lib.compile_ahead(run, made, {})
-        yield {"compiled before the first iteration, s": time.perf_counter() - started}
+        ahead = time.perf_counter() - started
+        yield "compiling", {"compiled before the first iteration, s": ahead}
         state, _, _ = starpo.iterate(run, programs, state)
     first = time.perf_counter() - started
-    yield _of_first(first, compiled)
+    yield "first iteration", _of_first(first, compiled)
     rows = []
     for index in range(iterations):
         print(f"\riteration {index + 1}/{iterations}", end="", flush=True)
         state, values, rollout = starpo.iterate(run, programs, state)
         rows.append(values | _work(run, rollout, values))
         print("\r", end="")
-        yield _medians(rows, first, compiled, best)
+        yield "iteration", _medians(rows, best)
 
 
 def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
@@ -134,12 +136,7 @@ def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
     }
 
 
-def _medians(
-    rows: list[dict[str, float]],
-    first: float,
-    compiled: device.Compilations,
-    best: DeviceLimits,
-) -> dict[str, float]:
+def _medians(rows: list[dict[str, float]], best: DeviceLimits) -> dict[str, float]:
     """For a table: of iterations timed so far, each a row."""
     # NaN: an iteration without an update has no gap.
     measured = {
@@ -152,7 +149,6 @@ def _medians(
     }
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
     return {
-        **_of_first(first, compiled),
         "iterations timed": len(rows),
         "iteration, s": statistics.median(seconds),
         "iteration, slowest, s": max(seconds),

@@ -211,8 +211,7 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         run = run_lib.prepare(settings)
         best = device.device_limits()
         # What is known after one is written should the next not end in time.
-        for figures in machine.iteration_figures(run, sizes.iterations, best):
-            yield "iteration", figures
+        yield from machine.iteration_figures(run, sizes.iterations, best)
 
 
 def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:

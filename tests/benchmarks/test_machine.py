@@ -47,9 +47,11 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     monkeypatch.setattr(machine, "_work", lambda *_: WORK)
     known = []
     with pytest.raises(TimeoutError):
-        for figures in machine.iteration_figures(None, 3, BEST):
-            known.append(figures)
-    compiled, first, *known = known
+        for found in machine.iteration_figures(None, 3, BEST):
+            known.append(found)
+    assert [title for title, _ in known[:2]] == ["compiling", "first iteration"]
+    assert {title for title, _ in known[2:]} == {"iteration"}
+    compiled, first, *known = [figures for _, figures in known]
     assert list(compiled) == ["compiled before the first iteration, s"]
     assert first["first iteration, s"] >= 0 and first["programs compiled"] == 0
     assert [figures["iterations timed"] for figures in known] == [1, 2]

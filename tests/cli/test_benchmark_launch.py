@@ -35,8 +35,10 @@ def test_every_phase_is_measured(measured):
             "copy, GB/s read and written",
             "read, GB/s",
         ),
+        "compiling": ("compiled before the first iteration, s",),
+        "first iteration": ("first iteration, s", "of it compiling, s"),
         "iteration": (
-            *("rollout, s", "update, s", "of it compiling, s", "peak memory, GiB"),
+            *("rollout, s", "update, s", "peak memory, GiB"),
             *("slot utilization", "rollout, share of reading"),
         ),
         "sampler, generating": (
