@@ -58,17 +58,20 @@ def measure(
         settings = with_shape(settings, request.shape, scratch / "shape")
     run = run_lib.prepare(settings)
     weights.check_weights(run.model)
-    best = device.device_limits()
     names = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
-    yield "device", {"devices": names, "jax": jax.__version__, **best.figures()}
+    yield "device", {"devices": names, "jax": jax.__version__}
     model = settings.model.path
     if request.shape:
         model = f"random weights in the shape of {request.shape}"
     yield "model", {"weights": model, "computation": str(run.model.dtype)}
     yield "env", _env_figures(run.tasks[0].env)
-    if request.iterations:
-        # The last of each title.
-        yield from dict(iteration_figures(run, request.iterations, best)).items()
+    phases = {}
+    if request.iterations:  # The last of each title.
+        phases = dict(iteration_figures(run, request.iterations))
+    best = device.device_limits()  # Their memory is not in the peak of the iterations.
+    yield "at best", best.figures()
+    for title, figures in phases.items():
+        yield title, with_shares(figures, best) if title == "iteration" else figures
     yield from _conversations(run, request, best, scratch)
 
 
@@ -94,7 +97,7 @@ def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
 
 
 def iteration_figures(
-    run: Run, iterations: int, best: DeviceLimits
+    run: Run, iterations: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Medians over iterations, after one that compiles; anew after each of them.
 
@@ -105,7 +108,6 @@ def iteration_figures(
     Args:
       run: whose model's weights are there.
       iterations: 1 at least.
-      best: what shares are taken of.
     """
     state = weights.new_state(run)
     started = time.perf_counter()
@@ -123,7 +125,7 @@ def iteration_figures(
         state, values, rollout = starpo.iterate(run, programs, state)
         rows.append(values | _work(run, rollout, values))
         print("\r", end="")
-        yield "iteration", _medians(rows, best)
+        yield "iteration", _medians(rows)
 
 
 def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
@@ -136,7 +138,7 @@ def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
     }
 
 
-def _medians(rows: list[dict[str, float]], best: DeviceLimits) -> dict[str, float]:
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
     """For a table: of iterations timed so far, each a row."""
     # NaN: an iteration without an update has no gap.
     measured = {
@@ -164,10 +166,23 @@ def _medians(rows: list[dict[str, float]], best: DeviceLimits) -> dict[str, floa
         "mean episode, turns": middle["rollout/turns"],
         "mean reply, tokens": middle["rollout/reply_tokens"],
         "update, row tokens/s": middle["update tokens/s"],
-        "update, model FLOP utilization": middle["update flop/s"] / best.matmul,
+        "update, model TFLOP/s": middle["update flop/s"] / 1e12,
         "rollout, GB/s in decoding": middle["decode bytes/s"] / 1e9,
-        "rollout, share of reading": middle["decode bytes/s"] / best.read,
         "peak memory, GiB": memory_plan.peak_memory(),
+    }
+
+
+def with_shares(figures: dict[str, float], best: DeviceLimits) -> dict[str, float]:
+    """The medians of iterations, and what share of the device's limits they reach.
+
+    The limits are measured afterwards: the most memory that a device has held counts
+    everything since the process began, and they take 5 GiB of a GPU's.
+    """
+    update = figures["update, model TFLOP/s"] * 1e12
+    decoding = figures["rollout, GB/s in decoding"] * 1e9
+    return figures | {
+        "update, model FLOP utilization": update / best.matmul,
+        "rollout, share of reading": decoding / best.read,
     }
 
 

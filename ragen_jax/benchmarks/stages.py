@@ -209,9 +209,10 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         folder = Path(scratch) / "shape"
         settings = machine.with_shape(settings, sizes.shape, folder)
         run = run_lib.prepare(settings)
-        best = device.device_limits()
         # What is known after one is written should the next not end in time.
-        yield from machine.iteration_figures(run, sizes.iterations, best)
+        for title, figures in machine.iteration_figures(run, sizes.iterations):
+            yield title, figures
+        yield title, machine.with_shares(figures, device.device_limits())
 
 
 def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:

@@ -47,7 +47,7 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     monkeypatch.setattr(machine, "_work", lambda *_: WORK)
     known = []
     with pytest.raises(TimeoutError):
-        for found in machine.iteration_figures(None, 3, BEST):
+        for found in machine.iteration_figures(None, 3):
             known.append(found)
     assert [title for title, _ in known[:2]] == ["compiling", "first iteration"]
     assert {title for title, _ in known[2:]} == {"iteration"}
@@ -56,6 +56,39 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     assert first["first iteration, s"] >= 0 and first["programs compiled"] == 0
     assert [figures["iterations timed"] for figures in known] == [1, 2]
     assert [figures["iteration, s"] for figures in known] == [5.0, 6.0]
+
+
+def test_the_ceilings_take_no_memory_before_the_iterations_peak_is_read(monkeypatch):
+    done = []
+    figures = {"update, model TFLOP/s": 5e-4, "rollout, GB/s in decoding": 0.25}
+    run = types.SimpleNamespace(
+        model=types.SimpleNamespace(dtype="float32"),
+        tasks=[types.SimpleNamespace(env=None)],
+    )
+
+    def iterate(*_):
+        done.append("iterations")
+        yield "iteration", figures
+
+    def limits():
+        done.append("ceilings")
+        return BEST
+
+    monkeypatch.setattr(machine.run_lib, "prepare", lambda _: run)
+    monkeypatch.setattr(machine.weights, "check_weights", lambda _: None)
+    monkeypatch.setattr(machine, "_env_figures", lambda _: {})
+    monkeypatch.setattr(machine, "_conversations", lambda *_: iter(()))
+    monkeypatch.setattr(machine, "iteration_figures", iterate)
+    monkeypatch.setattr(machine.device, "device_limits", limits)
+    settings = types.SimpleNamespace(model=types.SimpleNamespace(path="x"))
+    request = types.SimpleNamespace(shape=None, iterations=1)
+    found = dict(machine.measure(settings, request, None))
+    assert done == ["iterations", "ceilings"]
+    assert found["at best"]["read, GB/s"] == 1.0
+    assert found["iteration"] == figures | {
+        "update, model FLOP utilization": 0.5,
+        "rollout, share of reading": 0.25,
+    }
 
 
 def test_a_loop_of_rounds_does_every_round_on_what_the_last_one_made():
