@@ -1,6 +1,7 @@
 """The suite of measurements, as launch/benchmark.py offers it."""
 
 import contextlib
+import importlib.metadata
 import math
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from ragen_jax.benchmarks import stages, suite
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import facts
 from ragen_jax.utils import endings, folder_lock
 
 _SPARE = 60  # seconds that a stage has after its limit to be ended in
@@ -53,8 +55,7 @@ def run_suite(
         with _measuring(folder), contextlib.closing(measured) as tables:
             suite.measure(folder, chosen, tables, show)
         return
-    if not is_small:
-        _check_gpu()
+    device = _device(is_small)
     flags = (f"--smoke={is_small}", f"--stage_seconds={limit}")
     command = suite.command_line(script, folder, *flags)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,8 @@ def run_suite(
         with _measuring(folder):
             pass  # No stage has outlived its suite: it would have the GPU's memory.
         endings.raise_instead()  # The stage that runs is ended first.
-        suite.run(folder, known, command, limit, _status, total or math.inf)
+        made_with = _made_with(sizes, device)
+        suite.run(folder, known, command, limit, made_with, _status, total or math.inf)
     _status(f"report: {folder / 'report.md'}")
 
 
@@ -89,24 +91,45 @@ def _measuring(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check_gpu() -> None:
-    """Refuses a machine without a GPU, on which the suite would take days.
+def _made_with(sizes: stages.Sizes, device: str) -> dict[str, str]:
+    """What makes two results figures of the same thing."""
+    return {
+        "device": device,
+        "sizes": repr(sizes),
+        "jax": importlib.metadata.version("jax"),
+        "code": facts.code_version(),
+    }
+
+
+def _device(is_small: bool) -> str:
+    """The devices of this machine, in words.
 
     JAX falls back to the CPU silently where its GPU's plugin or driver is missing. It
     is asked in a process of its own: this one would keep the GPU's memory to itself.
+
+    Args:
+      is_small: a machine without a GPU will do. Else the suite would take it days.
+
+    Raises:
+      UserError: if it will not.
     """
-    script = "import jax; print(jax.default_backend())"
+    script = (
+        "import jax; d = jax.devices();"
+        " print(jax.default_backend(), len(d), 'x', d[0].device_kind)"
+    )
     asked = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    found = (asked.stdout.split() or ["none"])[-1]
-    if found != "gpu":
+    found = (asked.stdout.splitlines() or ["none none"])[-1]
+    backend, _, device = found.partition(" ")
+    if backend != "gpu" and not is_small:
         said = f" ({suite.reason(asked.stderr)})" if asked.stderr.strip() else ""
         raise UserError(
-            f"--suite=gpu measures a GPU, and JAX's backend here is {found}{said}:"
+            f"--suite=gpu measures a GPU, and JAX's backend here is {backend}{said}:"
             " install jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for"
             " sizes that a CPU can take"
         )
+    return device
 
 
 def _status(line: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from helpers import runs
 from helpers.paths import ROOT
@@ -37,10 +38,13 @@ suite.measure(out, suite.Stage(name, "?", "none"), tables(), lambda *_: None)
 """
 
 
+HERE = {"device": "1 x cpu", "jax": "0.10.2"}  # what results are made with
+
+
 def run(out: Path, chosen, limit: float = 20.0) -> tuple[list[Result], list[str]]:
     lines: list[str] = []
     command = [sys.executable, "-c", SCRIPT, str(out)]
-    return suite.run(out, chosen, command, limit, lines.append), lines
+    return suite.run(out, chosen, command, limit, HERE, lines.append), lines
 
 
 @pytest.mark.slow
@@ -57,7 +61,7 @@ def test_a_stage_that_is_stuck_is_ended_and_what_it_has_measured_is_kept(tmp_pat
 def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
     lines: list[str] = []
     command = [sys.executable, "-c", "raise SystemExit('it has begun')"]
-    suite.run(tmp_path, STAGES, command, 20.0, lines.append, total=70.0)
+    suite.run(tmp_path, STAGES, command, 20.0, HERE, lines.append, total=70.0)
     assert lines == ["quick and the rest: no time left; start the suite again"]
     assert "## stuck: ?\n\nnot begun\n" in (tmp_path / "report.md").read_text()
 
@@ -104,34 +108,63 @@ def test_the_line_that_names_the_error_is_the_reason(said, reason):
 def test_a_stage_shows_the_whole_traceback(tmp_path):
     script = "import os; raise SystemExit(os.environ['JAX_TRACEBACK_FILTERING'])"
     failing = [sys.executable, "-c", script]
-    assert suite._attempt(tmp_path, STAGES[0], failing, 60.0).state == "failed: off"
+    assert (
+        suite._attempt(tmp_path, STAGES[0], failing, 60.0, HERE).state == "failed: off"
+    )
 
 
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_what_was_tried_least_comes_first(tmp_path):
-    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {"first": {"figure": 7.0}}))
+    known = {"first": {"figure": 7.0}}
+    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, known, HERE))
     # Cut off while it ran: it counts as tried, and waits behind one that was not.
-    suite.write(tmp_path, Result("broken", suite.RUNNING, 1))
+    suite.write(tmp_path, Result("broken", suite.RUNNING, 1, made_with=HERE))
     chosen = (*STAGES[:1], Stage("broken", "?", "none"), Stage("other", "?", "none"))
     found, lines = run(tmp_path, chosen)
     order = [line.split(":")[0] for line in lines if line.endswith("...")]
     assert order == ["other", "broken"]
-    assert found[0].tables == {"first": {"figure": 7.0}}
+    assert found[0].tables == known
     assert [each.attempts for each in found] == [1, 2, 1]
 
 
 def test_an_attempt_that_measures_less_loses_nothing_of_the_one_before(tmp_path):
     stage = STAGES[0]
     known = {"first": {"figure": 1.0}, "second": {"figure": 2.0}}
-    suite.write(tmp_path, Result("quick", "ended after 8 s, its limit", 1, 8.0, known))
+    before = Result("quick", "ended after 8 s, its limit", 1, 8.0, known, HERE)
+    suite.write(tmp_path, before)
     failing = [sys.executable, "-c", "raise SystemExit('no such device')"]
-    found = suite._attempt(tmp_path, stage, failing, 60.0)
-    assert found.tables == known and found.attempts == 2
+    found = suite._attempt(tmp_path, stage, failing, 60.0, HERE)
+    assert found.tables == known and found.attempts == 2 and found.made_with == HERE
     assert found.state == "failed: no such device"
     again = [("first", {"figure": 3.0})]
     suite.measure(tmp_path, stage, again, lambda *_: None)
     tables = suite.read(tmp_path, "quick").tables
     assert tables == {"first": {"figure": 3.0}, "second": {"figure": 2.0}}
+
+
+def test_what_was_made_on_another_device_is_set_aside_and_measured_again(tmp_path):
+    there = HERE | {"device": "1 x NVIDIA H100 80GB HBM3"}
+    for made_with in (there, HERE):  # The first trial must not replace what was there.
+        suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {}, made_with))
+        lines: list[str] = []
+        command = [sys.executable, "-c", ""]
+        other = HERE if made_with is there else there
+        suite.run(tmp_path, STAGES[:1], command, 20.0, other, lines.append)
+        assert lines[0].startswith(
+            "measured before with another device, and again now:"
+        )
+        assert "quick: done before" not in lines
+        assert suite.read(tmp_path, "quick").made_with == other
+    kept = [suite.read(tmp_path / f"before_{number}", "quick") for number in (1, 2)]
+    assert [each.made_with for each in kept] == [there, HERE]
+
+
+def test_results_of_small_sizes_are_not_those_of_large_ones():
+    small, full = (
+        gpu_suite._made_with(x, "1 x gpu") for x in (stages.SMOKE, stages.FULL)
+    )
+    assert {key for key in full if full[key] != small[key]} == {"sizes"}
+    assert full["device"] == "1 x gpu" and full["jax"] == jax.__version__
 
 
 # A stage that has started a run, which does not end when it is asked to.
