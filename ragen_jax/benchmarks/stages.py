@@ -142,7 +142,7 @@ def _settings(sizes: Sizes, stage: Stage) -> Settings:
 def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     import jax
 
-    from ragen_jax.benchmarks import device
+    from ragen_jax.benchmarks import attention_forms, device
 
     found = jax.devices()
     yield (
@@ -154,31 +154,10 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             "jax": jax.__version__,
         },
     )
-    yield "cuDNN's attention", {"forward and backward": _tried_attention()}
+    # The attention last: what fails there may take the device along.
     yield "at best", device.device_limits().figures()
-
-
-def _tried_attention() -> str:
-    """Whether the attention of whole rows runs on this device, in a word or a line."""
-    import jax
-    import jax.numpy as jnp
-
-    from ragen_jax.models.attention import fused_attention
-    from ragen_jax.parallel import backend_choices
-
-    rows = jax.random.normal(jax.random.key(0), (2, 128, 2, 64), jnp.bfloat16)
-    if not backend_choices.has_cudnn_attention(rows.dtype, rows.shape[-1]):
-        return "not asked for on this device"
-
-    def loss(rows):
-        attended = fused_attention(rows, rows, rows, "cudnn")
-        return attended.astype(jnp.float32).sum()
-
-    try:
-        gradient = jax.jit(jax.grad(loss))(rows)
-    except Exception as error:  # Whatever it is, it is what this asks for.
-        return f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    return "works" if bool(jnp.isfinite(gradient).all()) else "not finite"
+    for outcomes in attention_forms.tried(sizes.context, sizes.heads):
+        yield "cuDNN's attention", outcomes
 
 
 def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
