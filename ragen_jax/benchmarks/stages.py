@@ -199,9 +199,13 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     seen = read(out, "device").tables.get("device", {})
     named = {devices.read(name).title: name for name in devices.names()}
-    name = named.get(seen.get("kind", ""), "h100")
-    on_cpu = seen.get("backend", "cpu") == "cpu"
-    count = 1 if on_cpu else int(seen.get("devices", 1))
+    name, count = "h100", 1  # Where the suite is tried, on a CPU.
+    if seen.get("backend", "cpu") != "cpu":
+        if seen["kind"] not in named:
+            missing = f"no description of {seen['kind']} in planning/device_data"
+            yield "forecast", {"state": f"unmeasured: {missing}"}
+            return
+        name, count = named[seen["kind"]], int(seen["devices"])
     try:
         chosen = target.make_target(name, count)
     except UserError as error:

@@ -417,6 +417,17 @@ def test_a_stage_measures_this_machine(tmp_path, stage, figures):
         assert tables["iteration"]["mean reply, tokens"] > 5
 
 
+@pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
+def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, kind):
+    found = {"device": {"kind": kind, "backend": "gpu", "devices": 1}}
+    suite.write(tmp_path, Result("device", DONE, 1, 5.0, found))
+    stage = suite.find(stages.stages(stages.SMOKE), "forecast_replies_6")
+    ((_, figures),) = stages.measure(stage, stages.SMOKE, tmp_path)
+    assert figures == {
+        "state": f"unmeasured: no description of {kind} in planning/device_data"
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not target.is_available(), reason="needs the plan-gpu extra")
 def test_a_stage_has_a_forecast_from_programs_compiled_for_a_gpu(tmp_path):
