@@ -288,16 +288,21 @@ def _learned(records: list[dict]) -> Tables:
 
 
 def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    """Two processes with `deterministic`, compared but for what is a time."""
+    """Two processes with `deterministic`, compared but for what is a time.
+
+    Each compiles for itself: of one program from the cache both would have the kernels
+    that XLA chose once by timing them.
+    """
     arguments = (
         f"--config={sizes.default}",
         "--config.deterministic=True",
         f"--config.iterations={sizes.repeated_iterations}",
     )
     with _new_folder(out, stage) as folder:
-        one = training_runs.train(folder / "a", *arguments)
+        caches = folder / "a.programs", folder / "b.programs"
+        one = training_runs.train(folder / "a", *arguments, programs=caches[0])
         yield "the first run", {"iterations": len(one)} | _last(one)
-        other = training_runs.train(folder / "b", *arguments)
+        other = training_runs.train(folder / "b", *arguments, programs=caches[1])
     differing = sorted(
         name
         for first, second in zip(one, other, strict=True)

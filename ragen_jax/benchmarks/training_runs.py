@@ -1,6 +1,7 @@
 """Training runs that a stage of the suite starts, each a process of its own."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ _LOOK_EVERY = 5.0  # seconds between two looks at what a run has measured
 _GRACE = 10.0  # seconds that a run has to save itself; the suite waits 15 for a stage
 
 
-def follow(folder: Path, *arguments: str) -> Iterator[list[dict]]:
+def follow(
+    folder: Path, *arguments: str, programs: Path | None = None
+) -> Iterator[list[dict]]:
     """The iterations of a training run in a new folder, anew when there are more.
 
     However the caller ends, the run ends with it.
@@ -21,12 +24,16 @@ def follow(folder: Path, *arguments: str) -> Iterator[list[dict]]:
     Args:
       folder: of the run.
       *arguments: of launch/train.py.
+      programs: a folder for its compiled programs; None: where all runs have them.
 
     Raises:
       CalledProcessError: if the run fails.
     """
     command = [sys.executable, str(SCRIPTS / "train.py"), *arguments]
-    process = subprocess.Popen([*command, f"--workdir={folder}"])
+    own = {"JAX_COMPILATION_CACHE_DIR": str(programs)} if programs else {}
+    process = subprocess.Popen(
+        [*command, f"--workdir={folder}"], env={**os.environ, **own}
+    )
     known = 0
     try:
         while process.returncode is None:
@@ -43,9 +50,9 @@ def follow(folder: Path, *arguments: str) -> Iterator[list[dict]]:
         raise subprocess.CalledProcessError(process.returncode or 1, command)
 
 
-def train(folder: Path, *arguments: str) -> list[dict]:
+def train(folder: Path, *arguments: str, programs: Path | None = None) -> list[dict]:
     """All iterations of such a run, once it has ended."""
-    *_, records = follow(folder, *arguments)
+    *_, records = follow(folder, *arguments, programs=programs)
     return records
 
 

@@ -359,6 +359,23 @@ def test_a_runs_iterations_are_measured_and_not_its_test(training):
     assert twice["two runs"]["figures that differ"] == 0
 
 
+def test_two_runs_that_are_compared_share_no_compiled_program(training):
+    folders = training / "folders"
+    script = f"""\
+import os
+with open({str(folders)!r}, "a") as file:
+    print(os.environ["JAX_COMPILATION_CACHE_DIR"], file=file)
+"""
+    (training / "launch" / "train.py").write_text(script + TRAINING)
+    list(stages._twice(stages.SMOKE, training, Stage("two", "?", "twice")))
+    one, other = folders.read_text().split()
+    # New ones, which go with the runs.
+    assert one != other
+    assert all(
+        Path(each).is_relative_to(training / "two.runs") for each in (one, other)
+    )
+
+
 def test_what_a_run_has_measured_is_known_before_it_ends(training):
     tables = stages._learns(stages.SMOKE, training, Stage("stuck", "?", "learns"))
     started = time.perf_counter()
