@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import models
 
-from ragen_jax.benchmarks import device, machine, sampler
+from ragen_jax.benchmarks import device, machine, sampler, stages, suite
 
 BEST = sampler.DeviceLimits(matmul=1e9, copy=2e9, read=1e9, dtype="float32")
 VALUES = {
@@ -89,6 +89,24 @@ def test_the_ceilings_take_no_memory_before_the_iterations_peak_is_read(monkeypa
         "update, model FLOP utilization": 0.5,
         "rollout, share of reading": 0.25,
     }
+
+
+def test_a_stage_adds_the_shares_of_the_limits_to_the_last_iterations(monkeypatch):
+    figures = {"update, model TFLOP/s": 5e-4, "rollout, GB/s in decoding": 0.25}
+    known = [("compiling", {}), ("iteration", {}), ("iteration", figures)]
+    for module, name, found in (
+        (stages.cli, "use_every_core", None),
+        (stages.cli, "start_jax", None),
+        (machine, "with_shape", None),
+        (machine.run_lib, "prepare", None),
+        (machine, "iteration_figures", known),
+        (device, "device_limits", BEST),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, found=found: found)
+    stage = suite.find(stages.stages(stages.SMOKE), "replies_6")
+    *before, last = stages.measure(stage, stages.SMOKE, None)
+    assert before == known
+    assert last == ("iteration", machine.with_shares(figures, BEST))
 
 
 def test_a_loop_of_rounds_does_every_round_on_what_the_last_one_made():
