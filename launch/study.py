@@ -26,7 +26,9 @@ from ragen_jax.studies.definition import SCALES
 _STUDY = flags.DEFINE_string("study", None, "File that defines get_study().")
 _FOLDER = flags.DEFINE_string("folder", "runs/studies", "Where runs train.")
 _PAGES = flags.DEFINE_string("pages", "docs/studies", "Where the page is written.")
-_JOBS = flags.DEFINE_integer("jobs", 2, "Runs side by side.", lower_bound=1)
+_JOBS = flags.DEFINE_integer(
+    "jobs", 2, "Runs side by side; no more than there are GPUs, if any.", lower_bound=1
+)
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of the study's own, as 0,1,2.")
 _ONLY = flags.DEFINE_string("only", "", "Regular expression of the arms to run.")
 _SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "tiny, smoke or paper.")

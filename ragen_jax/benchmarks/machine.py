@@ -58,17 +58,20 @@ def measure(
         settings = with_shape(settings, request.shape, scratch / "shape")
     run = run_lib.prepare(settings)
     weights.check_weights(run.model)
-    best = device.device_limits()
     names = f"{jax.devices()[0].device_kind} x {jax.device_count()}"
-    yield "device", {"devices": names, "jax": jax.__version__, **best.figures()}
+    yield "device", {"devices": names, "jax": jax.__version__}
     model = settings.model.path
     if request.shape:
         model = f"random weights in the shape of {request.shape}"
     yield "model", {"weights": model, "computation": str(run.model.dtype)}
     yield "env", _env_figures(run.tasks[0].env)
-    if request.iterations:
-        *_, figures = iteration_figures(run, request.iterations, best)
-        yield "iteration", figures
+    phases = {}
+    if request.iterations:  # The last of each title.
+        phases = dict(iteration_figures(run, request.iterations))
+    best = device.device_limits()  # Their memory is not in the peak of the iterations.
+    yield "at best", best.figures()
+    for title, figures in phases.items():
+        yield title, with_shares(figures, best) if title == "iteration" else figures
     yield from _conversations(run, request, best, scratch)
 
 
@@ -94,34 +97,35 @@ def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
 
 
 def iteration_figures(
-    run: Run, iterations: int, best: DeviceLimits
-) -> Iterator[dict[str, float]]:
+    run: Run, iterations: int
+) -> Iterator[tuple[str, dict[str, float]]]:
     """Medians over iterations, after one that compiles; anew after each of them.
 
     Before that, what is known already: the seconds of compiling ahead, then those of
-    the first iteration. A caller that is cut off has them.
+    the first iteration. A caller that is cut off has them; each has a title of its own,
+    so that those of a second attempt leave the medians of the first alone.
 
     Args:
       run: whose model's weights are there.
       iterations: 1 at least.
-      best: what shares are taken of.
     """
     state = weights.new_state(run)
     started = time.perf_counter()
     with device.counting() as compiled:
         made = programs_lib.make_programs(run)
         programs, _ = programs_lib.compile_ahead(run, made, {})
-        yield {"compiled before the first iteration, s": time.perf_counter() - started}
+        ahead = time.perf_counter() - started
+        yield "compiling", {"compiled before the first iteration, s": ahead}
         state, _, _ = starpo.iterate(run, programs, state)
     first = time.perf_counter() - started
-    yield _of_first(first, compiled)
+    yield "first iteration", _of_first(first, compiled)
     rows = []
     for index in range(iterations):
         print(f"\riteration {index + 1}/{iterations}", end="", flush=True)
         state, values, rollout = starpo.iterate(run, programs, state)
         rows.append(values | _work(run, rollout, values))
         print("\r", end="")
-        yield _medians(rows, first, compiled, best)
+        yield "iteration", _medians(rows)
 
 
 def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
@@ -134,12 +138,7 @@ def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
     }
 
 
-def _medians(
-    rows: list[dict[str, float]],
-    first: float,
-    compiled: device.Compilations,
-    best: DeviceLimits,
-) -> dict[str, float]:
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
     """For a table: of iterations timed so far, each a row."""
     # NaN: an iteration without an update has no gap.
     measured = {
@@ -152,7 +151,6 @@ def _medians(
     }
     seconds = [r["time/rollout_seconds"] + r["time/update_seconds"] for r in rows]
     return {
-        **_of_first(first, compiled),
         "iterations timed": len(rows),
         "iteration, s": statistics.median(seconds),
         "iteration, slowest, s": max(seconds),
@@ -168,10 +166,23 @@ def _medians(
         "mean episode, turns": middle["rollout/turns"],
         "mean reply, tokens": middle["rollout/reply_tokens"],
         "update, row tokens/s": middle["update tokens/s"],
-        "update, model FLOP utilization": middle["update flop/s"] / best.matmul,
+        "update, model TFLOP/s": middle["update flop/s"] / 1e12,
         "rollout, GB/s in decoding": middle["decode bytes/s"] / 1e9,
-        "rollout, share of reading": middle["decode bytes/s"] / best.read,
         "peak memory, GiB": memory_plan.peak_memory(),
+    }
+
+
+def with_shares(figures: dict[str, float], best: DeviceLimits) -> dict[str, float]:
+    """The medians of iterations, and what share of the device's limits they reach.
+
+    The limits are measured afterwards: the most memory that a device has held counts
+    everything since the process began, and they take 5 GiB of a GPU's.
+    """
+    update = figures["update, model TFLOP/s"] * 1e12
+    decoding = figures["rollout, GB/s in decoding"] * 1e9
+    return figures | {
+        "update, model FLOP utilization": update / best.matmul,
+        "rollout, share of reading": decoding / best.read,
     }
 
 

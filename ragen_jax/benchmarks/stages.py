@@ -14,14 +14,12 @@ from pathlib import Path
 
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
+from ragen_jax.benchmarks import training_runs
 from ragen_jax.benchmarks.suite import Stage, read
 from ragen_jax.errors import UserError
-from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
 
-_ROOT = Path(__file__).parents[2]
-_LOOK_EVERY = 5.0  # seconds between two looks at what a run has measured
-_FROZENLAKE = str(_ROOT / "configs" / "frozenlake.py")
+_FROZENLAKE = str(Path(__file__).parents[2] / "configs" / "frozenlake.py")
 
 Tables = Iterator[tuple[str, dict]]
 
@@ -144,7 +142,7 @@ def _settings(sizes: Sizes, stage: Stage) -> Settings:
 def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     import jax
 
-    from ragen_jax.benchmarks import device
+    from ragen_jax.benchmarks import attention_forms, device
 
     found = jax.devices()
     yield (
@@ -156,31 +154,10 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             "jax": jax.__version__,
         },
     )
-    yield "cuDNN's attention", {"forward and backward": _tried_attention()}
+    # The attention last: what fails there may take the device along.
     yield "at best", device.device_limits().figures()
-
-
-def _tried_attention() -> str:
-    """Whether the attention of whole rows runs on this device, in a word or a line."""
-    import jax
-    import jax.numpy as jnp
-
-    from ragen_jax.models.attention import fused_attention
-    from ragen_jax.parallel import backend_choices
-
-    rows = jax.random.normal(jax.random.key(0), (2, 128, 2, 64), jnp.bfloat16)
-    if not backend_choices.has_cudnn_attention(rows.dtype, rows.shape[-1]):
-        return "not asked for on this device"
-
-    def loss(rows):
-        attended = fused_attention(rows, rows, rows, "cudnn")
-        return attended.astype(jnp.float32).sum()
-
-    try:
-        gradient = jax.jit(jax.grad(loss))(rows)
-    except Exception as error:  # Whatever it is, it is what this asks for.
-        return f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    return "works" if bool(jnp.isfinite(gradient).all()) else "not finite"
+    for outcomes in attention_forms.tried(sizes.context, sizes.heads):
+        yield "cuDNN's attention", outcomes
 
 
 def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
@@ -211,10 +188,10 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         folder = Path(scratch) / "shape"
         settings = machine.with_shape(settings, sizes.shape, folder)
         run = run_lib.prepare(settings)
-        best = device.device_limits()
         # What is known after one is written should the next not end in time.
-        for figures in machine.iteration_figures(run, sizes.iterations, best):
-            yield "iteration", figures
+        for title, figures in machine.iteration_figures(run, sizes.iterations):
+            yield title, figures
+        yield title, machine.with_shares(figures, device.device_limits())
 
 
 def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
@@ -222,9 +199,13 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     seen = read(out, "device").tables.get("device", {})
     named = {devices.read(name).title: name for name in devices.names()}
-    name = named.get(seen.get("kind", ""), "h100")
-    on_cpu = seen.get("backend", "cpu") == "cpu"
-    count = 1 if on_cpu else int(seen.get("devices", 1))
+    name, count = "h100", 1  # Where the suite is tried, on a CPU.
+    if seen.get("backend", "cpu") != "cpu":
+        if seen["kind"] not in named:
+            missing = f"no description of {seen['kind']} in planning/device_data"
+            yield "forecast", {"state": f"unmeasured: {missing}"}
+            return
+        name, count = named[seen["kind"]], int(seen["devices"])
     try:
         chosen = target.make_target(name, count)
     except UserError as error:
@@ -262,43 +243,11 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 # Training runs -----------------------------------------------------------------------
 
 
-def _training(folder: Path, *arguments: str) -> Iterator[list[dict]]:
-    """The iterations of a training run in a new folder, anew when there are more.
-
-    Raises:
-      CalledProcessError: if the run fails.
-    """
-    command = [sys.executable, str(_ROOT / "launch" / "train.py"), *arguments]
-    process = subprocess.Popen([*command, f"--workdir={folder}"])
-    known = 0
-    try:
-        while process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_EVERY)
-            # Besides, the test before and after training has a line of its own.
-            records = [r for r in metrics.read(folder) if "train/success" in r]
-            if len(records) > known:
-                known = len(records)
-                yield records
-    finally:
-        if process.poll() is None:  # Nobody wants to know more.
-            process.terminate()
-            process.wait()
-    if process.returncode or not known:
-        raise subprocess.CalledProcessError(process.returncode or 1, command)
-
-
-def _trained(folder: Path, *arguments: str) -> list[dict]:
-    """The same when it has ended."""
-    *_, records = _training(folder, *arguments)
-    return records
-
-
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     with _new_folder(out, stage) as folder:
-        records = _trained(folder / "run", f"--config={_FROZENLAKE}:smoke")
+        records = training_runs.train(folder / "run", f"--config={_FROZENLAKE}:smoke")
         yield "training", {"iterations": len(records)} | _last(records)
-        script = str(_ROOT / "launch" / "evaluate.py")
+        script = str(training_runs.SCRIPTS / "evaluate.py")
         command = [sys.executable, script, f"--checkpoint={folder / 'run'}"]
         subprocess.run([*command, "--prompts=16", "--show=1"], check=True)
         yield "evaluation", {"state": "ended well"}
@@ -310,7 +259,7 @@ def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config.iterations={sizes.default_iterations}",
     )
     with _new_folder(out, stage) as folder:
-        for records in _training(folder / "run", *arguments):
+        for records in training_runs.follow(folder / "run", *arguments):
             yield from _learned(records)
 
 
@@ -339,16 +288,21 @@ def _learned(records: list[dict]) -> Tables:
 
 
 def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    """Two processes with `deterministic`, compared but for what is a time."""
+    """Two processes with `deterministic`, compared but for what is a time.
+
+    Each compiles for itself: of one program from the cache both would have the kernels
+    that XLA chose once by timing them.
+    """
     arguments = (
         f"--config={sizes.default}",
         "--config.deterministic=True",
         f"--config.iterations={sizes.repeated_iterations}",
     )
     with _new_folder(out, stage) as folder:
-        one = _trained(folder / "a", *arguments)
+        caches = folder / "a.programs", folder / "b.programs"
+        one = training_runs.train(folder / "a", *arguments, programs=caches[0])
         yield "the first run", {"iterations": len(one)} | _last(one)
-        other = _trained(folder / "b", *arguments)
+        other = training_runs.train(folder / "b", *arguments, programs=caches[1])
     differing = sorted(
         name
         for first, second in zip(one, other, strict=True)
@@ -395,3 +349,4 @@ MEASURE: dict[str, Callable[[Sizes, Path, Stage], Tables]] = {
     "learns": _learns,
     "twice": _twice,
 }
+STARTS_RUNS = frozenset({"smoke_run", "learns", "twice"})  # of the kinds in MEASURE

@@ -8,14 +8,16 @@ stage said OUT/STAGE.log, and what is known so far as a table OUT/report.md.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from ragen_jax.utils import atomic_files
 DONE, RUNNING = "done", "running"  # Other states are sentences.
 _GRACE = 15  # seconds from a request to end to the end
 _LEAST = 60.0  # seconds: with less than that left no stage begins
+# How the line begins that names an error, Python's or one of this project's scripts.
+_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Result:
     attempts: int = 0
     seconds: float = 0.0  # of the last attempt
     tables: dict[str, dict] = dataclasses.field(default_factory=dict)
+    # Device, sizes, versions: what another result must have in common with this one.
+    made_with: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read(out: Path, name: str) -> Result:
@@ -90,21 +96,26 @@ def run(
     stages: Sequence[Stage],
     command: Sequence[str],
     limit: float,
+    made_with: Mapping[str, str],
     status: Callable[[str], None],
     total: float = math.inf,
 ) -> list[Result]:
     """All stages that are not done, those that were tried least often first.
+
+    What was measured with other things than these is put into a folder OUT/before_N.
 
     Args:
       out: a folder, made if it is not there. Its report.md is written after each stage.
       stages: of the suite.
       command: of a process that measures one stage, without --stage=NAME.
       limit: seconds of a stage.
+      made_with: what stages are measured with now, by name.
       status: is given a line before and after each.
       total: seconds of all; a stage has no more than what is left of them.
     """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + total
+    _set_aside(out, stages, made_with, status)
     # A stage that never ends in time does not keep the others waiting.
     for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
         result = read(out, stage.name)
@@ -117,10 +128,37 @@ def run(
             break
         status(f"{stage.name}: {stage.answers} ...")
         own = [*command, f"--stage={stage.name}"]
-        result = _attempt(out, stage, own, min(limit, left))
+        result = _attempt(out, stage, own, min(limit, left), made_with)
         status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
         _write_report(out, stages)
     return _write_report(out, stages)
+
+
+def _set_aside(
+    out: Path,
+    stages: Sequence[Stage],
+    made_with: Mapping[str, str],
+    status: Callable[[str], None],
+) -> None:
+    """Moves results that were made with other things out of the way."""
+    others: set[str] = set()
+    names = []
+    for stage in stages:
+        was = read(out, stage.name).made_with
+        if (out / f"{stage.name}.json").exists() and was != made_with:
+            others |= {key for key in made_with if was.get(key) != made_with[key]}
+            names.append(stage.name)
+    if not names:
+        return
+    numbers = itertools.count(1)
+    folder = next(f for n in numbers if not (f := out / f"before_{n}").exists())
+    folder.mkdir()
+    for name in names:
+        (out / f"{name}.json").rename(folder / f"{name}.json")
+    status(
+        f"measured before with another {', '.join(sorted(others))}, and again now:"
+        f" {', '.join(names)} (what it was is in {folder})"
+    )
 
 
 def _write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
@@ -131,12 +169,23 @@ def _write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
     return results
 
 
-def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> Result:
+def _attempt(
+    out: Path,
+    stage: Stage,
+    command: Sequence[str],
+    limit: float,
+    made_with: Mapping[str, str],
+) -> Result:
     before = read(out, stage.name)
     # Counted before it starts: what kills the suite may be this stage.
     attempts = before.attempts + 1
-    write(out, Result(stage.name, attempts=attempts, tables=before.tables))
-    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    begun = Result(stage.name, attempts=attempts, tables=before.tables)
+    write(out, dataclasses.replace(begun, made_with=dict(made_with)))
+    environment = dict(
+        os.environ,
+        PYTHONUNBUFFERED="1",
+        JAX_TRACEBACK_FILTERING="off",  # A note on hidden frames would end the log.
+    )
     if stage.on_cpu:
         environment["JAX_PLATFORMS"] = "cpu"
     started = time.perf_counter()
@@ -160,7 +209,8 @@ def _attempt(out: Path, stage: Stage, command: Sequence[str], limit: float) -> R
     if code is None:
         result.state = f"ended after {limit:.0f} s, its limit"
     elif code:
-        result.state = f"failed: {_last_line(out / f'{stage.name}.log')}"
+        said = (out / f"{stage.name}.log").read_text(errors="replace")
+        result.state = f"failed: {reason(said)}"
     write(out, result)
     return result
 
@@ -187,9 +237,21 @@ def _is_left(group: int) -> bool:
     return True
 
 
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "nothing was said")[:300]
+def reason(said: str) -> str:
+    """The line of a failed process's output that says best why it failed.
+
+    The last one that names an error, or else the last one. That a process which this
+    one had called failed too (CalledProcessError) says less than what that one said.
+    """
+    lines = [line.rstrip() for line in said.splitlines()]
+    lines = [
+        line
+        for line in lines
+        if line.strip(" -") and not line.startswith("For simplicity, JAX")
+    ]
+    named = [line for line in lines if _ERROR.match(line)]
+    named = [line for line in named if "CalledProcessError" not in line]
+    return (named or lines or ["nothing was said"])[-1].strip()[:300]
 
 
 def command_line(script: Path, out: Path, *flags: str) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
-from ragen_jax.studies import measures
+from ragen_jax.studies import gpus, measures
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import folder_lock
 
@@ -35,6 +35,7 @@ class _Running:
     workdir: Path
     process: subprocess.Popen
     core: int | None
+    gpus: str | None
     started: float
     steps: int  # that were missing when it started
 
@@ -128,7 +129,8 @@ def run_missing(
     Args:
       runs: of one study, the next first.
       folder: of the study's workdirs.
-      jobs: processes side by side.
+      jobs: processes side by side; on GPUs each has as many of its own as the others,
+        and there are no more than GPUs.
       train: launch/train.py.
       console: where progress is shown.
       retry_failed: run those again that failed before.
@@ -141,11 +143,17 @@ def run_missing(
     states |= {run: MISSING for run in queue}
     done = list(states.values()).count(FINISHED)
     console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
+    jobs, shares = _share_gpus(min(jobs, len(states)), console) if queue else (jobs, [])
     with contextlib.ExitStack() as claims:
         cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
         environment = {"JAX_NUM_CPU_DEVICES": "1"} if one_core else {}
         start = functools.partial(
-            _start, folder=folder, train=train, cores=cores, environment=environment
+            _start,
+            folder=folder,
+            train=train,
+            cores=cores,
+            shares=shares,
+            environment=environment,
         )
         _run_all(queue, states, jobs, start, console)
     return [run for run, state in states.items() if state == FAILED]
@@ -187,6 +195,21 @@ def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list({run.label: run for run in runs}.values())
 
 
+def _share_gpus(jobs: int, console: console_lib.Console) -> tuple[int, list[str]]:
+    """How many runs side by side, and what each sees of the GPUs if they are several.
+
+    A run takes most of a GPU's memory for itself: a second one would fail there.
+    """
+    found = gpus.found()
+    shares = gpus.shares(found, jobs)
+    if found and len(found) < jobs:
+        here = "1 GPU is" if len(found) == 1 else f"{len(found)} GPUs are"
+        most = "one run" if len(found) == 1 else f"{len(found)} runs"
+        console.line(f"{here} here: {most} at a time instead of {jobs}")
+    # One run alone sees all that its starter sees.
+    return len(shares) or jobs, shares if len(shares) > 1 else []
+
+
 def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
     """The first cores that no other runner of this user has; ours until `claims` ends.
 
@@ -217,11 +240,13 @@ def _start(
     folder: Path,
     train: Path,
     cores: Sequence[int],
+    shares: Sequence[str],
     environment: Mapping[str, str],
 ) -> _Running | str:
     """Starts the next step of a run; its state if it trains or was finished elsewhere.
 
-    It is bound to the first core that no running one has, if there is one.
+    It is bound to the first core that no running one has, if there is one, and sees the
+    first share of the GPUs that none has, if they are shared.
     """
     workdir = workdir_of(folder, run)
     steps = _missing_steps(workdir, run, train)
@@ -231,20 +256,22 @@ def _start(
     (workdir / _FAILURE).unlink(missing_ok=True)
     if steps[0][0] == str(train):
         (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
+    share = next((s for s in shares if s not in {item.gpus for item in running}), None)
+    own = {} if share is None else {gpus.VARIABLE: share}
     with open(workdir / _LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *steps[0]],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, **own},
             start_new_session=True,  # An interrupt of the terminal reaches only us.
         )
     taken = {item.core for item in running}
     core = next((core for core in cores if core not in taken), None)
     if core is not None:
         os.sched_setaffinity(process.pid, {core})
-    return _Running(run, workdir, process, core, time.monotonic(), len(steps))
+    return _Running(run, workdir, process, core, share, time.monotonic(), len(steps))
 
 
 def _say_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) -> str:

@@ -23,7 +23,7 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)  # by another process
 
 
 @contextlib.contextmanager
-def held(folder: Path, what: str) -> Iterator[bool]:
+def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
     """Within it no other process holds the folder; whether the system could lock it.
 
     The lock is `flock` on FILE in the folder. It is gone as soon as the process is, in
@@ -34,6 +34,7 @@ def held(folder: Path, what: str) -> Iterator[bool]:
     Args:
       folder: that exists.
       what: is done there; for the message to others.
+      flag: that named the folder; for the message of who comes second.
 
     Raises:
       UserError: naming the host and the process that hold it, or why nothing can be
@@ -49,7 +50,7 @@ def held(folder: Path, what: str) -> Iterator[bool]:
                 " on a disk with room"
             ) from error
         with file:
-            is_locked = _take(file, folder, what)
+            is_locked = _take(file, folder, what, flag)
             if not _is_still(path, file):  # Its last holder took it away just now.
                 continue
             try:
@@ -89,7 +90,7 @@ def _is_still(path: Path, file: IO[str]) -> bool:
     return False
 
 
-def _take(file: IO[str], folder: Path, what: str) -> bool:
+def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
     if fcntl is None:
         return False
     try:
@@ -100,8 +101,8 @@ def _take(file: IO[str], folder: Path, what: str) -> bool:
         if error.errno not in _TAKEN:
             raise
         raise UserError(
-            f"{folder} is in use: {_holder(file)}; wait for it, end it, or choose"
-            " another --workdir"
+            f"{folder} is in use: {_holder(file, what)}; wait for it, end it, or"
+            f" choose another {flag}"
         ) from None
     with contextlib.suppress(OSError):  # A full disk: the lock is held all the same.
         file.truncate(0)
@@ -111,11 +112,11 @@ def _take(file: IO[str], folder: Path, what: str) -> bool:
     return True
 
 
-def _holder(file: IO[str]) -> str:
-    """Who holds the lock, as it wrote itself down."""
+def _holder(file: IO[str], what: str) -> str:
+    """Who holds the lock, as it wrote itself down; it does `what` if it did not."""
     file.seek(0)
     try:
         own = json.loads(file.read(10_000))
         return f"process {own['process']} on host {own['host']} {own['what']} there"
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "another process trains there"
+        return f"another process {what} there"

@@ -1,17 +1,20 @@
 """The suite of measurements: every stage in small, time-outs, and going on."""
 
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from helpers import runs
 from helpers.paths import ROOT
 
-from ragen_jax.benchmarks import gpu_suite, stages, suite
+from ragen_jax.benchmarks import gpu_suite, stages, suite, training_runs
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
 from ragen_jax.planning import target
@@ -35,10 +38,13 @@ suite.measure(out, suite.Stage(name, "?", "none"), tables(), lambda *_: None)
 """
 
 
+HERE = {"device": "1 x cpu", "jax": "0.10.2"}  # what results are made with
+
+
 def run(out: Path, chosen, limit: float = 20.0) -> tuple[list[Result], list[str]]:
     lines: list[str] = []
     command = [sys.executable, "-c", SCRIPT, str(out)]
-    return suite.run(out, chosen, command, limit, lines.append), lines
+    return suite.run(out, chosen, command, limit, HERE, lines.append), lines
 
 
 @pytest.mark.slow
@@ -55,7 +61,7 @@ def test_a_stage_that_is_stuck_is_ended_and_what_it_has_measured_is_kept(tmp_pat
 def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
     lines: list[str] = []
     command = [sys.executable, "-c", "raise SystemExit('it has begun')"]
-    suite.run(tmp_path, STAGES, command, 20.0, lines.append, total=70.0)
+    suite.run(tmp_path, STAGES, command, 20.0, HERE, lines.append, total=70.0)
     assert lines == ["quick and the rest: no time left; start the suite again"]
     assert "## stuck: ?\n\nnot begun\n" in (tmp_path / "report.md").read_text()
 
@@ -67,31 +73,98 @@ def test_a_stage_that_fails_is_said_and_the_others_are_measured(tmp_path):
     assert quick.state == DONE and list(quick.tables) == ["first", "second"]
 
 
+# What JAX says of a failed program, and a script of this project before that.
+FAILED = """\
+Traceback (most recent call last):
+  File "stage.py", line 2, in <module>
+    raise ValueError("as code has it")
+{error}
+More of what is wrong.
+--------------------
+For simplicity, JAX has removed its internal frames from the traceback of the \
+following exception. Set JAX_TRACEBACK_FILTERING=off to include these.
+"""
+OUT_OF_MEMORY = "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory"
+CALLED = "subprocess.CalledProcessError: Command '['python']' returned 1."
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (FAILED.format(error=OUT_OF_MEMORY), OUT_OF_MEMORY),
+        (
+            f"error: a run needs 90 GiB\nTraceback:\n{CALLED}",
+            "error: a run needs 90 GiB",
+        ),
+        (f"Aborted\n{CALLED}\n", CALLED),
+        ("F0000 Check failed: ok\n\n", "F0000 Check failed: ok"),
+        ("\n", "nothing was said"),
+    ],
+)
+def test_the_line_that_names_the_error_is_the_reason(said, reason):
+    assert suite.reason(said) == reason
+
+
+def test_a_stage_shows_the_whole_traceback(tmp_path):
+    script = "import os; raise SystemExit(os.environ['JAX_TRACEBACK_FILTERING'])"
+    failing = [sys.executable, "-c", script]
+    assert (
+        suite._attempt(tmp_path, STAGES[0], failing, 60.0, HERE).state == "failed: off"
+    )
+
+
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_what_was_tried_least_comes_first(tmp_path):
-    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {"first": {"figure": 7.0}}))
+    known = {"first": {"figure": 7.0}}
+    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, known, HERE))
     # Cut off while it ran: it counts as tried, and waits behind one that was not.
-    suite.write(tmp_path, Result("broken", suite.RUNNING, 1))
+    suite.write(tmp_path, Result("broken", suite.RUNNING, 1, made_with=HERE))
     chosen = (*STAGES[:1], Stage("broken", "?", "none"), Stage("other", "?", "none"))
     found, lines = run(tmp_path, chosen)
     order = [line.split(":")[0] for line in lines if line.endswith("...")]
     assert order == ["other", "broken"]
-    assert found[0].tables == {"first": {"figure": 7.0}}
+    assert found[0].tables == known
     assert [each.attempts for each in found] == [1, 2, 1]
 
 
 def test_an_attempt_that_measures_less_loses_nothing_of_the_one_before(tmp_path):
     stage = STAGES[0]
     known = {"first": {"figure": 1.0}, "second": {"figure": 2.0}}
-    suite.write(tmp_path, Result("quick", "ended after 8 s, its limit", 1, 8.0, known))
+    before = Result("quick", "ended after 8 s, its limit", 1, 8.0, known, HERE)
+    suite.write(tmp_path, before)
     failing = [sys.executable, "-c", "raise SystemExit('no such device')"]
-    found = suite._attempt(tmp_path, stage, failing, 60.0)
-    assert found.tables == known and found.attempts == 2
+    found = suite._attempt(tmp_path, stage, failing, 60.0, HERE)
+    assert found.tables == known and found.attempts == 2 and found.made_with == HERE
     assert found.state == "failed: no such device"
     again = [("first", {"figure": 3.0})]
     suite.measure(tmp_path, stage, again, lambda *_: None)
     tables = suite.read(tmp_path, "quick").tables
     assert tables == {"first": {"figure": 3.0}, "second": {"figure": 2.0}}
+
+
+def test_what_was_made_on_another_device_is_set_aside_and_measured_again(tmp_path):
+    there = HERE | {"device": "1 x NVIDIA H100 80GB HBM3"}
+    for made_with in (there, HERE):  # The first trial must not replace what was there.
+        suite.write(tmp_path, Result("quick", DONE, 1, 5.0, {}, made_with))
+        lines: list[str] = []
+        command = [sys.executable, "-c", ""]
+        other = HERE if made_with is there else there
+        suite.run(tmp_path, STAGES[:1], command, 20.0, other, lines.append)
+        assert lines[0].startswith(
+            "measured before with another device, and again now:"
+        )
+        assert "quick: done before" not in lines
+        assert suite.read(tmp_path, "quick").made_with == other
+    kept = [suite.read(tmp_path / f"before_{number}", "quick") for number in (1, 2)]
+    assert [each.made_with for each in kept] == [there, HERE]
+
+
+def test_results_of_small_sizes_are_not_those_of_large_ones():
+    small, full = (
+        gpu_suite._made_with(x, "1 x gpu") for x in (stages.SMOKE, stages.FULL)
+    )
+    assert {key for key in full if full[key] != small[key]} == {"sizes"}
+    assert full["device"] == "1 x gpu" and full["jax"] == jax.__version__
 
 
 # A stage that has started a run, which does not end when it is asked to.
@@ -117,6 +190,88 @@ def test_with_a_stage_ends_what_it_has_started(monkeypatch):
     assert process.poll() is not None
     assert ended and process.stdout.read() == b""
     process.stdout.close()
+
+
+# launch/benchmark.py in small, whose stages write their number down and wait.
+LAUNCHED = """\
+import os, sys, time
+from pathlib import Path
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.benchmarks import gpu_suite
+out = Path(__file__).parent / "out"
+if "--stage=device" in sys.argv:
+    (out / "number").write_text(str(os.getpid()))
+    os.rename(out / "number", out / "stage")
+    time.sleep(60)
+gpu_suite.run_suite(Path(__file__), str(out), None, True, 60, 0, print)
+"""
+# A stage's process that trains, in place of launch/benchmark.py --stage=default_run.
+TRAINS = """\
+import sys
+from pathlib import Path
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.benchmarks import gpu_suite, training_runs
+training_runs.SCRIPTS = Path(__file__).parent / "launch"
+out = str(Path(__file__).parent / "out")
+gpu_suite.run_suite(Path(__file__), out, "default_run", True, 60, 0, print)
+"""
+WAITS = """\
+import os, pathlib, time
+out = pathlib.Path(__file__).parents[1] / "out"
+(out / "number").write_text(str(os.getpid()))
+os.rename(out / "number", out / "stage")
+time.sleep(60)
+"""
+
+
+def started(folder: Path, script: str) -> tuple[subprocess.Popen, int]:
+    """The process of a script, and the number of what it has started."""
+    (folder / "script.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(folder / "script.py")], stderr=subprocess.DEVNULL
+    )
+    while not (folder / "out" / "stage").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process, int((folder / "out" / "stage").read_text())
+
+
+def is_there(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_the_suite_ends_its_stage(tmp_path, number):
+    process, stage = started(tmp_path, LAUNCHED)
+    with pytest.raises(UserError, match="runs the suite there; .* another --out"):
+        gpu_suite.run_suite(Path("x"), str(tmp_path / "out"), None, True, 1, 0, print)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert not is_there(stage)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM])
+def test_with_a_stage_that_trains_ends_its_run(tmp_path, number):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "train.py").write_text(WAITS)
+    process, training = started(tmp_path, TRAINS)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert not is_there(training)
+
+
+def test_a_stage_that_outlived_its_suite_keeps_the_next_from_beginning(tmp_path):
+    with (
+        gpu_suite._measuring(tmp_path),
+        pytest.raises(UserError, match="measures a stage there; .* another --out"),
+    ):
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, True, 1, 0, print)
 
 
 def test_the_report_puts_what_was_measured_beside_the_forecast():
@@ -158,6 +313,15 @@ def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_jax_said_is_in_the_refusal(tmp_path, monkeypatch):
+    said = "Traceback:\nRuntimeError: the driver is older than CUDA\n"
+    asked = subprocess.CompletedProcess([], 1, stdout="", stderr=said)
+    monkeypatch.setattr(gpu_suite.subprocess, "run", lambda *_, **__: asked)
+    reason = r"is none \(RuntimeError: the driver is older than CUDA\): install"
+    with pytest.raises(UserError, match=reason):
+        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, 0, print)
+
+
 # A training run in place of launch/train.py: 3 iterations, the test's own line.
 TRAINING = """\
 import json, pathlib, sys, time
@@ -178,8 +342,8 @@ with (folder / "metrics.jsonl").open("w") as file:
 def training(tmp_path, monkeypatch):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "train.py").write_text(TRAINING)
-    monkeypatch.setattr(stages, "_ROOT", tmp_path)
-    monkeypatch.setattr(stages, "_LOOK_EVERY", 0.2)
+    monkeypatch.setattr(training_runs, "SCRIPTS", tmp_path / "launch")
+    monkeypatch.setattr(training_runs, "_LOOK_EVERY", 0.2)
     return tmp_path
 
 
@@ -193,6 +357,23 @@ def test_a_runs_iterations_are_measured_and_not_its_test(training):
     twice = dict(stages._twice(stages.SMOKE, training, Stage("two", "?", "twice")))
     assert twice["two runs"]["iterations"] == 3
     assert twice["two runs"]["figures that differ"] == 0
+
+
+def test_two_runs_that_are_compared_share_no_compiled_program(training):
+    folders = training / "folders"
+    script = f"""\
+import os
+with open({str(folders)!r}, "a") as file:
+    print(os.environ["JAX_COMPILATION_CACHE_DIR"], file=file)
+"""
+    (training / "launch" / "train.py").write_text(script + TRAINING)
+    list(stages._twice(stages.SMOKE, training, Stage("two", "?", "twice")))
+    one, other = folders.read_text().split()
+    # New ones, which go with the runs.
+    assert one != other
+    assert all(
+        Path(each).is_relative_to(training / "two.runs") for each in (one, other)
+    )
 
 
 def test_what_a_run_has_measured_is_known_before_it_ends(training):
@@ -251,6 +432,17 @@ def test_a_stage_measures_this_machine(tmp_path, stage, figures):
     if stage == "replies_6":
         # Random weights end no reply: each of its turns takes six passes and a chunk.
         assert tables["iteration"]["mean reply, tokens"] > 5
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
+def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, kind):
+    found = {"device": {"kind": kind, "backend": "gpu", "devices": 1}}
+    suite.write(tmp_path, Result("device", DONE, 1, 5.0, found))
+    stage = suite.find(stages.stages(stages.SMOKE), "forecast_replies_6")
+    ((_, figures),) = stages.measure(stage, stages.SMOKE, tmp_path)
+    assert figures == {
+        "state": f"unmeasured: no description of {kind} in planning/device_data"
+    }
 
 
 @pytest.mark.slow

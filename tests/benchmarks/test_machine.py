@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import models
 
-from ragen_jax.benchmarks import device, machine, sampler
+from ragen_jax.benchmarks import device, machine, sampler, stages, suite
 
 BEST = sampler.DeviceLimits(matmul=1e9, copy=2e9, read=1e9, dtype="float32")
 VALUES = {
@@ -47,13 +47,66 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     monkeypatch.setattr(machine, "_work", lambda *_: WORK)
     known = []
     with pytest.raises(TimeoutError):
-        for figures in machine.iteration_figures(None, 3, BEST):
-            known.append(figures)
-    compiled, first, *known = known
+        for found in machine.iteration_figures(None, 3):
+            known.append(found)
+    assert [title for title, _ in known[:2]] == ["compiling", "first iteration"]
+    assert {title for title, _ in known[2:]} == {"iteration"}
+    compiled, first, *known = [figures for _, figures in known]
     assert list(compiled) == ["compiled before the first iteration, s"]
     assert first["first iteration, s"] >= 0 and first["programs compiled"] == 0
     assert [figures["iterations timed"] for figures in known] == [1, 2]
     assert [figures["iteration, s"] for figures in known] == [5.0, 6.0]
+
+
+def test_the_ceilings_take_no_memory_before_the_iterations_peak_is_read(monkeypatch):
+    done = []
+    figures = {"update, model TFLOP/s": 5e-4, "rollout, GB/s in decoding": 0.25}
+    run = types.SimpleNamespace(
+        model=types.SimpleNamespace(dtype="float32"),
+        tasks=[types.SimpleNamespace(env=None)],
+    )
+
+    def iterate(*_):
+        done.append("iterations")
+        yield "iteration", figures
+
+    def limits():
+        done.append("ceilings")
+        return BEST
+
+    monkeypatch.setattr(machine.run_lib, "prepare", lambda _: run)
+    monkeypatch.setattr(machine.weights, "check_weights", lambda _: None)
+    monkeypatch.setattr(machine, "_env_figures", lambda _: {})
+    monkeypatch.setattr(machine, "_conversations", lambda *_: iter(()))
+    monkeypatch.setattr(machine, "iteration_figures", iterate)
+    monkeypatch.setattr(machine.device, "device_limits", limits)
+    settings = types.SimpleNamespace(model=types.SimpleNamespace(path="x"))
+    request = types.SimpleNamespace(shape=None, iterations=1)
+    found = dict(machine.measure(settings, request, None))
+    assert done == ["iterations", "ceilings"]
+    assert found["at best"]["read, GB/s"] == 1.0
+    assert found["iteration"] == figures | {
+        "update, model FLOP utilization": 0.5,
+        "rollout, share of reading": 0.25,
+    }
+
+
+def test_a_stage_adds_the_shares_of_the_limits_to_the_last_iterations(monkeypatch):
+    figures = {"update, model TFLOP/s": 5e-4, "rollout, GB/s in decoding": 0.25}
+    known = [("compiling", {}), ("iteration", {}), ("iteration", figures)]
+    for module, name, found in (
+        (stages.cli, "use_every_core", None),
+        (stages.cli, "start_jax", None),
+        (machine, "with_shape", None),
+        (machine.run_lib, "prepare", None),
+        (machine, "iteration_figures", known),
+        (device, "device_limits", BEST),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, found=found: found)
+    stage = suite.find(stages.stages(stages.SMOKE), "replies_6")
+    *before, last = stages.measure(stage, stages.SMOKE, None)
+    assert before == known
+    assert last == ("iteration", machine.with_shares(figures, BEST))
 
 
 def test_a_loop_of_rounds_does_every_round_on_what_the_last_one_made():

@@ -30,13 +30,15 @@ def measured(tmp_path_factory):
 def test_every_phase_is_measured(measured):
     report, output = measured
     for title, names in {
-        "device": (
+        "at best": (
             "matmul float32, TFLOP/s",
             "copy, GB/s read and written",
             "read, GB/s",
         ),
+        "compiling": ("compiled before the first iteration, s",),
+        "first iteration": ("first iteration, s", "of it compiling, s"),
         "iteration": (
-            *("rollout, s", "update, s", "of it compiling, s", "peak memory, GiB"),
+            *("rollout, s", "update, s", "peak memory, GiB"),
             *("slot utilization", "rollout, share of reading"),
         ),
         "sampler, generating": (

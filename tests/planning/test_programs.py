@@ -231,6 +231,9 @@ def test_every_described_device_has_a_compiler_description_and_figures():
         device = devices.read(name)
         assert f"device_memory_size: {device.memory}" in device.target_config
         assert device.figures.matmul_bfloat16 > device.figures.matmul_float32
+    titles = {name: devices.read(name).title for name in ("h100", "h200")}
+    # As their drivers call them: a device that is there is found by it.
+    assert titles == {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
     with pytest.raises(UserError, match="choose one of a100, b200, h100, h200"):
         devices.read("h1000")
 

@@ -40,14 +40,15 @@ if "one" in folder.name and {waits}:
 def go(tmp_path, monkeypatch):
     """Runs the study with a stand-in for launch/train.py: (failed, what was said)."""
     monkeypatch.setattr(runner, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(runner.gpus, "found", lambda: [])
 
-    def go(train, **options):
+    def go(train, jobs=1, **options):
         (tmp_path / "train.py").write_text(textwrap.dedent(train))
         out = io.StringIO()
         failed = runner.run_missing(
             planned_runs(STUDY),
             tmp_path,
-            jobs=1,
+            jobs=jobs,
             train=tmp_path / "train.py",
             console=Console(out),
             **options,
@@ -158,6 +159,40 @@ def test_runs_for_gpus_have_every_core_and_as_many_devices_as_they_will(
     go(WHERE, one_core=False)
     found = [json.loads(path.read_text()) for path in tmp_path.glob("*/test.json")]
     assert found == [[sorted(os.sched_getaffinity(0)), None]] * 2
+
+
+# Fails where a run that sees one of its GPUs runs at the same time.
+ALONE = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+for name in seen.split(","):
+    (folder.parent / f"taken_{name}").touch(exist_ok=False)
+time.sleep(0.5)
+for name in seen.split(","):
+    (folder.parent / f"taken_{name}").unlink()
+(folder / "test.json").write_text(seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "jobs", "seen"),
+    [
+        (["0"], 2, ["all", "all"]),
+        (["0", "1", "2"], 2, ["0", "1"]),
+        (["0", "1"], 1, ["all", "all"]),
+    ],
+)
+def test_runs_side_by_side_have_gpus_of_their_own(
+    tmp_path, go, monkeypatch, names, jobs, seen
+):
+    monkeypatch.setattr(runner.gpus, "found", lambda: names)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    failed, said = go(ALONE, jobs=jobs, one_core=False)
+    assert failed == []
+    paths = (tmp_path / f"{arm}-seed0" / "test.json" for arm in STUDY.arms)
+    assert sorted(path.read_text() for path in paths) == seen
+    assert ("1 GPU is here: one run at a time" in said) == (len(names) < jobs)
 
 
 @pytest.mark.parametrize(("scale", "one_core"), [("tiny", True), ("paper", False)])
