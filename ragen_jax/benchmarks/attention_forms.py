@@ -48,7 +48,7 @@ def forms(
       heads: query heads, key heads, features of each.
       implementation: "cudnn", or "xla", which computes the same on any device.
     """
-    # Rows are a multiple of 64 tokens long, and kernels work in blocks of 128.
+    # Rows are a multiple of 64 tokens long, and filled up to the kernels' 128.
     lengths = {
         "rows of 128 tokens": (128, 0),
         "rows of 448 tokens": (448, 0),

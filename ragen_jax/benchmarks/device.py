@@ -69,6 +69,21 @@ def device_limits() -> DeviceLimits:
     )
 
 
+def cuda_versions() -> dict[str, str]:
+    """Of CUDA and cuDNN as they are loaded here, for a table; nothing without them."""
+    try:
+        from jax._src.lib import cuda_versions as loaded
+    except ImportError:
+        return {}
+    if loaded is None:
+        return {}
+    runtime, cudnn = loaded.cuda_runtime_get_version(), loaded.cudnn_get_version()
+    return {
+        "CUDA": f"{runtime // 1000}.{runtime % 1000 // 10}",
+        "cuDNN": f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}",
+    }
+
+
 def repeated(step: Callable[..., jax.Array], state, rounds: jax.Array, *given):
     """`step` so often; traced, so that XLA cannot unroll the loop."""
     return jax.lax.fori_loop(0, rounds, lambda _, state: step(state, *given), state)

@@ -152,6 +152,7 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             "backend": jax.default_backend(),
             "devices": len(found),
             "jax": jax.__version__,
+            **device.cuda_versions(),
         },
     )
     # The attention last: what fails there may take the device along.

@@ -26,7 +26,7 @@ _COMMON = """\
   device_vendor: "NVIDIA Corporation"
 """
 # The least of the versions that jax[cuda13] brings; the compiler plans for it.
-_CUDA, _CUDNN = "13.0.0", (9, 10, 0)
+_CUDA, _CUDNN = "13.0.0", (9, 12, 0)
 
 
 @dataclasses.dataclass(frozen=True)

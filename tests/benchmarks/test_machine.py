@@ -151,3 +151,13 @@ def test_decoding_reads_the_weights_that_it_samples_with(kind):
     entries = 7 * sampler.cache_entry(config) * 2
     read = 5 * sampler.decoding_bytes(config, jnp.bfloat16, kind) + entries
     assert found["decode bytes/s"] == pytest.approx(read / 4.0)
+
+
+def test_versions_of_cuda_are_written_as_they_are_called(monkeypatch):
+    loaded = types.SimpleNamespace(
+        cuda_runtime_get_version=lambda: 13050, cudnn_get_version=lambda: 92801
+    )
+    monkeypatch.setattr(jax._src.lib, "cuda_versions", loaded)
+    assert device.cuda_versions() == {"CUDA": "13.5", "cuDNN": "9.28.1"}
+    monkeypatch.setattr(jax._src.lib, "cuda_versions", None)
+    assert device.cuda_versions() == {}
