@@ -1,32 +1,39 @@
 """Training on one quarter of the prompts by spread (arXiv:2604.06268, Table 6).
 
-python launch/study.py --study=configs/studies/variance_quarters.py --jobs=2
+python launch/study.py --study=configs/studies/variance_quarters.py --only=Bandit
 """
 
 from ragen_jax.studies.definition import Claim, Study
+
+# The paper's table is of Sokoban; episodes of Bandit, one turn each, cost far less.
+_ENVIRONMENTS = {
+    "Sokoban": {"config": "configs/sokoban.py"},
+    "Bandit": {"config": "configs/bandit.py", "iterations": 60, "every.evaluate": 10},
+}
 
 
 def get_study() -> Study:
     """The study."""
     arms = {
-        f"quarter {number}": {
+        f"{name}, quarter {number}": {
+            **chosen,
             "filter.low": (number - 1) / 4,
             "filter.high": number / 4,
         }
+        for name, chosen in _ENVIRONMENTS.items()
         for number in (1, 2, 3, 4)
     }
-    claims = (
+    claims = tuple(
         Claim(
-            text="The quarter that varies most teaches more than the one that varies"
-            " least.",
-            left="quarter 1",
-            right="quarter 4",
-        ),
-        Claim(
-            text="The second quarter teaches more than the third.",
-            left="quarter 2",
-            right="quarter 3",
-        ),
+            text=f"On {name} {text}.",
+            left=f"{name}, quarter {more}",
+            right=f"{name}, quarter {less}",
+        )
+        for name in _ENVIRONMENTS
+        for text, more, less in (
+            ("the quarter that varies most ends above the one that varies least", 1, 4),
+            ("the second quarter ends above the third", 2, 3),
+        )
     )
     return Study(
         name="variance_quarters",
