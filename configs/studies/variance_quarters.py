@@ -51,7 +51,10 @@ def get_study() -> Study:
         measures=("test_success", "test_gain", "best_validation", "last_entropy"),
         curves=("validation/success", "rollout/entropy", "filter/reward_std"),
         claims=claims,
-        paper={"iterations": 400, "rollout.actions_per_turn": 2},
+        paper={"iterations": 400},
+        paper_arms={
+            arm: {"rollout.actions_per_turn": 2} for arm in arms if "Sokoban" in arm
+        },
         notes="PPO without a KL term; quarter 1 varies most. Groups of equal returns"
         " count as prompts like the others.",
     )
