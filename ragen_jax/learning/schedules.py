@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from ragen_jax.learning import strategies
-from ragen_jax.settings import Settings
+from ragen_jax.settings import FilterSettings, Settings
 
 
 def over_the_run(
@@ -30,28 +30,43 @@ def over_the_run(
     return first + (end - first) * jnp.minimum(share, 1.0)
 
 
-def updates_expected(settings: Settings) -> int:
+def updates_expected(settings: Settings, since: int = 0) -> int:
     """Real updates of the whole run if every filter keeps all that it may.
 
     In windows, if every episode plays all its turns too: each turn is a row. How many
     those are is up to its environment; of a mix all are taken to be kept alike.
+
+    Args:
+      settings: of the run.
+      since: iterations whose updates are not counted, from the first on.
     """
-    optimizer, rows = settings.optimizer, _kept_episodes(settings)
+    chosen, last = settings.filter, max(1, settings.iterations - 1)
+    if chosen.fraction_end == -1:
+        return (settings.iterations - since) * _updates_of_one(settings, chosen)
+    total = 0
+    for iteration in range(since, settings.iterations):
+        share = iteration / last
+        now = chosen.fraction + (chosen.fraction_end - chosen.fraction) * share
+        # Still a fraction that moves: `most_kept` allows for its rounding.
+        moved = dataclasses.replace(chosen, fraction=now, fraction_end=now)
+        total += _updates_of_one(settings, moved)
+    return total
+
+
+def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
+    """Real updates of an iteration with such a filter."""
+    optimizer, rows = settings.optimizer, _kept_episodes(settings, chosen)
     if settings.rollout.window_turns:
         turns = sum(task.prompts * task.turns for task in settings.tasks())
         rows = -(-rows * turns // settings.rollout.prompts)
-    each = -(-rows // optimizer.minibatch) * optimizer.epochs * optimizer.reuse
-    return settings.iterations * each
+    return -(-rows // optimizer.minibatch) * optimizer.epochs * optimizer.reuse
 
 
-def _kept_episodes(settings: Settings) -> int:
+def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
     """Of an iteration, as the filter rounds; a guess where it is up to the scores."""
-    chosen, rollout = settings.filter, settings.rollout
+    rollout = settings.rollout
     if chosen.strategy == "within_group":
         return rollout.prompts * strategies.members_kept(rollout.group_size, chosen)
-    if chosen.fraction_end != -1:
-        mean = (chosen.fraction + chosen.fraction_end) / 2
-        chosen = dataclasses.replace(chosen, fraction=mean, fraction_end=-1.0)
     sizes = strategies.scopes(settings)
     if chosen.strategy in ("top_p", "top_p_softmax"):
         groups = max(1, round(rollout.prompts * chosen.fraction))
@@ -75,10 +90,11 @@ def learning_rate(
         counts no updates while the critic warms up.
     """
     chosen = settings.optimizer
-    total = chosen.schedule_updates or updates_expected(settings)
+    expected = updates_expected(settings)
+    total = chosen.schedule_updates or expected
     if not kind:
-        learns = settings.iterations - chosen.critic_warmup
-        total = max(1, total * learns // settings.iterations)
+        learned = updates_expected(settings, since=chosen.critic_warmup)
+        total = max(1, total * learned // expected)
     kind = chosen.schedule if kind in ("", "same") else kind
     rest = max(1, total - chosen.warmup)
     after = {

@@ -9,7 +9,7 @@ from helpers import updates
 from helpers.records import episodes_of, rows_of
 
 from ragen_jax.learning import batch as batches
-from ragen_jax.learning import filters, rescale, rewards, schedules
+from ragen_jax.learning import filters, rescale, rewards, schedules, strategies
 from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
@@ -128,7 +128,6 @@ def test_updates_are_counted_for_each_use_of_the_episodes():
         (10, dict(filter__fraction=0.25), 6),
         (7, dict(filter__fraction=0.25, filter__rounding="down"), 2),
         (4, dict(filter__strategy="top_count", filter__count=3), 6),
-        (10, dict(filter__fraction=0.4, filter__fraction_end=0.1), 6),
         (10, dict(filter__strategy="percentile_range", filter__high=0.25), 4),
         (
             10,
@@ -154,6 +153,41 @@ def test_a_schedule_ends_with_the_run_whatever_the_filter_rounds(
         **dict(filter__strategy="top_fraction", filter__low=0.0) | changes,
     )
     assert schedules.updates_expected(chosen) == 3 * episodes // 2
+
+
+@pytest.mark.parametrize(
+    ("fractions", "warmup", "rounding"),
+    [
+        ((0.25, 0.75), 0, "nearest"),
+        ((0.25, 1.0), 20, "nearest"),
+        ((0.9, 0.5), 0, "down"),
+        ((1.0, 0.25), 7, "nearest"),
+    ],
+)
+def test_a_schedule_ends_with_the_run_whose_fraction_of_kept_groups_moves(
+    fractions, warmup, rounding
+):
+    first, end = fractions
+    chosen = updates.settings(
+        rollout__prompts=8,
+        optimizer__minibatch=16,  # four groups
+        optimizer__schedule="linear",
+        optimizer__critic_warmup=warmup,
+        iterations=60,
+        filter__strategy="top_fraction",
+        filter__fraction=first,
+        filter__fraction_end=end,
+        filter__rounding=rounding,
+    )
+    made, score = [], jnp.arange(1.0, 9.0)
+    for iteration in range(60):
+        fraction = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
+        kept = int(strategies.keep_groups(score, chosen.filter, fraction).sum())
+        made.append(-(-kept * updates.GROUP_SIZE // 16))
+    assert schedules.updates_expected(chosen) == sum(made)
+    rate, learned = schedules.learning_rate(chosen, 1.0), sum(made[warmup:])
+    assert rate(learned - 1) > 0.0
+    assert rate(learned) == 0.0
 
 
 def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its_own():
