@@ -1,13 +1,17 @@
 """Learning rates by update, and coefficients by iteration."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ragen_jax.learning import strategies
 from ragen_jax.settings import FilterSettings, Settings
+
+_SLACK = 1e-6  # 0.55 of 100 groups are 55, though 55.00000000000001 in Python
 
 
 def over_the_run(
@@ -63,19 +67,30 @@ def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
 
 
 def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
-    """Of an iteration, as the filter rounds; a guess where it is up to the scores."""
+    """The most of an iteration, as the filter rounds."""
     rollout = settings.rollout
     if chosen.strategy == "within_group":
         return rollout.prompts * strategies.members_kept(rollout.group_size, chosen)
     sizes = strategies.scopes(settings)
-    if chosen.strategy in ("top_p", "top_p_softmax"):
-        groups = max(1, round(rollout.prompts * chosen.fraction))
-    elif chosen.strategy == "percentile_range":
-        ranks = (round(chosen.high * n) - round(chosen.low * n) for n in sizes)
-        groups = sum(max(1, rank) for rank in ranks)
-    else:
-        groups = sum(strategies.most_kept(size, chosen) for size in sizes)
-    return groups * rollout.group_size
+    return rollout.group_size * sum(_most_groups(size, chosen) for size in sizes)
+
+
+def _most_groups(size: int, chosen: FilterSettings) -> int:
+    """The most of `size` groups that scores, whatever they are, can make it keep."""
+    # The k best of n have k / n of the sum or more: not so where the lowest are the
+    # best, whose softmax is the largest all the same.
+    is_largest = chosen.prefer == "largest" or chosen.strategy == "top_p_softmax"
+    if chosen.strategy in ("top_p", "top_p_softmax") and is_largest:
+        return max(1, math.ceil(chosen.fraction * size - _SLACK))
+    if chosen.strategy == "percentile_range":
+        counts = range(1, size + 1)  # of groups that are candidates
+        return max(max(1, _rank(chosen.high, n) - _rank(chosen.low, n)) for n in counts)
+    return strategies.most_kept(size, chosen)
+
+
+def _rank(share: float, count: int) -> int:
+    """As the compiled filter rounds it, in float32."""
+    return int(np.round(np.float32(share) * np.float32(count)))
 
 
 def learning_rate(

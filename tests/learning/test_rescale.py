@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -206,6 +207,81 @@ def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its
         chosen, filter=dataclasses.replace(chosen.filter, scope="batch")
     )
     assert schedules.updates_expected(whole) == 3
+
+
+LAKES = dict.fromkeys("abcd", dict(name="frozen_lake", prompts=2))
+MIX = dict(env=dict(name="mix", thinking=True, mix=LAKES))
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        (dict(filter__strategy="top_p", filter__fraction=0.3), 3),
+        (dict(filter__strategy="top_p", filter__fraction=0.7, rollout__prompts=10), 7),
+        (dict(filter__strategy="top_p", filter__fraction=0.3, **MIX), 4),
+        (dict(filter__strategy="top_p", filter__fraction=0.6, **MIX), 8),
+        (
+            dict(
+                filter__strategy="top_p",
+                filter__fraction=0.5,
+                filter__prefer="smallest",
+            ),
+            8,
+        ),
+        (dict(filter__strategy="top_p_softmax", filter__fraction=0.9), 8),
+        (
+            dict(
+                filter__strategy="top_p_softmax",
+                filter__fraction=0.6,
+                filter__prefer="smallest",
+            ),
+            5,
+        ),
+        # Of five groups whose score is not 0, ranks 1 to 4; of six, 2 to 4.
+        (
+            dict(
+                filter__strategy="percentile_range",
+                filter__low=0.25,
+                filter__high=0.75,
+                rollout__prompts=6,
+            ),
+            3,
+        ),
+    ],
+)
+def test_a_schedule_counts_the_most_groups_that_scores_can_make_a_filter_keep(
+    changes, groups
+):
+    usual = dict(rollout__prompts=8, optimizer__minibatch=4, optimizer__microbatch=4)
+    chosen = updates.settings(iterations=1, **usual | changes)
+    assert schedules.updates_expected(chosen) == groups  # of four episodes each
+
+
+@pytest.mark.parametrize("prefer", ["largest", "smallest"])
+@pytest.mark.parametrize("strategy", ["top_p", "top_p_softmax", "percentile_range"])
+def test_no_scores_make_a_filter_keep_more_groups_than_a_schedule_counts(
+    strategy, prefer
+):
+    rng = np.random.default_rng(0)
+    # From groups that are nearly equal to groups that one outweighs, some of score 0.
+    score = 10.0 ** rng.uniform(-1, 1, (400, 7)) ** rng.integers(0, 3, (400, 1))
+    score = jnp.asarray(score * (rng.random((400, 7)) < 0.8), jnp.float32)
+    for fraction in (0.2, 0.5, 0.7, 0.95):
+        share = dict(fraction=fraction, low=fraction / 2, high=(1 + fraction) / 2)
+        chosen = updates.settings(
+            rollout__prompts=7,
+            optimizer__minibatch=4,
+            optimizer__microbatch=4,
+            iterations=1,
+            filter__strategy=strategy,
+            filter__prefer=prefer,
+            **{f"filter__{name}": value for name, value in share.items()},
+        )
+        keep = jax.vmap(
+            lambda x, c=chosen.filter: strategies.keep_groups(x, c, c.fraction)
+        )
+        most = int(keep(score).sum(axis=1).max())
+        assert 1 <= most <= schedules.updates_expected(chosen)
 
 
 def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windows():
