@@ -31,7 +31,8 @@ def over_the_run(
     if end == -1:
         return first
     share = iteration.astype(jnp.float32) / max(1, settings.iterations - 1)
-    return first + (end - first) * jnp.minimum(share, 1.0)
+    # The sum may miss the end by a rounding.
+    return jnp.where(share >= 1, end, first + (end - first) * share)
 
 
 def updates_expected(settings: Settings, since: int = 0) -> int:

@@ -1,6 +1,9 @@
 """Weights and scales of advantages, coefficients that move, and a filter's scores."""
 
 import dataclasses
+import itertools
+import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +97,29 @@ def test_a_coefficient_moves_linearly_from_the_first_iteration_to_the_last():
     ]
     np.testing.assert_allclose(found, [0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6], rtol=1e-6)
     assert schedules.over_the_run(chosen, 0.2, -1.0, jnp.int32(3)) == 0.2
+
+
+def test_a_coefficient_ends_at_the_very_value_that_was_asked_for():
+    chosen = updates.settings(iterations=60)
+    for first, end in itertools.product(np.arange(0.05, 1.01, 0.05), (0.25, 0.5, 0.7)):
+        found = schedules.over_the_run(chosen, float(first), end, jnp.int32(59))
+        assert found == np.float32(end), (first, end)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0.9, 0.5), (0.1, 0.7)])
+def test_a_fraction_that_moves_means_as_many_groups_as_its_exact_value(first, end):
+    chosen = updates.settings(
+        iterations=41,
+        filter__fraction=first,
+        filter__fraction_end=end,
+        filter__rounding="down",
+    )
+    exact = [Fraction(str(first)), Fraction(str(end))]
+    for iteration in range(41):
+        wanted = (exact[0] + (exact[1] - exact[0]) * Fraction(iteration, 40)) * 10
+        now = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
+        kept = strategies.keep_groups(jnp.arange(1.0, 11.0), chosen.filter, now)
+        assert kept.sum() == math.floor(wanted), iteration
 
 
 def test_the_critic_can_have_a_schedule_of_its_own():
