@@ -196,8 +196,8 @@ def group_advantages(
 ) -> jax.Array:
     """GRPO: how far an episode's return lies from its group's mean, in group stds.
 
-    A = (R - mean) / std, and exactly 0 where std < 1e-6; without the division it is
-    Dr. GRPO. The std is the sample's (n - 1).
+    A = (R - mean) / std, and exactly 0 where std < 1e-6, or within the rounding of
+    equal returns; without the division it is Dr. GRPO. The std is the sample's (n - 1).
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Dr. GRPO, Liu et al.
     2025, arXiv:2503.20783. RAGEN and verl add 1e-6 to the std instead, which turns a

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+_ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)  # of a sum, by its terms' order
+
 
 @struct.dataclass
 class GroupStatistics:
@@ -24,7 +26,8 @@ def group_statistics(
     """Mean and sample standard deviation within each group, whatever its order.
 
     The std has n - 1 below the line, as in RAGEN, verl and TRL; it is exactly 0 where
-    all members are equal.
+    all members are equal, or differ by no more than the rounding of the same rewards
+    added in another order: a std of up to 1e-6 of the group's largest value.
 
     Args:
       values: float[B], one number an episode, such as its return.
@@ -56,4 +59,6 @@ def group_statistics(
     mean_above = total(above_lowest) / counted
     squares = total(jnp.square(above_lowest - mean_above[group]))
     std = jnp.sqrt(squares / jnp.maximum(counted - 1, 1))
+    largest = jax.ops.segment_max(jnp.abs(values), group, groups)
+    std = jnp.where(std <= _ROUNDING * largest, 0.0, std)
     return GroupStatistics(mean=lowest + mean_above, std=std, count=count)

@@ -31,7 +31,9 @@ def even_share(
       index, count, real_rows: int32[].
       minibatch: rows of the result, of which the last are padding; static.
     """
-    start, end = (real_rows * i // count for i in (index, index + 1))
+    # Both are real_rows * i // count, whose product int32 may not hold.
+    spare = minibatch * count - real_rows
+    start, end = (minibatch * i + -spare * i // count for i in (index, index + 1))
     rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
     is_own = jnp.arange(minibatch) < end - start
     picked = jax.tree.map(lambda x: x[rows], batch)

@@ -1,13 +1,17 @@
 """Learning rates by update, and coefficients by iteration."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ragen_jax.learning import strategies
-from ragen_jax.settings import Settings
+from ragen_jax.settings import FilterSettings, Settings
+
+_SLACK = 1e-6  # 0.55 of 100 groups are 55, though 55.00000000000001 in Python
 
 
 def over_the_run(
@@ -27,40 +31,67 @@ def over_the_run(
     if end == -1:
         return first
     share = iteration.astype(jnp.float32) / max(1, settings.iterations - 1)
-    return first + (end - first) * jnp.minimum(share, 1.0)
+    # The sum may miss the end by a rounding.
+    return jnp.where(share >= 1, end, first + (end - first) * share)
 
 
-def updates_expected(settings: Settings) -> int:
+def updates_expected(settings: Settings, since: int = 0) -> int:
     """Real updates of the whole run if every filter keeps all that it may.
 
     In windows, if every episode plays all its turns too: each turn is a row. How many
     those are is up to its environment; of a mix all are taken to be kept alike.
+
+    Args:
+      settings: of the run.
+      since: iterations whose updates are not counted, from the first on.
     """
-    optimizer, rows = settings.optimizer, _kept_episodes(settings)
+    chosen, last = settings.filter, max(1, settings.iterations - 1)
+    if chosen.fraction_end == -1:
+        return (settings.iterations - since) * _updates_of_one(settings, chosen)
+    total = 0
+    for iteration in range(since, settings.iterations):
+        share = iteration / last
+        now = chosen.fraction + (chosen.fraction_end - chosen.fraction) * share
+        # Still a fraction that moves: `most_kept` allows for its rounding.
+        moved = dataclasses.replace(chosen, fraction=now, fraction_end=now)
+        total += _updates_of_one(settings, moved)
+    return total
+
+
+def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
+    """Real updates of an iteration with such a filter."""
+    optimizer, rows = settings.optimizer, _kept_episodes(settings, chosen)
     if settings.rollout.window_turns:
         turns = sum(task.prompts * task.turns for task in settings.tasks())
         rows = -(-rows * turns // settings.rollout.prompts)
-    each = -(-rows // optimizer.minibatch) * optimizer.epochs * optimizer.reuse
-    return settings.iterations * each
+    return -(-rows // optimizer.minibatch) * optimizer.epochs * optimizer.reuse
 
 
-def _kept_episodes(settings: Settings) -> int:
-    """Of an iteration, as the filter rounds; a guess where it is up to the scores."""
-    chosen, rollout = settings.filter, settings.rollout
+def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
+    """The most of an iteration, as the filter rounds."""
+    rollout = settings.rollout
     if chosen.strategy == "within_group":
         return rollout.prompts * strategies.members_kept(rollout.group_size, chosen)
-    if chosen.fraction_end != -1:
-        mean = (chosen.fraction + chosen.fraction_end) / 2
-        chosen = dataclasses.replace(chosen, fraction=mean, fraction_end=-1.0)
     sizes = strategies.scopes(settings)
-    if chosen.strategy in ("top_p", "top_p_softmax"):
-        groups = max(1, round(rollout.prompts * chosen.fraction))
-    elif chosen.strategy == "percentile_range":
-        ranks = (round(chosen.high * n) - round(chosen.low * n) for n in sizes)
-        groups = sum(max(1, rank) for rank in ranks)
-    else:
-        groups = sum(strategies.most_kept(size, chosen) for size in sizes)
-    return groups * rollout.group_size
+    return rollout.group_size * sum(_most_groups(size, chosen) for size in sizes)
+
+
+def _most_groups(size: int, chosen: FilterSettings) -> int:
+    """The most of `size` groups that scores, whatever they are, can make it keep."""
+    # The k best of n have k / n of the sum or more: not so where the lowest are the
+    # best, whose softmax is the largest all the same.
+    is_largest = chosen.prefer == "largest" or chosen.strategy == "top_p_softmax"
+    if chosen.strategy in ("top_p", "top_p_softmax") and is_largest:
+        return max(1, math.ceil(chosen.fraction * size - _SLACK))
+    if chosen.strategy == "percentile_range":
+        counts = range(1, size + 1)  # of groups that are candidates
+        return max(max(1, _rank(chosen.high, n) - _rank(chosen.low, n)) for n in counts)
+    return strategies.most_kept(size, chosen)
+
+
+def _rank(share: float, count: int) -> int:
+    """As the compiled filter rounds it, in float32."""
+    return int(np.round(np.float32(share) * np.float32(count)))
 
 
 def learning_rate(
@@ -75,10 +106,11 @@ def learning_rate(
         counts no updates while the critic warms up.
     """
     chosen = settings.optimizer
-    total = chosen.schedule_updates or updates_expected(settings)
+    expected = updates_expected(settings)
+    total = chosen.schedule_updates or expected
     if not kind:
-        learns = settings.iterations - chosen.critic_warmup
-        total = max(1, total * learns // settings.iterations)
+        learned = updates_expected(settings, since=chosen.critic_warmup)
+        total = max(1, total * learned // expected)
     kind = chosen.schedule if kind in ("", "same") else kind
     rest = max(1, total - chosen.warmup)
     after = {

@@ -15,6 +15,7 @@ from flax import struct
 from ragen_jax.settings import FILTER_STRATEGIES, FilterSettings, Settings
 
 _RATIO_SLACK = 1e-10  # of min_p, as RAGEN
+_ROUNDING = 1e-6  # of a fraction that moves, a float32, either way
 
 Fraction = float | jax.Array  # one that changes over the run is float32[]
 
@@ -88,8 +89,8 @@ def most_kept(groups: int, chosen: FilterSettings) -> int:
         return min(chosen.count, groups)
     if chosen.strategy == "top_fraction":
         most = max(chosen.fraction, chosen.fraction_end)
-        if chosen.fraction_end != -1:  # Moving, a float32: it may be rounded up.
-            most = min(1.0, most * (1 + 1e-6))
+        if chosen.fraction_end != -1:  # Moving, it may be rounded up.
+            most = min(1.0, most + 2 * _ROUNDING)
         return int(_share(groups, chosen, most))
     return groups
 
@@ -99,6 +100,7 @@ def _share(size: int, chosen: FilterSettings, fraction: Fraction):
     half = 0.5 if chosen.rounding == "nearest" else 0.0
     if isinstance(fraction, float):
         return max(1, math.floor(fraction * size + half))
+    fraction = jnp.minimum(fraction + _ROUNDING, 1.0)
     return jnp.maximum(1, jnp.floor(fraction * size + half).astype(jnp.int32))
 
 

@@ -125,7 +125,7 @@ def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
 
 
 _OF_THE_CRITIC = {"value_loss", "explained_variance", "critic_grad_norm"}
-_OF_REPEATS = {"ratio", "ratio_max"}  # 1 where the episodes are learned from once
+_OF_REPEATS = {"ratio", "ratio_max"}  # of episodes that are learned from repeatedly
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,8 +181,11 @@ def _check_mix(settings: Settings) -> None:
                 f"env.mix.{task.label}.prompts = 0 leaves that environment without"
                 " episodes: set it to 1 or more, or take the environment out"
             )
-    for task in (*settings.tasks(), *settings.evaluated_tasks()):
-        if task.actions_per_turn > task.actions and task.label != env.name:
+    # The limits of an environment alone are those of rollout, and checked as such.
+    trained = settings.tasks() if env.mix else ()
+    evaluated = settings.evaluated_tasks() if env.evaluate else ()
+    for task in (*trained, *evaluated):
+        if task.actions_per_turn > task.actions:
             raise SettingsError(
                 f"{task.label}: actions_per_turn = {task.actions_per_turn} is more"
                 f" than actions = {task.actions}: lower actions_per_turn"

@@ -45,12 +45,14 @@ _BY_TOKEN: dict[str, Any] = dict(
 )
 _GAMMA, _LAM = "advantage.gamma", "advantage.lam"
 _OF_TURNS = ("advantage.turn_gamma", "advantage.turn_value")
+# Not the critic's warm-up, which is refused in a sentence of its own.
+_OF_CRITIC = ("optimizer.critic_lr", "optimizer.critic_schedule", "loss.value_clip")
 
 ESTIMATORS = {
     "ppo": Estimator(
         "generalized advantage estimation along an episode's reply tokens",
         has_critic=True,
-        reads=frozenset([_GAMMA, _LAM]),
+        reads=frozenset([_GAMMA, _LAM, *_OF_CRITIC]),
         **_BY_TOKEN,
     ),
     "grpo": Estimator(
@@ -74,7 +76,7 @@ ESTIMATORS = {
     "bi_level_gae": Estimator(
         "GAE over turns, then over the tokens of each turn",
         has_critic=True,
-        reads=frozenset([_GAMMA, _LAM, *_OF_TURNS]),
+        reads=frozenset([_GAMMA, _LAM, *_OF_TURNS, *_OF_CRITIC]),
         turn_gamma=0.95,
         turn_value="last",
         **_BY_TOKEN,
@@ -82,7 +84,7 @@ ESTIMATORS = {
     "turn_wise_gae": Estimator(
         "GAE over turns, one advantage for all tokens of a turn",
         has_critic=True,
-        reads=frozenset([_LAM, *_OF_TURNS]),
+        reads=frozenset([_LAM, *_OF_TURNS, *_OF_CRITIC]),
         turn_gamma=0.95,
         **_BY_TOKEN,
     ),
@@ -108,7 +110,7 @@ class Strategy:
 
 
 def _reads(*names: str) -> frozenset[str]:
-    always = ("metric", "keep_zero", "zero", "loss_scale")
+    always = ("metric", "with_penalty", "keep_zero", "zero", "loss_scale")
     return frozenset(f"filter.{name}" for name in (*always, *names))
 
 
@@ -117,25 +119,26 @@ FILTER_STRATEGIES = {
     "none": Strategy("every group", frozenset(["filter.keep_zero"])),
     "top_fraction": Strategy(
         "a fraction of the groups, the best by score",
-        _reads("prefer", "fraction", "rounding"),
+        _reads("scope", "prefer", "fraction", "rounding"),
     ),
     "top_count": Strategy(
-        "so many groups, the best by score", _reads("prefer", "count")
+        "so many groups, the best by score", _reads("scope", "prefer", "count")
     ),
     "top_p": Strategy(
         "the best groups, until they hold a fraction of the scores' sum",
-        _reads("prefer", "fraction", "margin"),
+        _reads("scope", "prefer", "fraction", "margin"),
     ),
     "top_p_softmax": Strategy(
         "the best groups, until they hold a fraction of the scores' softmax",
-        _reads("prefer", "fraction"),
+        _reads("scope", "prefer", "fraction"),
     ),
     "min_p": Strategy(
         "groups whose score is at least a fraction of the best",
-        _reads("prefer", "fraction"),
+        _reads("scope", "prefer", "fraction"),
     ),
     "percentile_range": Strategy(
-        "the groups between two ranks by score", _reads("prefer", "low", "high")
+        "the groups between two ranks by score",
+        _reads("scope", "prefer", "low", "high"),
     ),
     "within_group": Strategy(
         "of each group the fraction of members that varies most",
@@ -150,13 +153,18 @@ class FilterMetric:
 
     meaning: str
     is_spread: bool = False  # needs several episodes in a group
+    reads: frozenset[str] = frozenset()  # leaves that not all metrics read
 
+
+_PENALTY = frozenset(["filter.with_penalty"])
 
 FILTER_METRICS = {
-    "return_std": FilterMetric("sample standard deviation of the returns", True),
-    "return_variance": FilterMetric("sample variance of the returns", True),
-    "return_mean": FilterMetric("mean of the returns"),
-    "return_sum": FilterMetric("sum of the returns"),
+    "return_std": FilterMetric(
+        "sample standard deviation of the returns", True, _PENALTY
+    ),
+    "return_variance": FilterMetric("sample variance of the returns", True, _PENALTY),
+    "return_mean": FilterMetric("mean of the returns", reads=_PENALTY),
+    "return_sum": FilterMetric("sum of the returns", reads=_PENALTY),
     "length": FilterMetric("mean of the episodes' reply tokens"),
     "entropy": FilterMetric("mean of the episodes' mean token entropies"),
     "entropy_std": FilterMetric(

@@ -1,11 +1,14 @@
-"""Refuses changes that do nothing: of leaves that estimator or filter does not read."""
+"""Refuses changes that do nothing: leaves that neither estimator nor filter reads."""
 
 from collections.abc import Collection, Mapping
 
 from ragen_jax.errors import SettingsError
-from ragen_jax.settings.choices import ESTIMATORS, FILTER_STRATEGIES
+from ragen_jax.settings.choices import ESTIMATORS, FILTER_METRICS, FILTER_STRATEGIES
 from ragen_jax.settings.reader import flatten, to_dict
 from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
+
+# Read by `filter.reweight`, whatever strategy and metric are.
+_BY_REWEIGHT = frozenset(["filter.scope", "filter.with_penalty"])
 
 
 def check_changed(settings: Settings, changed: Collection[str]) -> None:
@@ -24,9 +27,13 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
     leaves = flatten(to_dict(settings))
     presets = PER_ESTIMATOR[settings.estimator]
     for key in changed:
-        if key not in presets or leaves[key] != presets[key]:
-            _check_read(key, leaves, "estimator", ESTIMATORS)
-            _check_read(key, leaves, "filter.strategy", FILTER_STRATEGIES)
+        if key in presets and leaves[key] == presets[key]:
+            continue
+        if key in _BY_REWEIGHT and settings.filter.reweight:
+            continue
+        _check_read(key, leaves, "estimator", ESTIMATORS)
+        _check_read(key, leaves, "filter.strategy", FILTER_STRATEGIES)
+        _check_read(key, leaves, "filter.metric", FILTER_METRICS)
 
 
 def _check_read(key: str, leaves: Mapping, chooser: str, table: Mapping) -> None:

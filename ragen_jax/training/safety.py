@@ -49,7 +49,7 @@ def problem(
             f" (safety.max_empty_updates = {safety.max_empty_updates}), for"
             f" {why_nothing_is_kept(settings, spread)}; the state was saved: raise the"
             " limit and start the same command again, or begin with"
-            f" {_what_would_be_kept(spread)} in another --workdir"
+            f" {_what_would_be_kept(settings, spread)} in another --workdir"
         )
     gap, limit = sum(gaps) / max(1, len(gaps)), settings.loss.logprob_gap_limit
     lasting = len(gaps) >= GAP_ITERATIONS and gap > limit
@@ -89,7 +89,7 @@ def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str
     return (
         f"nothing was learned: no group was kept in any of {iterations} iterations, for"
         f" {why_nothing_is_kept(settings, spread)}: begin with"
-        f" {_what_would_be_kept(spread)} in another --workdir"
+        f" {_what_would_be_kept(settings, spread)} in another --workdir"
     )
 
 
@@ -101,6 +101,13 @@ def why_nothing_is_kept(settings: Settings, spread: float) -> str:
       spread: units of reward, mean in-group standard deviation of the task's return.
     """
     chosen = settings.filter
+    if _keeps_what_is_above_zero(settings):
+        margin = f" and filter.margin = {chosen.margin:g}"
+        return (
+            f"filter.strategy = {chosen.strategy!r} keeps none where filter.metric ="
+            f" {chosen.metric!r} is negative, or too small for filter.zero ="
+            f" {chosen.zero:g}{margin if chosen.strategy == 'top_p' else ''}"
+        )
     if spread == 0:
         return "all episodes of each group earned the same"
     return (
@@ -110,5 +117,13 @@ def why_nothing_is_kept(settings: Settings, spread: float) -> str:
     )
 
 
-def _what_would_be_kept(spread: float) -> str:
-    return "other values of those" if spread else "an easier environment"
+def _keeps_what_is_above_zero(settings: Settings) -> bool:
+    """Whether the filter compares scores that may be negative with a share of them."""
+    chosen = settings.filter
+    by_share = chosen.strategy in ("top_p", "min_p")
+    return by_share and chosen.metric in ("return_mean", "return_sum")
+
+
+def _what_would_be_kept(settings: Settings, spread: float) -> str:
+    is_of_settings = spread or _keeps_what_is_above_zero(settings)
+    return "other values of those" if is_of_settings else "an easier environment"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.records import rows_of
 
-from ragen_jax.learning import gather, groups, strategies
+from ragen_jax.learning import advantages, gather, groups, strategies
 from ragen_jax.settings import FilterSettings
 
 NOTHING = [False] * 4
@@ -63,6 +63,29 @@ def test_equal_values_have_a_std_of_exactly_zero_and_their_own_mean(value):
     statistics = groups.group_statistics(jnp.full(7, value), jnp.zeros(7, jnp.int32), 1)
     assert statistics.std[0] == 0
     assert statistics.mean[0] == value
+
+
+@pytest.mark.parametrize("reward", [0.1, 50.0, 1e4])
+def test_the_same_rewards_added_in_another_order_are_no_spread(reward):
+    """A float32 holds the sums, 49 and more, to 4e-6 alone."""
+    rewards = np.append(np.full(9, np.float32(-0.1)), np.float32(reward - 0.1))
+    # Cut into two turns at each place: their sums differ in the last digits.
+    returns = [
+        rewards[:cut].sum(dtype=np.float32) + rewards[cut:].sum(dtype=np.float32)
+        for cut in range(1, 10)
+    ]
+    assert reward < 1 or len(set(returns)) > 1
+    group = jnp.zeros(9, jnp.int32)
+    statistics = groups.group_statistics(jnp.asarray(returns), group, 1)
+    assert statistics.std[0] == 0
+    gains = advantages.group_advantages(jnp.asarray(returns), group, 1)
+    np.testing.assert_array_equal(gains, np.zeros(9))
+
+
+def test_a_reward_of_a_thousandth_is_a_spread_beside_returns_of_a_hundred():
+    returns = jnp.full(16, 100.0).at[3].add(1e-3)
+    statistics = groups.group_statistics(returns, jnp.zeros(16, jnp.int32), 1)
+    np.testing.assert_allclose(statistics.std, [1e-3 / 4], rtol=1e-2)
 
 
 def test_a_small_spread_far_from_zero_is_not_lost():

@@ -1,7 +1,11 @@
 """Weights and scales of advantages, coefficients that move, and a filter's scores."""
 
 import dataclasses
+import itertools
+import math
+from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from helpers import updates
 from helpers.records import episodes_of, rows_of
 
 from ragen_jax.learning import batch as batches
-from ragen_jax.learning import filters, rescale, rewards, schedules
+from ragen_jax.learning import filters, rescale, rewards, schedules, strategies
 from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
@@ -95,6 +99,29 @@ def test_a_coefficient_moves_linearly_from_the_first_iteration_to_the_last():
     assert schedules.over_the_run(chosen, 0.2, -1.0, jnp.int32(3)) == 0.2
 
 
+def test_a_coefficient_ends_at_the_very_value_that_was_asked_for():
+    chosen = updates.settings(iterations=60)
+    for first, end in itertools.product(np.arange(0.05, 1.01, 0.05), (0.25, 0.5, 0.7)):
+        found = schedules.over_the_run(chosen, float(first), end, jnp.int32(59))
+        assert found == np.float32(end), (first, end)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0.9, 0.5), (0.1, 0.7)])
+def test_a_fraction_that_moves_means_as_many_groups_as_its_exact_value(first, end):
+    chosen = updates.settings(
+        iterations=41,
+        filter__fraction=first,
+        filter__fraction_end=end,
+        filter__rounding="down",
+    )
+    exact = [Fraction(str(first)), Fraction(str(end))]
+    for iteration in range(41):
+        wanted = (exact[0] + (exact[1] - exact[0]) * Fraction(iteration, 40)) * 10
+        now = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
+        kept = strategies.keep_groups(jnp.arange(1.0, 11.0), chosen.filter, now)
+        assert kept.sum() == math.floor(wanted), iteration
+
+
 def test_the_critic_can_have_a_schedule_of_its_own():
     chosen = updates.settings(
         optimizer__schedule="constant", optimizer__critic_schedule="linear"
@@ -128,7 +155,6 @@ def test_updates_are_counted_for_each_use_of_the_episodes():
         (10, dict(filter__fraction=0.25), 6),
         (7, dict(filter__fraction=0.25, filter__rounding="down"), 2),
         (4, dict(filter__strategy="top_count", filter__count=3), 6),
-        (10, dict(filter__fraction=0.4, filter__fraction_end=0.1), 6),
         (10, dict(filter__strategy="percentile_range", filter__high=0.25), 4),
         (
             10,
@@ -156,6 +182,41 @@ def test_a_schedule_ends_with_the_run_whatever_the_filter_rounds(
     assert schedules.updates_expected(chosen) == 3 * episodes // 2
 
 
+@pytest.mark.parametrize(
+    ("fractions", "warmup", "rounding"),
+    [
+        ((0.25, 0.75), 0, "nearest"),
+        ((0.25, 1.0), 20, "nearest"),
+        ((0.9, 0.5), 0, "down"),
+        ((1.0, 0.25), 7, "nearest"),
+    ],
+)
+def test_a_schedule_ends_with_the_run_whose_fraction_of_kept_groups_moves(
+    fractions, warmup, rounding
+):
+    first, end = fractions
+    chosen = updates.settings(
+        rollout__prompts=8,
+        optimizer__minibatch=16,  # four groups
+        optimizer__schedule="linear",
+        optimizer__critic_warmup=warmup,
+        iterations=60,
+        filter__strategy="top_fraction",
+        filter__fraction=first,
+        filter__fraction_end=end,
+        filter__rounding=rounding,
+    )
+    made, score = [], jnp.arange(1.0, 9.0)
+    for iteration in range(60):
+        fraction = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
+        kept = int(strategies.keep_groups(score, chosen.filter, fraction).sum())
+        made.append(-(-kept * updates.GROUP_SIZE // 16))
+    assert schedules.updates_expected(chosen) == sum(made)
+    rate, learned = schedules.learning_rate(chosen, 1.0), sum(made[warmup:])
+    assert rate(learned - 1) > 0.0
+    assert rate(learned) == 0.0
+
+
 def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its_own():
     member = dict(name="frozen_lake", prompts=2)
     chosen = updates.settings(
@@ -172,6 +233,81 @@ def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its
         chosen, filter=dataclasses.replace(chosen.filter, scope="batch")
     )
     assert schedules.updates_expected(whole) == 3
+
+
+LAKES = dict.fromkeys("abcd", dict(name="frozen_lake", prompts=2))
+MIX = dict(env=dict(name="mix", thinking=True, mix=LAKES))
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        (dict(filter__strategy="top_p", filter__fraction=0.3), 3),
+        (dict(filter__strategy="top_p", filter__fraction=0.7, rollout__prompts=10), 7),
+        (dict(filter__strategy="top_p", filter__fraction=0.3, **MIX), 4),
+        (dict(filter__strategy="top_p", filter__fraction=0.6, **MIX), 8),
+        (
+            dict(
+                filter__strategy="top_p",
+                filter__fraction=0.5,
+                filter__prefer="smallest",
+            ),
+            8,
+        ),
+        (dict(filter__strategy="top_p_softmax", filter__fraction=0.9), 8),
+        (
+            dict(
+                filter__strategy="top_p_softmax",
+                filter__fraction=0.6,
+                filter__prefer="smallest",
+            ),
+            5,
+        ),
+        # Of five groups whose score is not 0, ranks 1 to 4; of six, 2 to 4.
+        (
+            dict(
+                filter__strategy="percentile_range",
+                filter__low=0.25,
+                filter__high=0.75,
+                rollout__prompts=6,
+            ),
+            3,
+        ),
+    ],
+)
+def test_a_schedule_counts_the_most_groups_that_scores_can_make_a_filter_keep(
+    changes, groups
+):
+    usual = dict(rollout__prompts=8, optimizer__minibatch=4, optimizer__microbatch=4)
+    chosen = updates.settings(iterations=1, **usual | changes)
+    assert schedules.updates_expected(chosen) == groups  # of four episodes each
+
+
+@pytest.mark.parametrize("prefer", ["largest", "smallest"])
+@pytest.mark.parametrize("strategy", ["top_p", "top_p_softmax", "percentile_range"])
+def test_no_scores_make_a_filter_keep_more_groups_than_a_schedule_counts(
+    strategy, prefer
+):
+    rng = np.random.default_rng(0)
+    # From groups that are nearly equal to groups that one outweighs, some of score 0.
+    score = 10.0 ** rng.uniform(-1, 1, (400, 7)) ** rng.integers(0, 3, (400, 1))
+    score = jnp.asarray(score * (rng.random((400, 7)) < 0.8), jnp.float32)
+    for fraction in (0.2, 0.5, 0.7, 0.95):
+        share = dict(fraction=fraction, low=fraction / 2, high=(1 + fraction) / 2)
+        chosen = updates.settings(
+            rollout__prompts=7,
+            optimizer__minibatch=4,
+            optimizer__microbatch=4,
+            iterations=1,
+            filter__strategy=strategy,
+            filter__prefer=prefer,
+            **{f"filter__{name}": value for name, value in share.items()},
+        )
+        keep = jax.vmap(
+            lambda x, c=chosen.filter: strategies.keep_groups(x, c, c.fraction)
+        )
+        most = int(keep(score).sum(axis=1).max())
+        assert 1 <= most <= schedules.updates_expected(chosen)
 
 
 def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windows():

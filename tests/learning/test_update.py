@@ -275,6 +275,26 @@ def test_minibatches_of_turns_differ_by_one_row_at_most():
     assert sorted(sum(shares, [])) == real.tolist()
 
 
+def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
+    """80,001 rows in twos: the number of the last times all rows is above 2**31."""
+    rows, minibatch = 80_001, 2
+    count, empty = -(-rows // minibatch), jnp.zeros((rows + 1, 1))
+    names = [field.name for field in dataclasses.fields(Batch)]
+    batch = Batch(**dict.fromkeys(names, empty)).replace(
+        tokens=jnp.arange(rows + 1), is_reply=empty == 0, weight=jnp.ones(rows + 1)
+    )
+
+    @jax.jit
+    @jax.vmap
+    def share(index):
+        order, size = jnp.arange(rows + 1), (jnp.int32(count), jnp.int32(rows))
+        picked = minibatches.even_share(batch, order, index, *size, minibatch)
+        return jnp.where(picked.weight > 0, picked.tokens, -1)
+
+    held = np.asarray(share(jnp.arange(count, dtype=jnp.int32)))
+    np.testing.assert_array_equal(np.sort(held[held >= 0]), np.arange(rows))
+
+
 def test_schedules_expect_an_update_of_every_turn_that_may_be_played():
     usual = dict(iterations=7, filter__fraction=0.5, optimizer__minibatch=8)
     whole = updates.settings(**usual)

@@ -122,6 +122,25 @@ def test_a_wrong_mix_is_refused(config, parts):
     assert [part for part in parts if part not in message] == [], message
 
 
+@pytest.mark.parametrize("label", ["frozen_lake", "lake"])
+def test_the_actions_of_an_environment_to_evaluate_are_checked_whatever_its_label(
+    label,
+):
+    wrong = {label: dict(name="frozen_lake", actions=5, actions_per_turn=9)}
+    with pytest.raises(SettingsError) as refusal:
+        settings.from_dict(config_of(evaluate=wrong))
+    assert f"{label}: actions_per_turn = 9 is more than actions = 5" in str(
+        refusal.value
+    )
+
+
+def test_a_file_of_ones_own_is_refused_too_many_actions_by_the_key_to_change():
+    config = config_of(name="my/lake.py")
+    config["rollout"].update(actions_per_turn=7, actions=5)
+    with pytest.raises(SettingsError, match=r"^rollout\.actions_per_turn = 7"):
+        settings.from_dict(config)
+
+
 def test_so_many_groups_as_each_environment_keeps_must_be_in_the_smallest():
     config = config_of(MIX)
     config["filter"].update(strategy="top_count", count=2)

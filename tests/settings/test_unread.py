@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
+from helpers import updates
 from helpers.paths import CONFIGS
 
 from ragen_jax import cli, settings
 from ragen_jax.errors import SettingsError
-from ragen_jax.learning import strategies
-from ragen_jax.settings import FILTER_STRATEGIES
+from ragen_jax.learning import filters, strategies
+from ragen_jax.settings import FILTER_METRICS, FILTER_STRATEGIES
 
 
 def check(*changes: str) -> None:
@@ -38,6 +39,21 @@ def check(*changes: str) -> None:
         ),
         (["algorithm=starpo", "filter.fraction=0.5"], "'none'", "top_fraction"),
         (["filter.count=3"], "filter.strategy = 'top_fraction'", "top_count"),
+        (["algorithm=starpo", "filter.scope=batch"], "'none'", "top_fraction"),
+        (
+            ["filter.strategy=within_group", "filter.scope=batch"],
+            "'within_group'",
+            "top_fraction",
+        ),
+        (["algorithm=starpo", "filter.with_penalty=True"], "'none'", "top_fraction"),
+        (
+            ["filter.metric=entropy", "filter.with_penalty=True"],
+            "filter.metric = 'entropy'",
+            "return_std",
+        ),
+        (["estimator=grpo", "optimizer.critic_lr=0.1"], "estimator = 'grpo'", "ppo"),
+        (["estimator=rloo", "optimizer.critic_schedule=linear"], "'rloo'", "ppo"),
+        (["estimator=reinforce_pp", "loss.value_clip=0.0"], "'reinforce_pp'", "ppo"),
     ],
 )
 def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
@@ -58,6 +74,9 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
         ["filter.strategy=top_count", "filter.count=3", "filter.prefer=smallest"],
         ["filter.strategy=none", "filter.keep_zero=True"],
         ["algorithm=starpo", "filter.reweight=True", "filter.with_penalty=True"],
+        ["algorithm=starpo", "filter.reweight=True", "filter.scope=batch"],
+        ["filter.metric=return_mean", "filter.with_penalty=True", "filter.scope=batch"],
+        ["estimator=turn_wise_gae", "optimizer.critic_lr=0.1", "loss.value_clip=0.0"],
     ],
 )
 def test_what_is_read_or_left_as_it_is_is_accepted(changes):
@@ -70,9 +89,46 @@ OTHERS = dict(
 )  # fmt: skip
 
 
+OF_THE_RUN = dict(scope="batch", with_penalty=True)  # not read by `keep_groups`
+
+
 def test_every_leaf_that_only_some_strategies_read_is_tried_below():
     known = frozenset().union(*(facts.reads for facts in FILTER_STRATEGIES.values()))
-    assert known == {f"filter.{name}" for name in OTHERS}
+    assert known == {f"filter.{name}" for name in OTHERS | OF_THE_RUN}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "metric", "name"),
+    [
+        ("none", "return_std", "scope"),
+        ("none", "return_std", "with_penalty"),
+        ("within_group", "return_std", "scope"),
+        ("top_fraction", "length", "with_penalty"),
+        ("top_fraction", "entropy", "with_penalty"),
+        ("top_fraction", "entropy_std", "with_penalty"),
+    ],
+)
+def test_scope_and_penalty_change_nothing_where_they_are_said_not_to_be_read(
+    strategy, metric, name
+):
+    facts = FILTER_STRATEGIES[strategy], FILTER_METRICS[metric]
+    assert not all(f"filter.{name}" in one.reads for one in facts)
+    task, rng = dict(name="frozen_lake", prompts=2), np.random.default_rng(0)
+    rows, episodes = updates.record()
+    rows = rows.replace(entropy=jnp.asarray(rng.random(rows.entropy.shape)))
+    episodes = episodes.replace(environment=episodes.group // 2)
+    kept = []
+    for change in ({}, {f"filter__{name}": OF_THE_RUN[name]}):
+        chosen = updates.settings(
+            env=dict(name="mix", thinking=True, mix=dict(one=task, other=task)),
+            filter__strategy=strategy,
+            filter__metric=metric,
+            filter__fraction=0.5,
+            **change,
+        )
+        found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+        kept.append(found.keep.tolist())
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("strategy", list(FILTER_STRATEGIES))

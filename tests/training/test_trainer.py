@@ -262,6 +262,23 @@ def test_equal_returns_are_the_cause_of_an_empty_batch_only_where_they_are_equal
     assert "standard deviation of 0.354" in said
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.354])
+@pytest.mark.parametrize("strategy", ["top_p", "min_p"])
+def test_negative_returns_are_the_cause_where_a_filter_ranks_by_them(
+    run, strategy, spread
+):
+    chosen = runs.settings(filter__strategy=strategy, filter__metric="return_mean")
+    cause = safety.why_nothing_is_kept(chosen, spread)
+    named = f"filter.strategy = {strategy!r}", "'return_mean' is negative"
+    assert all(part in cause for part in named)
+    assert "differ" not in cause and "earned the same" not in cause
+    assert "filter.margin" in cause or strategy == "min_p"
+    counts = dict(iteration=jnp.int32(4), skipped_empty=jnp.int32(4))
+    empty = weights.new_state(run).replace(**counts)
+    said = safety.nothing_learned(chosen, empty, spread)
+    assert said.endswith("begin with other values of those in another --workdir")
+
+
 def test_a_run_without_any_update_says_why_nothing_was_learned(run):
     state = weights.new_state(run).replace(iteration=jnp.int32(4))
     empty = state.replace(skipped_empty=jnp.int32(4))
