@@ -97,7 +97,7 @@ def _made_with(sizes: stages.Sizes, device: str) -> dict[str, str]:
         "device": device,
         "sizes": repr(sizes),
         "jax": importlib.metadata.version("jax"),
-        "code": facts.code_version(),
+        suite.CODE: facts.code_version(),
     }
 
 

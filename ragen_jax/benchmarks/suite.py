@@ -25,6 +25,9 @@ from ragen_jax.errors import UserError
 from ragen_jax.utils import atomic_files
 
 DONE, RUNNING = "done", "running"  # Other states are sentences.
+# What two results may differ in: who mends a stage on a machine lent for half an hour
+# has no time for the others once more. The report names each one's.
+CODE = "code"
 _GRACE = 15  # seconds from a request to end to the end
 _LEAST = 60.0  # seconds: with less than that left no stage begins
 # How the line begins that names an error, Python's or one of this project's scripts.
@@ -102,7 +105,8 @@ def run(
 ) -> list[Result]:
     """All stages that are not done, those that were tried least often first.
 
-    What was measured with other things than these is put into a folder OUT/before_N.
+    What was measured with other things than these is put into a folder OUT/before_N,
+    but for what other code has measured: it stays, and is said to be so.
 
     Args:
       out: a folder, made if it is not there. Its report.md is written after each stage.
@@ -120,7 +124,7 @@ def run(
     for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
         result = read(out, stage.name)
         if result.state == DONE:
-            status(f"{stage.name}: done before")
+            status(f"{stage.name}: {_done_before(out, result, made_with)}")
             continue
         left = end - _GRACE - time.monotonic()
         if left < _LEAST:
@@ -134,6 +138,13 @@ def run(
     return _write_report(out, stages)
 
 
+def _done_before(out: Path, result: Result, made_with: Mapping[str, str]) -> str:
+    if result.made_with.get(CODE) == made_with.get(CODE):
+        return "done before"
+    file = out / f"{result.stage}.json"
+    return f"done before, with other code (to measure it again, delete {file})"
+
+
 def _set_aside(
     out: Path,
     stages: Sequence[Stage],
@@ -145,8 +156,9 @@ def _set_aside(
     names = []
     for stage in stages:
         was = read(out, stage.name).made_with
-        if (out / f"{stage.name}.json").exists() and was != made_with:
-            others |= {key for key in made_with if was.get(key) != made_with[key]}
+        differing = {key for key in made_with if was.get(key) != made_with[key]}
+        if (out / f"{stage.name}.json").exists() and differing - {CODE}:
+            others |= differing
             names.append(stage.name)
     if not names:
         return
@@ -316,7 +328,9 @@ def _everything(stages: Sequence[Stage], results: Sequence[Result]) -> Iterator[
         yield f"## {stage.name}: {stage.answers}"
         yield ""
         tried = f"attempt {result.attempts}, " if result.attempts > 1 else ""
-        begun = f"{result.state} ({tried}{result.seconds:.0f} s)"
+        code = result.made_with.get(CODE)
+        by = f", code {code}" if code else ""
+        begun = f"{result.state} ({tried}{result.seconds:.0f} s{by})"
         yield begun if result.attempts else "not begun"
         yield ""
         for title, figures in result.tables.items():

@@ -159,6 +159,20 @@ def test_what_was_made_on_another_device_is_set_aside_and_measured_again(tmp_pat
     assert [each.made_with for each in kept] == [there, HERE]
 
 
+def test_what_other_code_has_measured_stays_and_is_said_to_be_so(tmp_path):
+    known = {"first": {"figure": 1.0}}
+    suite.write(tmp_path, Result("quick", DONE, 1, 5.0, known, HERE | {"code": "a0b1"}))
+    lines: list[str] = []
+    now = HERE | {"code": "c2d3"}
+    suite.run(tmp_path, STAGES[:1], ["false"], 20.0, now, lines.append)
+    file = tmp_path / "quick.json"
+    assert lines == [
+        f"quick: done before, with other code (to measure it again, delete {file})"
+    ]
+    assert suite.read(tmp_path, "quick").tables == known
+    assert "done (5 s, code a0b1)" in (tmp_path / "report.md").read_text()
+
+
 def test_results_of_small_sizes_are_not_those_of_large_ones():
     small, full = (
         gpu_suite._made_with(x, "1 x gpu") for x in (stages.SMOKE, stages.FULL)
