@@ -260,6 +260,7 @@ def is_there(number: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_with_the_suite_ends_its_stage(tmp_path, number):
     process, stage = started(tmp_path, LAUNCHED)

@@ -139,9 +139,8 @@ def written_by_the_host(found: Demonstrated, index: int):
     return tokens, is_reply, game
 
 
-@pytest.mark.parametrize(
-    "reply_tokens", [pytest.param(ENOUGH, marks=pytest.mark.slow), TOO_FEW]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("reply_tokens", [ENOUGH, TOO_FEW])
 def test_a_demonstrated_episode_is_the_dialogue_that_the_host_writes(reply_tokens):
     found = demonstrated(reply_tokens)
     ends, turns = set(), set()

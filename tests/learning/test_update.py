@@ -178,7 +178,10 @@ def _spoil(x, index) -> np.ndarray:
     return spoilt
 
 
-@pytest.mark.parametrize("what", ["a reward", "the actor", "the critic"])
+@pytest.mark.parametrize(
+    "what",
+    ["a reward", "the actor", pytest.param("the critic", marks=pytest.mark.slow)],
+)
 def test_a_nan_leaves_both_models_and_both_optimizers_as_they_were(what):
     rows, episodes, start = _with_nan(what)
     run = program("ppo, starpo")

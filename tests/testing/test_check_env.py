@@ -188,6 +188,7 @@ def _of_any_split(lake):
     return dataclasses.replace(lake, reset=reset)
 
 
+@pytest.mark.slow
 def test_levels_that_are_of_several_splits_are_found_and_counted(monkeypatch):
     monkeypatch.setattr(splits, "_SECONDS", 600.0)  # However busy the machine is.
     lake = frozen_lake.make(dataclasses.replace(LAKE, size=3))
