@@ -79,7 +79,9 @@ def used() -> tuple[float, float]:
 
 def files(place: Path) -> set[str]:
     """All that lies below a folder."""
-    return {str(path.relative_to(place)) for path in place.rglob("*")}
+    found = (path.relative_to(place) for path in place.rglob("*"))
+    # Python keeps what it compiles of the files that it executes.
+    return {str(path) for path in found if "__pycache__" not in path.parts}
 
 
 def _watch_compiler() -> None:
