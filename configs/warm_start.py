@@ -11,16 +11,23 @@ scores. One variant:
       --first_stage=sokoban_boards --last_stage=sokoban_dialogues --out=my_solver
 
 goes on from the embedded model with what a solver does in rooms of Sokoban, and forgets
-the other environments.
+the other environments. Another,
+
+  python launch/warm_start.py --config=configs/warm_start.py:symbols --start=my_solver \
+      --out=my_tiny_sokoban
+
+adds three layers, which learn to read rooms in whatever symbols the prompt explains.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "", "smoke" or "solver"."""
-    if variant not in ("", "smoke", "solver"):
-        raise ValueError(f"unknown variant {variant!r}; choose '', 'smoke' or 'solver'")
+    """Returns the settings; `variant` is "", "smoke", "solver" or "symbols"."""
+    if variant not in ("", "smoke", "solver", "symbols"):
+        raise ValueError(
+            f"unknown variant {variant!r}; choose '', 'smoke', 'solver' or 'symbols'"
+        )
     config = ConfigDict()
     config.seed = 0
     config.model = "tiny"  # The embedded model, its shape, words and stages.
@@ -89,7 +96,7 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     config.bandit_mixed = _stage(170, lr=1e-3, random_plan=0.65, draws=9, rows=16)
     config.bandit_mixed.update(context=704, kinds="all")
-    if variant == "solver":
+    if variant in ("solver", "symbols"):
         config.sokoban.demonstrator.update(ignore_target=0.0, noise=0.05)
         config.sokoban_boards = _stage(
             1100, lr=2e-3, random_plan=0.0, draws=21, rows=48, context=176
@@ -99,6 +106,8 @@ def get_config(variant: str = "") -> ConfigDict:
             240, lr=7e-4, random_plan=0.0, draws=22, rows=16, context=704
         )
         config.sokoban_dialogues.kinds = "sokoban"
+    if variant == "symbols":
+        _read_symbols(config)
     if variant == "smoke":
         for section in config.values():
             if isinstance(section, ConfigDict) and "steps" in section:
@@ -106,6 +115,28 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optimizer = dict(warmup=100, beta2=0.98, weight_decay=0.01, clip_norm=1.0)
     config.log_every = 1 if variant == "smoke" else 25
     return config
+
+
+def _read_symbols(config: ConfigDict) -> None:
+    """The stages of `tiny_sokoban`: behind a legend alone, in the prompt, and played.
+
+    The first two teach new first layers to read each cell as what it means; `kinds`
+    draws symbols for each row, most steps are on short rows.
+    """
+    config.model = "tiny_sokoban"
+    config.symbols_legend = _stage(
+        2000, lr=3e-3, random_plan=0.0, draws=31, rows=64, context=88
+    )
+    config.symbols_legend.update(short=True, read_layers=3)
+    config.symbols_prompt = _stage(
+        600, lr=1e-3, random_plan=0.0, draws=32, rows=32, context=384
+    )
+    config.symbols_prompt.read_layers = 3
+    config.symbols_dialogues = _stage(
+        240, lr=7e-4, random_plan=0.0, draws=33, rows=16, context=704
+    )
+    for name in ("symbols_legend", "symbols_prompt", "symbols_dialogues"):
+        config[name].kinds = "sokoban_in_any_symbols"
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:
@@ -120,5 +151,6 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             short=False,
             kinds="lakes",
             new_words=False,
+            read_layers=0,
         )
     )

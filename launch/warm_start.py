@@ -25,7 +25,7 @@ from absl import flags
 from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.models.presets import SHAPES
-from ragen_jax.warm_start import STAGES, checks
+from ragen_jax.warm_start import GROWN, STAGES, checks
 
 _CONFIG = cli.define_config("configs/warm_start.py")
 _OUT = flags.DEFINE_string("out", "runs/tiny", "Folder to write; must not exist.")
@@ -81,7 +81,12 @@ def _stages(model: str) -> tuple[str, ...]:
                 f"--{flag}_stage={name} is no stage of {model}: choose one of"
                 f" {', '.join(known)}"
             )
-    if (first != known[0]) != bool(_START.value):
+    if model in GROWN and not _START.value:
+        raise UserError(
+            f"{model} begins with the weights of another model: give --start, a folder"
+            " that --config=configs/warm_start.py:solver wrote"
+        )
+    if model not in GROWN and (first != known[0]) != bool(_START.value):
         raise UserError(
             f"--first_stage={first} and --start={_START.value} do not go"
             f" together: {known[0]} begins a new model, later stages need --start"

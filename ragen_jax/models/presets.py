@@ -30,6 +30,7 @@ TINY = ModelConfig(
     longest_context=4096,
 )
 
+TINY_SOKOBAN = dataclasses.replace(TINY, layers=8)
 TINY_WORDS = dataclasses.replace(TINY, vocabulary=2048)
 
 _QWEN = ModelConfig(
@@ -57,6 +58,7 @@ def _qwen(**changes) -> ModelConfig:
 # models.
 SHAPES = {
     "tiny": TINY,
+    "tiny_sokoban": TINY_SOKOBAN,
     "tiny_words": TINY_WORDS,
     "smollm2": ModelConfig(
         family="llama",

@@ -6,6 +6,7 @@ that reading a board is a matter of attention and not of spelling; so is each na
 arm of Bandit, and what ends a line of the shop's pages.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 
 from tokenizers import (
@@ -20,6 +21,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 1024
+_SPACE = "Ġ"  # as byte-level BPE spells it
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 # First match wins. Tags; a board's last cell with its newline; " (1" and ", 2)";
@@ -91,6 +93,38 @@ def train_tokenizer(
         coordinates = "".join(f" ({r}, {c})" for r in range(10) for c in range(10))
         texts = [*texts, *[_OTHER_ENVIRONMENTS, coordinates] * 20]
     tokenizer.train_from_iterator(texts, trainer)
+    fast = _with_template(tokenizer)
+    add_words(fast, words)
+    fast.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    return fast
+
+
+def with_cells(
+    tokenizer: PreTrainedTokenizerFast, symbols: Iterable[str]
+) -> PreTrainedTokenizerFast:
+    """A tokenizer to which each symbol with its leading space is one token, as well.
+
+    The new tokens are the last merges: a text is cut as before, but for a space and a
+    letter that were two pieces next to each other. Their ids come before those of
+    `add_words`, which move up, as the library gives such words ids behind all merges.
+
+    Args:
+      tokenizer: one of `train_tokenizer`'s.
+      symbols: one ASCII character each, or one that is a token already.
+    """
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = described["model"]
+    first = 1 + max(model["vocab"].values())
+    new = [s for s in symbols if len(tokenizer.tokenize(f" {s}")) > 1]
+    for token_id, symbol in enumerate(new, first):
+        model["vocab"][f"{_SPACE}{symbol}"] = token_id
+        model["merges"].append([_SPACE, symbol])
+    for word in described["added_tokens"]:
+        word["id"] += len(new) if word["id"] >= first else 0
+    return _with_template(Tokenizer.from_str(json.dumps(described)))
+
+
+def _with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -99,8 +133,6 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = _TEMPLATE
-    add_words(fast, words)
-    fast.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return fast
 
 

@@ -49,6 +49,7 @@ _STAGE = {
     "draws": _whole(0, 2**31 - 1),
     "short": _FLAG,
     "new_words": _FLAG,
+    "read_layers": _whole(0, 1000),
 }
 
 

@@ -1,10 +1,9 @@
 """Training on demonstrations, stage after stage."""
 
-import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -15,19 +14,18 @@ import optax
 from ragen_jax.errors import UserError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
+from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import partial_reads, sources
 from ragen_jax.models.presets import EMBEDDED, SHAPES
-from ragen_jax.rollout import demonstrate
-from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
-from ragen_jax.text.phrases import tokenize_phrases
 from ragen_jax.text.token_bytes import highest_id
+from ragen_jax.warm_start import batches, growth, reading
 from ragen_jax.warm_start.recipe import (
     KINDS,
     LAKES,
     MARKS,
+    SYMBOLS,
     WORDS,
-    Variant,
     corpus,
     make_variant,
     words_corpus,
@@ -58,7 +56,8 @@ def begin(config, start: str | None):
                 f" wrote, or {' or '.join(map(repr, EMBEDDED))}"
             )
         source = sources.locate(start)
-        if source.read_config() != shape:
+        found = source.read_config()
+        if not growth.can_grow(found, shape):
             raise UserError(
                 f"--start={start} is a model of another shape: choose one that"
                 " this script wrote"
@@ -71,10 +70,11 @@ def begin(config, start: str | None):
                 f"--start={start} has a tokenizer of another kind: choose one that this"
                 " script wrote"
             )
-        declared = parameters.declare(shape)
-        read = source.open_parameters(shape, declared)
+        declared = parameters.declare(found)
+        read = source.open_parameters(found, declared)
         read = partial_reads.finite_reader(read, source.name)
-        return tokenizer, jax.device_put(partial_reads.read_tree(read, declared))
+        weights = partial_reads.read_tree(read, declared)
+        return _grown(tokenizer, weights, found, config)
     tokenizer = tiny_tokenizer.train_tokenizer(
         _texts(config), WORDS[config.model], MARKS[config.model], shape.vocabulary
     )
@@ -84,6 +84,19 @@ def begin(config, start: str | None):
     if config.model == "tiny_words":
         weights = _take_over("tiny", weights, tokenizer)
     return tokenizer, weights
+
+
+def _grown(tokenizer, weights, found: ModelConfig, config):
+    """A model that is there, with the layers and symbols that it still lacks."""
+    shape = SHAPES[config.model]
+    if found.layers < shape.layers:
+        weights = growth.deepen(weights, found, shape)
+    if symbols := SYMBOLS[config.model]:
+        old, tokenizer = tokenizer, tiny_tokenizer.with_cells(tokenizer, symbols)
+        weights = growth.add_tokens(
+            weights, old.get_vocab(), tokenizer.get_vocab(), jax.random.key(config.seed)
+        )
+    return tokenizer, jax.device_put(weights)
 
 
 def _take_over(model: str, weights, tokenizer):
@@ -122,65 +135,46 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
     Raises:
       UserError: if the loss or the weights are no longer finite.
     """
-    stage = config[name]
+    stage, shape = config[name], SHAPES[config.model]
     if stage.new_words:
-        weights = _redraw_words(weights, tokenizer, config.seed)
+        added = tokenizer.added_tokens_decoder.items()
+        words = jnp.array([k for k, token in added if not token.special])
+        weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
     variants = [
         make_variant(config, kind, random_plan=stage.random_plan) for kind in kinds
     ]
-    batches = [
-        _batches(pieces, tokenizer, variant, stage, config.model)
+    draws = [
+        batches.make(pieces, tokenizer, variant, stage, shape.vocabulary)
         for variant in variants
     ]
-    return _train(weights, batches, [k.weight for k in kinds], stage, config, name)
+    shares = [kind.weight for kind in kinds]
+    if stage.read_layers:
+        first, others = reading.split(weights, stage.read_layers)
+        loss = functools.partial(reading.loss, others=others, config=shape)
+        first = _train(first, draws, shares, loss, stage, config, name)
+        return reading.join(first, others)
+
+    def imitate(weights, batch):
+        loss = supervised.imitation_loss(
+            weights, batch.tokens, batch.is_reply, shape, batch.opening
+        )
+        return loss, batch.success.mean()
+
+    return _train(weights, draws, shares, imitate, stage, config, name)
 
 
-def _redraw_words(weights, tokenizer, seed: int):
-    """New embeddings, as long as the others, for the words that are one token each.
+def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str):
+    """Adam on a loss; each step draws one of the batches by its share.
 
-    A token that no stage has met is pushed away from every reply, like all the others
-    of its kind, until they point the same way: at the cosine of 0.99 that was measured,
-    two names are one to the model, and it cannot learn to copy them.
+    Args:
+      weights: what is trained.
+      draws: functions from a key to a batch.
+      shares: how often each is drawn, beside the others.
+      loss_of: from weights and batch to float32[], the loss, and float32[] in 0 .. 1,
+        shown beside it: the demonstrator's success, or the cells that are read rightly.
+      stage, config, name: the stage's section, all, and its name.
     """
-    words = [k for k, t in tokenizer.added_tokens_decoder.items() if not t.special]
-    table = weights["embedding"]
-    length = jnp.linalg.norm(table, axis=1).mean()
-    drawn = jax.random.normal(jax.random.key(seed), (len(words), table.shape[1]))
-    drawn *= length / jnp.linalg.norm(drawn, axis=1, keepdims=True)
-    return {**weights, "embedding": table.at[jnp.array(words)].set(drawn)}
-
-
-def _batches(
-    pieces, tokenizer, variant: Variant, stage, model: str
-) -> tuple[Callable, jax.Array]:
-    """A function from a key to demonstrated rows; int32[S], how all rows begin."""
-    texts = prompts_lib.make_dialogue(
-        variant.env, variant.limits, pieces, thinking=variant.thinking
-    )
-    if stage.short:  # No system prompt: only the pieces around the first observation.
-        opening = (pieces.after_reply, *texts.phrases[1:])
-        texts = dataclasses.replace(texts, phrases=opening)
-    tokens = prompts_lib.tokenize_dialogue(
-        texts, variant.env, pieces, tokenizer, SHAPES[model].vocabulary
-    )
-    reply_table = tokenize_phrases(tokenizer, variant.env.reply_phrases)
-    stop = tokenizer.convert_tokens_to_ids(_STOP)
-    held = variant.short_context if stage.short else variant.context
-    context = min(stage.context, held)
-
-    def batch(key):
-        return jax.vmap(
-            lambda key: demonstrate.demonstrate_episode(
-                key, variant.env, texts, tokens, reply_table, stop, context
-            )
-        )(jax.random.split(key, stage.rows * variant.rows))
-
-    return batch, jnp.array(prompts_lib.opening_tokens(tokens))
-
-
-def _train(weights, batches: list, shares: list, stage, config, name: str):
-    """Adam on the imitation loss; each step draws one of `batches` by its share."""
     settings = config.optimizer
     schedule = optax.warmup_cosine_decay_schedule(
         0.0,
@@ -195,38 +189,36 @@ def _train(weights, batches: list, shares: list, stage, config, name: str):
     )
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def update(weights, state, tokens, is_reply, prefix):
-        loss, gradient = jax.value_and_grad(supervised.imitation_loss)(
-            weights, tokens, is_reply, SHAPES[config.model], prefix
-        )
+    def update(weights, state, batch):
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, rate), gradient = gradient_of(weights, batch)
         change, state = optimizer.update(gradient, state, weights)
-        return optax.apply_updates(weights, change), state, loss
+        return optax.apply_updates(weights, change), state, loss, rate
 
-    draw = [jax.jit(batch) for batch, _ in batches]
+    draw = [jax.jit(batch) for batch in draws]
     state, started = optimizer.init(weights), time.time()
     choice = np.random.default_rng(config.seed)
     root = jax.random.key(_draw_seed(config.seed, stage.draws))
     share = np.array(shares) / sum(shares)
-    losses, successes = [], []
+    shown = "cells read rightly" if stage.read_layers else "demonstrator's success"
+    losses, rates = [], []
     for step in range(1, stage.steps + 1):
         which = choice.choice(len(draw), p=share)
-        tokens, is_reply, success = draw[which](jax.random.fold_in(root, step))
-        weights, state, loss = update(
-            weights, state, tokens, is_reply, batches[which][1]
-        )
+        batch = draw[which](jax.random.fold_in(root, step))
+        weights, state, loss, rate = update(weights, state, batch)
         losses.append(loss)
-        successes.append(success)
+        rates.append(rate)
         if step % config.log_every == 0 or step == stage.steps:
             left = (time.time() - started) / step * (stage.steps - step)
             mean = float(jnp.stack(losses).mean())
             _check_loss(name, step, mean)
             print(
                 f"{name} {step:5d}/{stage.steps}  loss {mean:.4f}"
-                f"  demonstrator's success {jnp.concatenate(successes).mean():.3f}"
+                f"  {shown} {jnp.stack(rates).mean():.3f}"
                 f"  {left:5.0f} s left",
                 flush=True,
             )
-            losses, successes = [], []
+            losses, rates = [], []
     _check_weights(name, weights)
     return weights
 

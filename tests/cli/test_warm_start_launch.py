@@ -26,6 +26,9 @@ CONFIG = f"--config={ROOT / 'configs' / 'warm_start.py'}:smoke"
 TINY = ROOT / "ragen_jax" / "models" / "tiny"
 
 
+_SMALL = ("steps", "rows")
+
+
 def warm_start(*arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     return subprocess.run(
@@ -157,3 +160,50 @@ def test_later_stages_without_a_model_are_refused(tmp_path):
     assert (ended.code, ended.output, ended.made) == (2, "", [])
     assert "later stages need --start" in ended.errors
     assert ended.errors.startswith("error: ") and ended.errors.count("\n") == 1
+
+
+def test_a_model_that_grows_from_another_one_is_not_begun_without_it(tmp_path):
+    config = f"--config={ROOT / 'configs' / 'warm_start.py'}:symbols"
+    ended = warm_process.attempt(SCRIPT, [config, f"--out={tmp_path / 'o'}"], tmp_path)
+    assert (ended.code, ended.output, ended.made) == (2, "", [])
+    assert ended.errors == (
+        "error: tiny_sokoban begins with the weights of another model: give --start, a"
+        " folder that --config=configs/warm_start.py:solver wrote\n"
+    )
+
+
+@pytest.mark.slow
+def test_stages_of_symbols_add_layers_that_alone_learn_to_read(tmp_path):
+    out = tmp_path / "out"
+    stages_of = ("symbols_legend", "symbols_prompt", "symbols_dialogues")
+    ended = subprocess.run(
+        [
+            *(sys.executable, str(SCRIPT)),
+            f"--config={ROOT / 'configs' / 'warm_start.py'}:symbols",
+            *(f"--start={TINY}", f"--out={out}", "--last_stage=symbols_prompt"),
+            *(f"--config.{name}.{key}=1" for name in stages_of for key in _SMALL),
+        ],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "symbols_prompt     1/1" in ended.stdout
+    assert "cells read rightly" in ended.stdout
+    before, after = (load_file(folder / "model.safetensors") for folder in (TINY, out))
+    for name, tensor in before.items():
+        if "layers." in name:  # They stand three layers higher now, as they were.
+            layer = int(name.split(".")[2])
+            name = name.replace(f"layers.{layer}.", f"layers.{layer + 3}.")
+            np.testing.assert_array_equal(tensor, after[name], err_msg=name)
+    assert np.abs(after["model.layers.0.mlp.down_proj.weight"]).max() > 0
+    old, new = (sources.locate(str(f)).read_tokenizer() for f in (TINY, out))
+    for word in ("Tutor", " Up", "<|im_end|>"):
+        ids = [t.encode(word, add_special_tokens=False) for t in (old, new)]
+        rows = [
+            w["model.embed_tokens.weight"][i]
+            for w, i in zip((before, after), ids, strict=True)
+        ]
+        np.testing.assert_array_equal(*rows)
+    assert len(new) == 1024 and new.decode(new.encode(" W")) == " W"

@@ -9,26 +9,34 @@ from helpers.paths import ROOT
 
 from ragen_jax import cli
 from ragen_jax.errors import UserError
+from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
 from ragen_jax.warm_start import stages
+from ragen_jax.warm_start.batches import Batch
 
 
 def test_a_loss_that_is_not_finite_ends_the_stage_and_names_its_rate(
-    monkeypatch, capsys
+    capsys,
 ):
     small = models.small_config(500, layers=1)
-    monkeypatch.setitem(stages.SHAPES, "tiny", small)
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:smoke")
     config.log_every, config.lake_boards.lr = 1, 1e30
 
     def batch(key):
         tokens = jax.random.randint(key, (2, 8), 0, small.vocabulary)
-        return tokens, jnp.ones((2, 8), bool), jnp.ones(2)
+        opening = jnp.zeros(1, jnp.int32)
+        return Batch(tokens, jnp.ones((2, 8), bool), jnp.ones(2), opening)
+
+    def loss_of(weights, batch):
+        loss = supervised.imitation_loss(
+            weights, batch.tokens, batch.is_reply, small, batch.opening
+        )
+        return loss, batch.success.mean()
 
     weights = parameters.initialize(jax.random.key(0), parameters.declare(small))
-    name, batches = "lake_boards", [(batch, jnp.zeros(1, jnp.int32))]
+    name = "lake_boards"
     with pytest.raises(UserError) as caught:
-        stages._train(weights, batches, [1.0], config[name], config, name)
+        stages._train(weights, [batch], [1.0], loss_of, config[name], config, name)
     wanted = "lake_boards: the loss is nan at step 3: lower lake_boards.lr"
     assert str(caught.value) == wanted
     assert "nan" not in capsys.readouterr().out

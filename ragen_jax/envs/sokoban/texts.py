@@ -68,8 +68,7 @@ def instruction(settings: Sokoban) -> str:
     """The rules for the system prompt; short, since small models read it too."""
     size, symbols = settings.size, ""
     if settings.observation != "coordinates":
-        pairs = zip(settings.symbols, MEANINGS, strict=True)
-        symbols = f" Symbols: {', '.join(f'{s} {meaning}' for s, meaning in pairs)}."
+        symbols = f" {legend(settings)}"
     if settings.observation != "grid":
         symbols += " The border is wall; Walls lists the others."
     goal = "the box onto the target"
@@ -82,6 +81,12 @@ def instruction(settings: Sokoban) -> str:
         " behind it is free. You cannot pull a box or push two at once. A box against a"
         f" wall may be stuck for good. Actions: {', '.join(ACTION_NAMES)}."
     )
+
+
+def legend(settings: Sokoban) -> str:
+    """What each symbol of a drawn room means: a sentence of `instruction`."""
+    pairs = zip(settings.symbols, MEANINGS, strict=True)
+    return f"Symbols: {', '.join(f'{symbol} {meaning}' for symbol, meaning in pairs)}."
 
 
 def landmarks(state: State, settings: Sokoban) -> jax.Array:

@@ -1,0 +1,91 @@
+"""Rows of demonstrations, drawn anew in each step."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.envs.base import Environment
+from ragen_jax.rollout import demonstrate
+from ragen_jax.text import prompts as prompts_lib
+from ragen_jax.text import tiny_tokenizer
+from ragen_jax.text.phrases import tokenize_phrases
+from ragen_jax.warm_start import looks
+from ragen_jax.warm_start.recipe import Variant
+
+
+class Batch(NamedTuple):
+    """Demonstrated rows."""
+
+    tokens: jax.Array  # int32[R, T]
+    is_reply: jax.Array  # bool[R, T], to be imitated
+    success: jax.Array  # bool[R], of the demonstrator
+    opening: jax.Array | None  # int32[S], how all rows begin, if they do
+    # int32[R, T], the rows in the environment's own symbols, and int32[], where the
+    # first message begins; where a stage reads symbols.
+    meant: jax.Array | None = None
+    opening_length: jax.Array | None = None
+
+
+def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:
+    """A function from a key to a Batch, for `jit`."""
+    dialogues = [
+        _dialogue(env, legend, variant, pieces, stage.short)
+        for env, legend in variant.looks or ((variant.env, ""),)
+    ]
+    tokens = prompts_lib.tokenize_dialogue(
+        dialogues[0], variant.env, pieces, tokenizer, vocabulary
+    )
+    reply_table = tokenize_phrases(tokenizer, variant.env.reply_phrases)
+    stop = tokenizer.convert_tokens_to_ids(tiny_tokenizer.END)
+    held = variant.short_context if stage.short else variant.context
+    context, rows = min(stage.context, held), stage.rows * variant.rows
+
+    def play(key, tokens):
+        return demonstrate.demonstrate_episode(
+            key, variant.env, dialogues[0], tokens, reply_table, stop, context
+        )
+
+    if not variant.looks:
+        opening = jnp.array(prompts_lib.opening_tokens(tokens))
+
+        def as_it_is(key):
+            keys = jax.random.split(key, rows)
+            return Batch(*jax.vmap(play, (0, None))(keys, tokens), opening)
+
+        return as_it_is
+    drawn, offset = looks.tokenize(dialogues, tokenizer), dialogues[0].env_offset
+    # Rows that begin alike share their opening; where they need not, each has its own.
+    is_shared = not (stage.short or stage.read_layers)
+
+    def in_looks(key):
+        look_key, key = jax.random.split(key)
+        shape = () if is_shared else (rows,)
+        which = jax.random.randint(look_key, shape, 0, len(dialogues))
+        keys = jax.random.split(key, rows)
+        played = jax.vmap(
+            lambda key, index: play(key, looks.put_on(tokens, drawn, index, offset))
+        )(keys, jnp.broadcast_to(which, (rows,)))
+        batch = Batch(*played, drawn.openings[which] if is_shared else None)
+        if not stage.read_layers:
+            return batch
+        meant, _, _ = jax.vmap(play, (0, None))(keys, tokens)
+        length = prompts_lib.opening_length(tokens)
+        return batch._replace(meant=meant, opening_length=length)
+
+    return in_looks
+
+
+def _dialogue(env: Environment, legend: str, variant: Variant, pieces, short: bool):
+    """The texts of a row: whole, or with a legend alone in place of the prompt."""
+    texts = prompts_lib.make_dialogue(
+        env, variant.limits, pieces, thinking=variant.thinking
+    )
+    if not short:
+        return texts
+    opening = pieces.after_reply
+    if legend:
+        opening = f"system\n {legend}{opening}"
+    return dataclasses.replace(texts, phrases=(opening, *texts.phrases[1:]))

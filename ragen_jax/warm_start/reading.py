@@ -1,0 +1,85 @@
+"""Layers that read symbols as what the prompt says they are.
+
+The first layers learn to turn each cell of a board into the embedding of the symbol
+that the layers above already know for it, and to leave all other tokens as they are.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.models import transformer
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.warm_start.batches import Batch
+
+_RARE = 6.0  # Weight of a cell of a rarer symbol than the two most frequent ones.
+_OTHERS = 0.5  # of the mean over the tokens that are to stay as they are
+
+
+def split(weights: Parameters, layers: int) -> tuple[Parameters, Parameters]:
+    """So many first layers, and everything else."""
+    first = jax.tree.map(lambda leaf: leaf[:layers], weights["layers"])
+    above = jax.tree.map(lambda leaf: leaf[layers:], weights["layers"])
+    return first, {**weights, "layers": above}
+
+
+def join(first: Parameters, others: Parameters) -> Parameters:
+    """The whole model: `split` undone."""
+    layers = jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves), first, others["layers"]
+    )
+    return {**others, "layers": layers}
+
+
+def loss(
+    first: Parameters, batch: Batch, others: Parameters, config: ModelConfig
+) -> tuple[jax.Array, jax.Array]:
+    """How far the first layers are from reading each cell as what it means.
+
+    Args:
+      first: the first n layers, which learn.
+      batch: with `meant` and `opening_length`.
+      others: with the embedding, which does not learn here.
+      config: of the whole model.
+
+    Returns:
+      float32[], the squared distance of hidden states after the layers to embeddings,
+      in units of the embedding's mean square, in the mean over features and cells, with
+      half of the mean over other tokens; and float32[], the share of cells whose hidden
+      state points most nearly to what they mean, of all that is meant in the batch.
+    """
+    table = others["embedding"]
+    read = _hidden_states(first, table, batch.tokens, config)
+    is_behind = jnp.arange(batch.tokens.shape[1]) >= batch.opening_length
+    meant = jnp.where(is_behind, batch.meant, batch.tokens)
+    is_cell = meant != batch.tokens
+    wanted = table[meant]
+    # Not of normalized states: the layers above add to these as they are.
+    distance = ((read - wanted) ** 2).mean(-1) / (wanted**2).mean(-1)
+
+    counts = jnp.zeros(table.shape[0]).at[meant].add(is_cell)
+    is_rare = counts < jax.lax.top_k(counts, 2)[0][1]
+    weight = is_cell * jnp.where(is_rare[meant], _RARE, 1.0)
+    is_other = ~is_cell & (jnp.cumsum(batch.tokens[:, ::-1] != 0, 1)[:, ::-1] > 0)
+    total = _mean(distance, weight) + _OTHERS * _mean(distance, is_other)
+
+    directions = table / jnp.linalg.norm(table, axis=1, keepdims=True)
+    closeness = jnp.where(counts > 0, read @ directions.T, -jnp.inf)
+    return total, _mean(closeness.argmax(-1) == meant, is_cell)
+
+
+def _hidden_states(
+    layers: Parameters, table: jax.Array, tokens: jax.Array, config: ModelConfig
+) -> jax.Array:
+    """float32[R, T, D] after some first layers, as the layers above are given them."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+    def one_layer(x, layer):
+        attend = lambda *own: (transformer.causal_attention(*own), None)
+        return transformer.block(layer, x, positions, config, attend)[0], None
+
+    return jax.lax.scan(one_layer, table[tokens], layers)[0]
+
+
+def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
+    return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
