@@ -103,7 +103,7 @@ def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
         qkv_bias=family == "qwen2",
         longest_context=_size(config, "max_position_embeddings", where),
         qk_norm=family == "qwen3",
-        rope_scaling=_rope_scaling(rope, where),
+        rope_scaling=_rope_scaling(config, rope, where),
     )
     _check_features(config, read, where)
     return read
@@ -142,6 +142,11 @@ def _rope(config: dict[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(config.get(key, {}), dict):
             raise _unusable(key, config[key], where)
     nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in nested.values()):
+        raise UserError(
+            f"{where}: rotary positions differ by the kind of a layer, which is not"
+            " supported; choose a model whose layers all rotate alike"
+        )
     outer = {key: config[key] for key in _OUTER_ROPE_KEYS if key in config}
     rope = outer | {key: value for key, value in nested.items() if value is not None}
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -158,11 +163,19 @@ def _rope(config: dict[str, Any], where: str) -> dict[str, Any]:
     return rope | {"rope_type": kind}
 
 
-def _rope_scaling(rope: dict[str, Any], where: str) -> RopeScaling | None:
+def _rope_scaling(
+    config: dict[str, Any], rope: dict[str, Any], where: str
+) -> RopeScaling | None:
     if rope["rope_type"] == "default":
         return None
     key = _SCALING_KEYS["original_context"]
     values: dict[str, Any] = {"original_context": _size(rope, key, where)}
+    # transformers 5 takes the outer one, transformers 4 the other.
+    if (outer := config.get(key, rope[key])) != rope[key]:
+        raise UserError(
+            f"{where}: {key} is {outer!r} here and {rope[key]!r} beside rope_type;"
+            f" {_REMEDY}"
+        )
     for name in ("factor", "low_frequency_factor", "high_frequency_factor"):
         values[name] = _positive(rope, _SCALING_KEYS[name], where)
     scaling = RopeScaling(**values)
@@ -190,8 +203,17 @@ def _check_features(config: dict[str, Any], read: ModelConfig, where: str) -> No
                 f"{where}: {key} = {config[key]!r} is not supported for"
                 f" {read.family}; choose a model without such biases"
             )
-    if read.family == "llama":  # Which looks at everything, whatever the file says.
-        return
+    _check_reach(config, read, where)
+
+
+def _check_reach(config: dict[str, Any], read: ModelConfig, where: str) -> None:
+    """Refuses layers that see less than all tokens before theirs, or those behind."""
+    if not config.get("is_causal", True):
+        raise UserError(
+            f"{where}: is_causal = {config['is_causal']!r}: every token attends to"
+            " those behind it, which is not supported; choose a model that generates"
+            " text"
+        )
     kinds = config.get("layer_types", [])
     if not isinstance(kinds, list):
         raise _unusable("layer_types", kinds, where)
@@ -201,7 +223,11 @@ def _check_features(config: dict[str, Any], read: ModelConfig, where: str) -> No
             f"{where}: layer_types has {others[0]!r}, which is not supported; choose a"
             " model whose layers all attend to the whole context"
         )
-    if not config.get("use_sliding_window") or kinds:
+    if kinds:
+        return
+    if read.family == "llama":
+        return _check_windows_of_llama(config, read, where)
+    if not config.get("use_sliding_window"):
         return
     # The first `max_window_layers` layers attend to everything.
     unreached = _whole(config.get("max_window_layers"), least=read.layers)
@@ -211,6 +237,20 @@ def _check_features(config: dict[str, Any], read: ModelConfig, where: str) -> No
         f"{where}: use_sliding_window is on, which is not supported; choose a"
         " model whose layers all attend to the whole context"
     )
+
+
+def _check_windows_of_llama(
+    config: dict[str, Any], read: ModelConfig, where: str
+) -> None:
+    """Refuses windows that transformers 5 generates in, and does not score in."""
+    for key in ("sliding_window", "attention_chunk_size"):
+        if key in config and not _whole(config[key], least=read.longest_context):
+            raise UserError(
+                f"{where}: {key} = {config[key]!r} has two meanings for llama: the"
+                " cache of transformers keeps no more, its whole pass sees everything;"
+                " write null there if the model attends to the whole context, or"
+                " choose another"
+            )
 
 
 def _whole(value: Any, *, least: int) -> bool:

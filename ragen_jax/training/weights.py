@@ -78,6 +78,7 @@ def model_fingerprint(model: Model) -> dict[str, str]:
 def _fingerprint_without_weights(model: Model) -> dict[str, str]:
     return {
         "tokens": fingerprint.of_tokenizer(model.tokenizer),
+        "stop tokens": fingerprint.of_stops(model.pieces.stop_tokens),
         "rotations or norms": fingerprint.of_constants(model.config),
     }
 

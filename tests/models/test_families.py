@@ -199,6 +199,31 @@ REFUSALS = {
         _edited("llama3", rope_scaling=golden["_SCALED"] | {"factor": "8"}),
         "factor = '8' cannot be used; take the config.json",
     ),
+    "two original contexts": (
+        _edited("llama3", original_max_position_embeddings=32),
+        "original_max_position_embeddings is 32 here and 64 beside rope_type; take the",
+    ),
+    "rotations by layer": (
+        _edited("llama", rope_parameters={"full_attention": {"rope_theta": 500.0}}),
+        "rotary positions differ by the kind of a layer, which is not supported",
+    ),
+    "tokens that see those behind them": (
+        _edited("qwen2", is_causal=False),
+        "is_causal = False: every token attends to those behind it, which is not",
+    ),
+    "a window of Llama by layer": (
+        _edited("llama", layer_types=["full_attention", "sliding_attention"]),
+        "layer_types has 'sliding_attention', which is not supported; choose a model",
+    ),
+    "a window of Llama": (
+        _edited("llama", sliding_window=8),
+        "sliding_window = 8 has two meanings for llama: the cache of transformers keeps"
+        " no more, its whole pass sees everything; write null there",
+    ),
+    "chunks of Llama": (
+        _edited("llama", attention_chunk_size=8),
+        "attention_chunk_size = 8 has two meanings for llama",
+    ),
     "not an object": (
         _edited("llama3", rope_scaling="llama3"),
         "rope_scaling = 'llama3' cannot be used",
@@ -249,6 +274,20 @@ def test_a_sliding_window_that_hides_nothing_is_no_obstacle(changes):
     plain = CONFIGS["qwen2"]
     read = model_config.from_hugging_face
     assert read(config, "") == read(plain, "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(sliding_window=None, attention_chunk_size=None),
+        dict(sliding_window=128),
+        dict(sliding_window=8, layer_types=["full_attention"] * 2),
+        dict(use_sliding_window=True),
+    ],
+)
+def test_a_window_of_llama_that_hides_nothing_is_no_obstacle(changes):
+    read = model_config.from_hugging_face
+    assert read(_edited("llama", **changes), "") == read(CONFIGS["llama"], "")
 
 
 def _index(folder: Path) -> dict:

@@ -9,6 +9,7 @@ into other files, and stays the same.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
@@ -29,6 +30,15 @@ def of_tokenizer(tokenizer: PreTrainedTokenizerFast) -> str:
     table = sorted(tokenizer.get_vocab().items())
     template = pinned_date.change_each(tokenizer.chat_template, pinned_date.unpin)
     return _mark(json.dumps([table, template]).encode())
+
+
+def of_stops(ids: Sequence[int]) -> str:
+    """Of the tokens that end a reply: a copied folder may lack the file that has them.
+
+    Args:
+      ids: as `ChatPieces.stop_tokens` has them.
+    """
+    return _mark(json.dumps(sorted(ids)).encode())
 
 
 def of_constants(config: ModelConfig) -> str:

@@ -257,6 +257,7 @@ def _check_features(file: GgufFile, family: str) -> None:
         "rope.scaling.factor": 1.0,
         "rope.scale_linear": 1.0,
         "attention.sliding_window": 0,
+        "attention.causal": True,
         "expert_count": 0,
     }
     if metadata.get(f"{family}.rope.scaling.type") == "none":

@@ -1,6 +1,7 @@
 """Marks of a model: the same wherever it lies, others when numbers or tokens are."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -16,6 +17,7 @@ from ragen_jax.models.io import fingerprint, hugging_face, safetensors_files
 from ragen_jax.models.io.sources import Source
 from ragen_jax.training import checkpoints, weights
 from ragen_jax.training import run as run_lib
+from ragen_jax.training.model import make_model
 from ragen_jax.training.workdir import claim_workdir
 
 CONFIG = models.small_config(40)
@@ -121,6 +123,20 @@ def test_an_actor_is_not_played_with_other_tokens(run, saved):
     other = dataclasses.replace(run.model, adapters=None, tokenizer=tokenizer)
     with pytest.raises(UserError, match="began with a model of other tokens"):
         weights.restore_actor(other, saved / checkpoints.FOLDER, 1)
+
+
+def test_a_moved_model_whose_replies_end_at_other_tokens_is_another_one(
+    run, saved, tmp_path
+):
+    """As where a copy has lost its generation_config.json, or has an edited one."""
+    moved, own = shutil.copytree(run.model.source.path, tmp_path / "moved"), run.model
+    ids = sorted({*own.pieces.stop_tokens, own.tokenizer.pad_token_id})
+    assert len(ids) > len(own.pieces.stop_tokens)
+    (moved / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    now = make_model(runs.settings(model__path=str(moved)), own.mesh)
+    found = weights.model_fingerprint(now)
+    with pytest.raises(UserError, match="began with a model of other stop tokens"):
+        weights.check_same_model(now, saved / checkpoints.FOLDER, 1, found)
 
 
 def test_an_actor_is_not_played_with_other_rotations_or_norms(run, saved):

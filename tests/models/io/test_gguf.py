@@ -134,6 +134,7 @@ FAULTS = {
     "llama.rope.scaling.type": ("yarn", "llama.rope.scaling.type = 'yarn' is not"),
     "llama.rope.scaling.factor": (4.0, "llama.rope.scaling.factor = 4.0 is not"),
     "llama.attention.sliding_window": (512, "attention.sliding_window = 512 is not"),
+    "llama.attention.causal": (False, "attention.causal = False is not supported"),
     "llama.expert_count": (8, "llama.expert_count = 8 is not supported"),
     "llama.rope.dimension_count": (4, "rope.dimension_count = 4 cannot be used"),
     "llama.attention.head_count_kv": (3, "head_count_kv = 3 cannot be used"),
