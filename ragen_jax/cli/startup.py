@@ -194,8 +194,8 @@ def make_workdir(path: str | None) -> Path:
     return workdir
 
 
-def check_out(path: str, flag: str = "--out") -> Path:
-    """The file that results go to, once it is known that it can be written.
+def check_out(path: str) -> Path:
+    """The file of --out, once it is known that it can be written.
 
     Raises:
       UserError: if it is a folder, a device, or nothing can be written there.
@@ -208,14 +208,14 @@ def check_out(path: str, flag: str = "--out") -> Path:
         make_workdir(str(out.parent))
     except UserError as error:
         raise UserError(
-            f"{flag}={path} cannot be written ({error.__cause__}): name a file in a"
+            f"--out={path} cannot be written ({error.__cause__}): name a file in a"
             " folder of yours on a disk with room"
         ) from None
     return out
 
 
-def check_out_folder(path: str, flag: str = "--out") -> Path:
-    """The new folder that results go to, not made yet, which can be made.
+def check_out_folder(path: str) -> Path:
+    """The new folder of --out, not made yet, which can be made.
 
     Raises:
       UserError: if it holds anything, is a file, or cannot be made.
@@ -223,14 +223,14 @@ def check_out_folder(path: str, flag: str = "--out") -> Path:
     with user_mistakes():
         out = Path(path).expanduser().absolute()
         if _exists(out) and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"{flag}={path} exists and is not empty: name a new folder")
+            raise UserError(f"--out={path} exists and is not empty: name a new folder")
     place = next(folder for folder in out.parents if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(
-            f"{flag}={path} cannot be written ({error.strerror}): name a new folder in"
+            f"--out={path} cannot be written ({error.strerror}): name a new folder in"
             " one of yours on a disk with room"
         ) from None
     return out

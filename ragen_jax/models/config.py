@@ -55,11 +55,6 @@ class ModelConfig:
     qk_norm: bool = False  # query and key heads are normalized before rotation
     rope_scaling: RopeScaling | None = None
 
-    @property
-    def query_groups(self) -> int:
-        """How many query heads share one key/value head."""
-        return self.heads // self.kv_heads
-
 
 def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
     """Reads a parsed config.json, as transformers 4 or 5 writes it.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ragen_jax.models.config import ModelConfig
 
-TINY_FOLDER = Path(__file__).parent / "tiny"
 # The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
 # and of worlds of words.
 EMBEDDED = {
@@ -53,8 +52,7 @@ def _qwen(**changes) -> ModelConfig:
     return dataclasses.replace(_QWEN, **changes)
 
 
-# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct
-# models.
+# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct models.
 SHAPES = {
     "tiny": TINY,
     "tiny_words": TINY_WORDS,

@@ -42,8 +42,6 @@ from ragen_jax.trajectory import (
     PADDING,
     REPLY_BUDGET,
     UNFINISHED,
-    Episodes,
-    Rows,
 )
 
 
@@ -356,17 +354,6 @@ def reply_tokens(
     at = first[:, None] + jnp.arange(plan.reply_tokens)[None]
     tokens = state.rows.tokens[row[:, None], jnp.clip(at, 0, plan.context - 1)]
     return tokens, slots.sampled
-
-
-def finish(
-    plan: RolloutPlan,
-    inputs: EngineInputs,
-    state: RolloutState,
-    policy_version: jax.Array,
-) -> tuple[Rows, Episodes]:
-    """The record of a finished rollout; `policy_version` (int32[]) sampled it."""
-    rows = record.finish_rows(plan, inputs.prompts, state.rows, policy_version)
-    return rows, state.episodes
 
 
 def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):

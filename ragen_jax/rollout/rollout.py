@@ -17,7 +17,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.rollout import cache_attention, engine, prng, windows
+from ragen_jax.rollout import cache_attention, engine, prng, record, windows
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.rollout.env_step import EnvInputs, step_environments
@@ -148,7 +148,6 @@ def make_plan(
     return RolloutPlan(
         env_shards=env_shards,
         episodes=sum(own.episodes for own in env_shards),
-        groups=sum(own.groups for own in env_shards),
         slots=sum(own.slots for own in env_shards),
         extend_width=sum(own.extend_width for own in env_shards),
         group_size=group_size,
@@ -318,9 +317,9 @@ def _shard_rollout(
         return (carry[0].slots.status != IDLE).any()
 
     state, _ = jax.lax.while_loop(any_active, one_round, (state, tuple(env_episodes)))
-    rows, episodes = engine.finish(plan, inputs, state, args.policy_version)
+    rows = record.finish_rows(plan, prompts, state.rows, args.policy_version)
     passes = PassCounts(state.decode_steps[None], state.extend_steps[None])
-    return Rollout(rows, episodes, passes)
+    return Rollout(rows, state.episodes, passes)
 
 
 def _draw_levels(

@@ -46,10 +46,9 @@ class EnvShard:
 class RolloutPlan:
     """Sizes and switches of one shard's rollout. Static."""
 
-    # One for each environment; the next four are their sums.
+    # One for each environment; the next three are their sums.
     env_shards: tuple[EnvShard, ...]
     episodes: int  # B on this shard
-    groups: int  # distinct prompts on this shard
     slots: int  # S
     extend_width: int  # W, waiting slots that get their feedback in one step
     group_size: int  # N in the whole batch
@@ -139,7 +138,7 @@ class EngineInputs:
 
     weights: Parameters  # from `kv_cache.to_decode_layout`
     prompts: Prompts
-    prompt_cache: Cache  # of `RolloutPlan.groups` entries
+    prompt_cache: Cache  # of one entry a group
     tables: tuple[reply_parser.ReplyTables, ...]  # by environment
     stops: jax.Array  # int32[V], as in `DialogueTokens`
     key: jax.Array  # key[], from `prng.iteration_key`

@@ -178,7 +178,7 @@ def play_backward(
         score = jnp.where(is_target[at].any(), 0, away.sum())
         is_better = score >= best[0]
         found = (score, player, at)
-        keep = lambda new, old: jnp.where(is_better, new, old)  # noqa: E731
+        keep = lambda new, old: jnp.where(is_better, new, old)
         return (player, at, jax.tree.map(keep, found, best)), None
 
     home = home.astype(jnp.int32)
