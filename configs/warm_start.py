@@ -10,8 +10,8 @@ scores. One variant:
   python launch/warm_start.py --config=configs/warm_start.py:solver --start=tiny \
       --first_stage=sokoban_boards --last_stage=sokoban_dialogues --out=my_solver
 
-goes on from the embedded model with what a solver does in rooms of Sokoban, and forgets
-the other environments.
+continues from the embedded model with what a solver does in rooms of Sokoban, and
+forgets the other environments.
 """
 
 from ml_collections import ConfigDict

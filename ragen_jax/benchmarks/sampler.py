@@ -77,8 +77,8 @@ def random_conversation(
     vocabulary: int, batch: int, turns: int, given: int, reply: int
 ) -> Conversation:
     """B conversations of random tokens, the same at every call."""
-    chance = np.random.default_rng(0)
-    fed = chance.integers(0, vocabulary, (turns, batch, given), np.int32)
+    rng = np.random.default_rng(0)
+    fed = rng.integers(0, vocabulary, (turns, batch, given), np.int32)
     return Conversation(fed, reply)
 
 

@@ -119,11 +119,11 @@ def use_every_core(settings: Settings) -> None:
     """
     import jax
 
+    from ragen_jax.parallel import backend
+
     if distributed.cpu_devices_are_chosen() or _COORDINATOR.value:
         return
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available else os.cpu_count() or 1
-    for count in range(cores, 0, -1):
+    for count in range(backend.cpu_cores(), 0, -1):
         with contextlib.suppress(SettingsError):
             settings_lib.check_devices(settings, count)
             jax.config.update("jax_num_cpu_devices", count)
@@ -243,7 +243,10 @@ def _exists(path: Path) -> bool:
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # Told with the folder above it.
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # Said of the folder above.
         return False
     return True
 
@@ -266,7 +269,7 @@ def enable_compilation_cache() -> None:
 
 
 def _write_what_can_be_written() -> None:
-    """A terminal that lacks a character shows a question mark, and the run goes on."""
+    """A terminal that lacks a character shows a question mark; the run continues."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
             stream.reconfigure(errors="replace")

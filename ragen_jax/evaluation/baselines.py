@@ -134,7 +134,7 @@ def play(
       actions: most actions of an episode.
       prompts, rollouts: P and n.
       split: base.VALIDATION or base.TEST (or TRAIN).
-      seed: decides the levels, the environment's chance and the player's.
+      seed: decides the levels, the environment's randomness and the player's.
 
     Returns:
       B = P * n episodes as host arrays, for `evaluator.score`; each action, or
@@ -201,9 +201,9 @@ def _play_one(
         choice = prng.token_key(key, episode, turn, jnp.zeros((), jnp.int32))
         left = limits.actions - env_episode.actions
         action = baseline.act(choice, known, env_episode.state, left)
-        chance = prng.env_key(key, episode, turn)
+        env_key = prng.env_key(key, episode, turn)
         after, played = turn_lib.play_turn(
-            chance, env, limits, env_episode, action[None]
+            env_key, env, limits, env_episode, action[None]
         )
         after = jax.tree.map(
             lambda a, b: jnp.where(continues, a, b), after, env_episode

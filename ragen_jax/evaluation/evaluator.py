@@ -67,7 +67,7 @@ class Evaluator:
 
 
 def make_evaluator(
-    setting: RolloutContext,
+    rollout_context: RolloutContext,
     task: Task,
     tokens: DialogueTokens,
     *,
@@ -85,7 +85,7 @@ def make_evaluator(
     """Compiles nothing yet.
 
     Args:
-      setting: as for training rollouts; its tasks are not read.
+      rollout_context: as for training rollouts; its tasks are not read.
       task, tokens: the environment to play, and its texts' tokens.
       prompts: P of the smallest evaluation wanted.
       rollouts: n.
@@ -97,7 +97,7 @@ def make_evaluator(
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     task = dataclasses.replace(task, prompts=each)
-    setting = dataclasses.replace(setting, tasks=(task,))
+    rollout_context = dataclasses.replace(rollout_context, tasks=(task,))
     plan = rollout_lib.make_plan(
         (task,),
         (tokens,),
@@ -111,7 +111,8 @@ def make_evaluator(
         window=window,
         stop_at_answer=stop_at_answer,
     )
-    return Evaluator(rollout_lib.make_rollout(setting, plan), (tokens,), each, rollouts)
+    rollout = rollout_lib.make_rollout(rollout_context, plan)
+    return Evaluator(rollout, (tokens,), each, rollouts)
 
 
 def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
@@ -153,7 +154,7 @@ def evaluate(
       parameters: the policy's.
       prompts: P; the same seed and split always give the same levels.
       split: base.VALIDATION or base.TEST (or TRAIN).
-      seed: decides the levels, the environment's chance and the sampling.
+      seed: decides the levels, the environment's randomness and the sampling.
       temperature: not read by a greedy evaluator.
       on_batch: sees each batch's first level and its record, as host arrays: the
         rows of the whole batch, and the episodes of the levels that were asked for.

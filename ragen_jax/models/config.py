@@ -245,8 +245,8 @@ def _read(config: dict[str, Any], key: str, where: str) -> Any:
 
 def _unusable(key: str, value: Any, where: str) -> UserError:
     text = repr(value)
-    told = text if len(text) <= 80 else f"{text[:80]} ..."
-    return UserError(f"{where}: {key} = {told} cannot be used; {_REMEDY}")
+    shown = text if len(text) <= 80 else f"{text[:80]} ..."
+    return UserError(f"{where}: {key} = {shown} cannot be used; {_REMEDY}")
 
 
 def to_hugging_face(

@@ -6,7 +6,7 @@ from pathlib import Path
 from ragen_jax.models.config import ModelConfig
 
 # The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
-# and of worlds of words.
+# and of environments in words.
 EMBEDDED = {
     name: Path(__file__).parent / name
     for name in ("tiny", "tiny_sokoban", "tiny_words")
