@@ -36,8 +36,8 @@ def check(
         if saved:
             remedy = f"free space there; {messages.last_saved(workdir)}"
         raise UserError(
-            f"{workdir} has {_shown(free)} of room, and one checkpoint of this run takes"
-            f" about {_shown(size)}: {remedy}"
+            f"{workdir} has {_shown(free)} of room, and one checkpoint of this run"
+            f" takes about {_shown(size)}: {remedy}"
         )
     # One more than are kept: the oldest goes when the newest is whole.
     most = min(keep.keep_last + keep.keep_best + 1, run.settings.iterations)

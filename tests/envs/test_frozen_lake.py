@@ -25,7 +25,7 @@ from ragen_jax.envs.frozen_lake.planning import (
     UP,
     distances,
 )
-from ragen_jax.envs.frozen_lake.types import OBSERVATIONS
+from ragen_jax.envs.grid_text import OBSERVATIONS
 
 LAKES = 200  # A split, for each of `_lakes`.
 move = jax.jit(frozen_lake.move)

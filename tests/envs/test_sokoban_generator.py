@@ -79,17 +79,16 @@ def test_the_first_move_of_reverse_play_pulls_a_box_in_any_direction_that_has_ro
 
 
 def test_a_level_is_turned_into_any_of_its_looks_that_fits_the_split():
-    state = room("######", "#XP_O#", "#_#__#", "#__###", "######", "######")
-    level = generator.Level(state.tiles, state.boxes, state.player)
+    level = room("######", "#XP_O#", "#_#__#", "#__###", "######", "######")
     keys = jax.random.split(jax.random.key(0), 200)
     turn = jax.jit(jax.vmap(generator.turn_to_fit, in_axes=(0, None, None)))
     at = np.zeros((6, 6), bool)
-    at[tuple(state.player)] = True
+    at[tuple(level.player)] = True
     expected = {split: set() for split in range(3)}
     for mirror, turns in itertools.product((False, True), range(4)):
         look = [
             np.rot90(grid.T if mirror else grid, turns)
-            for grid in (state.tiles, state.boxes, at)
+            for grid in (level.tiles, level.boxes, at)
         ]
         split = _host_split(look[0].ravel().tolist())
         expected[split].add(b"".join(grid.tobytes() for grid in look))
