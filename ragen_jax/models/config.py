@@ -256,8 +256,9 @@ def to_hugging_face(
 
     Args:
       config: the model's shape.
-      eos, pad, bos: token ids.
+      eos, pad: token ids.
       dtype: of the stored weights, such as "float32".
+      bos: token id; None of a model without one.
     """
     names = {family: name for name, family in _ARCHITECTURES.items()}
     family = _family_by_features(config)

@@ -77,10 +77,11 @@ def parse_free_form(
     read at all, and an answer of more than `answer_bytes` bytes has none.
 
     Args:
-      prefix, reply, max_actions, thinking: as for `parse_reply`.
+      prefix, reply: as for `parse_reply`.
       read_action: the action that a segment means, stripped and in lower case;
         negative where it means none.
       answer_bytes: the longest answer that can be read.
+      max_actions, thinking: as for `parse_reply`.
     """
     answer = _find_answer(prefix + reply, thinking)
     if answer is None:

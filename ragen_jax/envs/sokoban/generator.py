@@ -59,7 +59,7 @@ def draw(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
         player=jnp.zeros((2,), jnp.int32),
         done=jnp.zeros((), bool),
     )
-    # Ends: of settings that `sokoban.check` lets pass, 1 draw in 60 or more is fit.
+    # Ends: of settings that `types.check` lets pass, 1 draw in 60 or more is fit.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
