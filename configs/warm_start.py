@@ -10,8 +10,8 @@ scores. One variant:
   python launch/warm_start.py --config=configs/warm_start.py:solver --start=tiny \
       --first_stage=sokoban_boards --last_stage=sokoban_dialogues --out=my_solver
 
-goes on from the embedded model with what a solver does in rooms of Sokoban, and forgets
-the other environments. Another,
+continues from the embedded model with what a solver does in rooms of Sokoban, and
+forgets the other environments. Another,
 
   python launch/warm_start.py --config=configs/warm_start.py:symbols --start=my_solver \
       --out=my_tiny_sokoban

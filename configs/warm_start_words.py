@@ -38,7 +38,7 @@ def get_config(variant: str = "") -> ConfigDict:
         )
     )
     # First short rows without the system prompt and with careful demonstrations alone,
-    # until names are copied; then whole dialogues, careful and heedless. `rows` of at
+    # until names are copied; then whole dialogues, careful and careless. `rows` of at
     # most `context` tokens a step, of the environment's `short_context` if without the
     # system prompt; `draws` seeds the data; `kinds` are ragen_jax/warm_start's.
     config.search_pages = _stage(300, lr=2e-3, random_plan=0.0, draws=1, rows=16)

@@ -10,7 +10,7 @@ google-tunix, on the same weights and tokens. --shape takes random weights in th
 of a model that is not there, as in --config=configs/frozenlake.py:smollm2
 --shape=smollm2 --iterations=0 --peers. --instruments says what diagnostics, mutual
 information and the report cost. --suite=gpu --out=DIR is everything worth knowing about
-a GPU, in stages of at most ten minutes; cut off, it goes on where it was when it is
+a GPU, in stages of at most ten minutes; cut off, it continues where it was when it is
 started again. With --smoke it is small enough for a CPU.
 """
 

@@ -60,9 +60,7 @@ def main() -> None:
     )
     with cli.user_mistakes():
         run = run_lib.prepare(diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value))
-    is_workdir = found.directory.name == checkpoints.FOLDER
-    workdir = found.directory.parent if is_workdir else found.directory
-    out = cli.check_out(_OUT.value or str(workdir / "diagnosis.json"))
+    out = cli.check_out(_OUT.value or str(found.workdir / "diagnosis.json"))
     steps = [found.step]
     if _ALL.value:
         steps = sorted(checkpoints.scores(found.directory))

@@ -37,8 +37,6 @@ _WORKDIR = flags.DEFINE_string(
 _PLAN = flags.DEFINE_boolean(
     "plan", False, "Only show the memory that the run would need, and train nothing."
 )
-
-
 _TARGET = flags.DEFINE_string(
     "target",
     None,

@@ -82,10 +82,10 @@ class Rows:
     is_reply: jax.Array  # bool[R, T], True on tokens that the policy sampled
     logprobs: jax.Array  # float32[R, T], nats, under the sampling policy; else 0
     entropy: jax.Array  # float32[R, T], nats, of the distribution sampled from; else 0
-    episode: jax.Array  # int32[R, T], row of `Episodes` a token belongs to; -1: padding
+    episode: jax.Array  # int32[R, T], index of a token's in `Episodes`; -1: padding
     turn: jax.Array  # int32[R, T], 0-based turn of that episode; -1: padding
     turn_end: jax.Array  # bool[R, T], True on the last reply token of each turn
-    policy_version: jax.Array  # int32[R], real updates made before the row was sampled
+    policy_version: jax.Array  # int32[R], updates made before the row was sampled
 
 
 def check_rows(rows: Rows) -> None:
@@ -93,6 +93,12 @@ def check_rows(rows: Rows) -> None:
     for name in ("is_reply", "logprobs", "entropy", "episode", "turn", "turn_end"):
         if (shape := getattr(rows, name).shape) != rows.tokens.shape:
             raise ValueError(f"{name} has shape {shape}, tokens {rows.tokens.shape}")
+
+
+def is_played(episodes: Episodes) -> jax.Array:
+    """bool[B, K], True for the turns that were played."""
+    turn = jnp.arange(episodes.reward.shape[1])
+    return turn[None, :] < episodes.turns[:, None]
 
 
 def row_lengths(rows: Rows) -> jax.Array:

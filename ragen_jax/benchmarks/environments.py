@@ -115,7 +115,7 @@ def game_steps_per_second(
     def play(start: Any, key_and_action: Any) -> tuple[Any, jax.Array]:
         def one(state: Any, inputs: Any) -> tuple[Any, jax.Array]:
             state, reward, done = game.step(inputs[0], state, inputs[1])
-            again = lambda new, old: jnp.where(done, new, old)  # noqa: E731
+            again = lambda new, old: jnp.where(done, new, old)
             return jax.tree.map(again, start, state), reward
 
         state, rewards = jax.lax.scan(one, start, key_and_action)

@@ -51,14 +51,13 @@ def measure(
     programs, _ = programs_lib.compile_ahead(run, made, {})
     made = monitor.make_monitor(run, programs_lib.update_plan(run))
     state, remembered = weights.new_state(run), HealthState()
-    policy = monitor.policy(settings)
     spent: dict[str, list[tuple[float, float]]] = {}
     for index in range(iterations + 1):
         with_without = [_now()]
         state, values, rollout = starpo.iterate(run, programs, state)
         with_without.append(_now())
         values |= monitor.measure(made, run, rollout)
-        remembered, _ = health.observe(remembered, index + 1, values, policy)
+        remembered, _ = health.observe(remembered, index + 1, values, settings.health)
         with_without.append(_now())
         if index:
             before, between, after = with_without

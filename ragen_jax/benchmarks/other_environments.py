@@ -52,10 +52,10 @@ def _gymnasium_lake(options: dict[str, Any], batch: int) -> Speed:
 
     lake = FrozenLakeEnv(is_slippery=True)
     lake.reset(seed=0)
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     def step() -> None:
-        if lake.step(chance.randrange(4))[2]:
+        if lake.step(rng.randrange(4))[2]:
             lake.reset()
 
     def draw() -> None:
@@ -96,11 +96,11 @@ def _gym_sokoban(options: dict[str, Any], batch: int) -> Speed:
 
     with _quietly():
         room = Room(dim_room=(size, size), max_steps=10**9, num_boxes=boxes)
-        chance = random.Random(0)
+        rng = random.Random(0)
         start = room.room_state.copy(), room.player_position.copy()
 
         def step() -> None:
-            if room.step(chance.randint(1, 4))[2]:
+            if room.step(rng.randint(1, 4))[2]:
                 room.room_state, room.player_position = (part.copy() for part in start)
                 room.boxes_on_target = 0
 

@@ -23,7 +23,7 @@ from ragen_jax.models import parameters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import hugging_face
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.models.presets import TINY_FOLDER
+from ragen_jax.models.presets import EMBEDDED
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import cache_attention, engine, prng
@@ -45,7 +45,7 @@ def write_random_model(folder: Path, config: ModelConfig, dtype) -> None:
     """A new model folder of a shape, with the embedded model's tokenizer."""
     declared = parameters.declare(config)
     make = jax.jit(lambda key: parameters.initialize(key, declared))
-    tokenizer = hugging_face.read_tokenizer(TINY_FOLDER)
+    tokenizer = hugging_face.read_tokenizer(EMBEDDED["tiny"])
     weights = jax.device_get(make(jax.random.key(0)))
     hugging_face.write_folder(folder, config, weights, tokenizer, dtype)
 
@@ -77,8 +77,8 @@ def random_conversation(
     vocabulary: int, batch: int, turns: int, given: int, reply: int
 ) -> Conversation:
     """B conversations of random tokens, the same at every call."""
-    chance = np.random.default_rng(0)
-    fed = chance.integers(0, vocabulary, (turns, batch, given), np.int32)
+    rng = np.random.default_rng(0)
+    fed = rng.integers(0, vocabulary, (turns, batch, given), np.int32)
     return Conversation(fed, reply)
 
 

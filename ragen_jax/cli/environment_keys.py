@@ -9,14 +9,15 @@ from ml_collections import ConfigDict
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.settings import TaskSettings
+from ragen_jax.settings.schema import LIMITS
 from ragen_jax.utils import user_modules
 
 _NAME = re.compile(r"(env\.(?:(mix|evaluate)\.[^.]+\.)?)name")
 # What an environment of its section may have besides its own settings.
 _LIMITS = {
     None: (),
-    "mix": ("prompts", "turns", "actions_per_turn", "actions"),
-    "evaluate": ("turns", "actions_per_turn", "actions"),
+    "mix": ("prompts", *LIMITS),
+    "evaluate": LIMITS,
 }
 
 

@@ -31,7 +31,7 @@ class Request:
     config: Settings  # the config's, or the default config's
     has_config: bool  # whether the config was named
     is_overridden: bool  # whether a key of it was set
-    policy: str  # "model" or one of baselines.NAMES
+    policy: str  # "model", or a baseline: "random", "rule", "planner"
     env: str | None  # label of one of several environments
     prompts: int  # P, levels
     rollouts: int  # n, episodes of each

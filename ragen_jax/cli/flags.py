@@ -72,26 +72,25 @@ def changed_keys(config: ConfigDict) -> list[str]:
     return [key for key, value in now.items() if value != _SAID[-1].get(key)]
 
 
-def keys_set(flag_values: flags.FlagValues = flags.FLAGS) -> tuple[str, ...]:
+def keys_set() -> tuple[str, ...]:
     """The dotted keys of the config that are set on the command line."""
-    arguments = flag_values.read_flags_from_files(sys.argv[1:], force_gnu=False)
-    found = (re.match(r"--?(?:no)?config\.([^=]*)", each) for each in arguments)
-    return tuple(match[1] for match in found if match)
+    matches = _arguments_like(r"--?(?:no)?config\.([^=]*)")
+    return tuple(match[1] for match in matches)
 
 
-def chooses_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
+def chooses_config() -> bool:
     """Whether a config is named on the command line, be it the usual one."""
-    return _any_argument(r"--?config(=|$)", flag_values)
+    return bool(_arguments_like(r"--?config(=|$)"))
 
 
-def names_config(flag_values: flags.FlagValues = flags.FLAGS) -> bool:
+def names_config() -> bool:
     """Whether a config is named, or a key of it set, on the command line."""
-    return _any_argument(r"--?(no)?config\b", flag_values)
+    return bool(_arguments_like(r"--?(no)?config\b"))
 
 
-def _any_argument(pattern: str, flag_values: flags.FlagValues) -> bool:
-    arguments = flag_values.read_flags_from_files(sys.argv[1:], force_gnu=False)
-    return any(re.match(pattern, argument) for argument in arguments)
+def _arguments_like(pattern: str) -> list[re.Match]:
+    arguments = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    return [match for each in arguments if (match := re.match(pattern, each))]
 
 
 def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> None:

@@ -119,11 +119,11 @@ def use_every_core(settings: Settings) -> None:
     """
     import jax
 
+    from ragen_jax.parallel import backend
+
     if distributed.cpu_devices_are_chosen() or _COORDINATOR.value:
         return
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available else os.cpu_count() or 1
-    for count in range(cores, 0, -1):
+    for count in range(backend.cpu_cores(), 0, -1):
         with contextlib.suppress(SettingsError):
             settings_lib.check_devices(settings, count)
             jax.config.update("jax_num_cpu_devices", count)
@@ -194,8 +194,8 @@ def make_workdir(path: str | None) -> Path:
     return workdir
 
 
-def check_out(path: str, flag: str = "--out") -> Path:
-    """The file that results go to, once it is known that it can be written.
+def check_out(path: str) -> Path:
+    """The file of --out, once it is known that it can be written.
 
     Raises:
       UserError: if it is a folder, a device, or nothing can be written there.
@@ -208,14 +208,14 @@ def check_out(path: str, flag: str = "--out") -> Path:
         make_workdir(str(out.parent))
     except UserError as error:
         raise UserError(
-            f"{flag}={path} cannot be written ({error.__cause__}): name a file in a"
+            f"--out={path} cannot be written ({error.__cause__}): name a file in a"
             " folder of yours on a disk with room"
         ) from None
     return out
 
 
-def check_out_folder(path: str, flag: str = "--out") -> Path:
-    """The new folder that results go to, not made yet, which can be made.
+def check_out_folder(path: str) -> Path:
+    """The new folder of --out, not made yet, which can be made.
 
     Raises:
       UserError: if it holds anything, is a file, or cannot be made.
@@ -223,14 +223,14 @@ def check_out_folder(path: str, flag: str = "--out") -> Path:
     with user_mistakes():
         out = Path(path).expanduser().absolute()
         if _exists(out) and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"{flag}={path} exists and is not empty: name a new folder")
+            raise UserError(f"--out={path} exists and is not empty: name a new folder")
     place = next(folder for folder in out.parents if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(
-            f"{flag}={path} cannot be written ({error.strerror}): name a new folder in"
+            f"--out={path} cannot be written ({error.strerror}): name a new folder in"
             " one of yours on a disk with room"
         ) from None
     return out
@@ -243,7 +243,10 @@ def _exists(path: Path) -> bool:
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # Told with the folder above it.
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # Said of the folder above.
         return False
     return True
 
@@ -266,7 +269,7 @@ def enable_compilation_cache() -> None:
 
 
 def _write_what_can_be_written() -> None:
-    """A terminal that lacks a character shows a question mark, and the run goes on."""
+    """A terminal that lacks a character shows a question mark; the run continues."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
             stream.reconfigure(errors="replace")

@@ -135,19 +135,15 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
     Raises:
       UserError: as `find_checkpoint`.
     """
-    from ragen_jax.training import checkpoints
-
     found, settings = find_checkpoint(path, model, other)
     who = f"{found.directory / str(found.step)}, {_WHY[found.which]}"
     if other is not None:
         who += f", trained on {settings.env.name}"
         # What a checkpoint holds is up to its run: which model, and which adapters.
         settings = dataclasses.replace(other, model=settings.model, lora=settings.lora)
-    is_workdir = found.directory.name == checkpoints.FOLDER
-    workdir = found.directory.parent if is_workdir else found.directory
     return Subject(
         settings=settings,
-        folder=workdir / "evaluations",
+        folder=found.workdir / "evaluations",
         name=f"step{found.step}",
         who=who,
         directory=found.directory,

@@ -20,21 +20,13 @@ from ragen_jax.diagnostics.alarm import (
 )
 from ragen_jax.learning import filters, schedules
 from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
+from ragen_jax.settings.schema import HealthSettings
 
 CONTINUE, WARN, STOP, ROLLBACK = "continue", "warn", "stop", "rollback"
 _REMEDY_FACTOR = 0.5  # of the learning rate, or of the share of prompts kept
 # Strategies of a filter that keep fewer prompts the smaller its fraction is.
 _KEEP_A_SHARE = ("top_fraction", "top_p", "top_p_softmax", "within_group")
 _MOST_ROLLBACKS = 3  # then the run stops
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """What to do when the alarm says collapse, and which early stops apply."""
-
-    on_collapse: str = "warn"  # one of ON_COLLAPSE
-    remedy: str = "learning_rate"  # one of REMEDIES; of a rollback
-    early_stops: str = "none"  # one of EARLY_STOPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +73,7 @@ def observe(
     state: HealthState,
     iteration: int,
     metrics: Mapping[str, float | None],
-    policy: Policy,
+    asked: HealthSettings,
 ) -> tuple[HealthState, Decision]:
     """Takes one iteration's metrics in; gives the next state and what to do.
 
@@ -89,10 +81,10 @@ def observe(
       state: after the iteration before; `HealthState()` at first.
       iteration: finished iterations.
       metrics: by name; `validation/success` only where it was measured.
-      policy: what the settings ask for.
+      asked: the section `health` of the settings.
     """
     watched, verdict = alarm.update(state.alarm, iteration, metrics)
-    stops, reason = _count_stops(state.stops, metrics, EARLY_STOPS[policy.early_stops])
+    stops, reason = _count_stops(state.stops, metrics, EARLY_STOPS[asked.early_stops])
     rang = [track.rang_at for _, track in watched.tracks if track.rang_at >= 0]
     healthy_until = verdict.healthy_until or state.healthy_until
     is_known = verdict.healthy_until > 0
@@ -107,7 +99,7 @@ def observe(
     )
     if reason:
         sentence = (
-            f"{reason} (health.early_stops = {policy.early_stops}): training stops, the"
+            f"{reason} (health.early_stops = {asked.early_stops}): training stops, the"
             " state saved; begin another run with a lower optimizer.actor_lr, or with"
             " health.early_stops = none"
         )
@@ -116,18 +108,18 @@ def observe(
         is_over = verdict.level == HEALTHY
         state = dataclasses.replace(state, warned=state.warned and not is_over)
         return state, Decision(CONTINUE, "", verdict)
-    action, sentence = _react(state, verdict, policy)
+    action, sentence = _react(state, verdict, asked.on_collapse)
     state = dataclasses.replace(state, warned=True)
     return state, Decision(action, sentence, verdict, state.healthy_until)
 
 
-def _react(state: HealthState, verdict: Verdict, policy: Policy) -> tuple[str, str]:
+def _react(state: HealthState, verdict: Verdict, on_collapse: str) -> tuple[str, str]:
     """(action, sentence) at a collapse."""
-    if policy.on_collapse == "watch" or (policy.on_collapse == "warn" and state.warned):
+    if on_collapse == "watch" or (on_collapse == "warn" and state.warned):
         return CONTINUE, ""
-    if policy.on_collapse == "warn":
+    if on_collapse == "warn":
         return WARN, f"{verdict.sentence} (health.on_collapse = warn)"
-    if policy.on_collapse == "stop":
+    if on_collapse == "stop":
         return STOP, f"{verdict.sentence}: training stops (health.on_collapse = stop)"
     if state.rollbacks >= _MOST_ROLLBACKS:
         return STOP, (
@@ -142,21 +134,21 @@ def with_rollbacks(state: HealthState, rollbacks: int) -> HealthState:
     return dataclasses.replace(state, rollbacks=rollbacks, warned=False)
 
 
-def remedied(settings: Any, policy: Policy, rollbacks: int) -> Any:
+def remedied(settings: Any, rollbacks: int) -> Any:
     """The Settings that a run continues with after so many rollbacks.
 
-    Each halves the share of prompts that the filter keeps, where it keeps a share and
-    fewer are left to keep, or the actor's learning rate: one that changed neither would
-    play the same collapse again. Resuming calls this too.
+    Each halves what `health.remedy` names: the share of prompts that the filter keeps,
+    where it keeps a share and fewer are left to keep, or else the actor's learning
+    rate; one that changed neither would play the same collapse again. Resuming calls
+    this too.
 
     Args:
       settings: `ragen_jax.settings.Settings`, as the run began.
-      policy: whose `remedy` says what changes.
       rollbacks: 0 leaves the settings as they are.
     """
     for _ in range(rollbacks):
         tighter = _tighter(settings)
-        if policy.remedy == "filter" and _keeps_fewer(settings, tighter):
+        if settings.health.remedy == "filter" and _keeps_fewer(settings, tighter):
             # Fewer groups make fewer updates: schedules that are over those of a whole
             # run would stand at their end at once, with rates of 0.
             total = settings.optimizer.schedule_updates
@@ -192,9 +184,14 @@ def _keeps_fewer(settings: Any, tighter: Any) -> bool:
     return chosen.strategy in _KEEP_A_SHARE
 
 
-def remedy_sentence(settings: Any, policy: Policy, rollbacks: int, step: int) -> str:
-    """What a rollback does, in words. Args: as for `remedied`; step: it returns to."""
-    changed = remedied(settings, policy, rollbacks)
+def remedy_sentence(settings: Any, step: int) -> str:
+    """What another rollback, to iteration `step`, changes, in words.
+
+    Args:
+      settings: in force now, earlier rollbacks' remedies among them.
+      step: of the checkpoint; 0 for the beginning.
+    """
+    changed = remedied(settings, 1)
     if changed.filter != settings.filter:
         what = f"filter.fraction = {changed.filter.fraction:.3g}"
     else:

@@ -1,10 +1,9 @@
 """Indicators of collapse, computed on device from the record of a batch.
 
-The five of RAGEN (arXiv:2504.20073, section 3) are in `learning/summary.py` and
-`learning/update.py`; here is what they do not see: groups without spread, thoughts that
-repeat one another, and first actions that no longer differ. Texts are compared as
-tokens, by 64-bit hashes: equal texts are always found, unequal ones taken for equal
-once in about 10^19 pairs.
+The five of RAGEN (arXiv:2504.20073, section 3) are in `learning/summary.py`; here is
+what they do not see: groups without spread, thoughts that repeat one another, and first
+actions that no longer differ. Texts are compared as tokens, by 64-bit hashes: equal
+texts are always found, unequal ones taken for equal once in about 10^19 pairs.
 """
 
 from collections.abc import Sequence

@@ -179,12 +179,6 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
 # Rollbacks ---------------------------------------------------------------------------
 
 
-def policy(settings: Any) -> health.Policy:
-    """What the section `health` asks for."""
-    chosen = settings.health
-    return health.Policy(chosen.on_collapse, chosen.remedy, chosen.early_stops)
-
-
 def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     """What a run returned from, and to, in order; [] of one that never did."""
     path = workdir / ROLLBACKS
@@ -219,16 +213,6 @@ def remedied_run(run: Any, rollbacks: int) -> Any:
     """The run with the settings to continue with after so many rollbacks."""
     if not rollbacks:
         return run
-    settings = health.remedied(run.settings, policy(run.settings), rollbacks)
+    settings = health.remedied(run.settings, rollbacks)
     model = dataclasses.replace(run.model, settings=settings)
     return dataclasses.replace(run, model=model)
-
-
-def next_remedy(run: Any, step: int) -> str:
-    """What another rollback, to iteration `step`, changes, in words.
-
-    Args:
-      run: with the settings in force now, earlier rollbacks' remedies among them.
-      step: of the checkpoint.
-    """
-    return health.remedy_sentence(run.settings, policy(run.settings), 1, step)

@@ -139,7 +139,7 @@ def _after_prompt(parameters, tokens, prefix, length, config: ModelConfig, dtype
 
     def layer(x, weights_and_prefix):
         weights, before = weights_and_prefix
-        attend = lambda *own: (_attend(*own, *before, length), None)  # noqa: E731
+        attend = lambda *own: (_attend(*own, *before, length), None)
         return transformer.block(weights, x, positions, config, attend)
 
     x = transformer.embed(parameters, tokens, dtype)

@@ -6,12 +6,15 @@ newline (" P\n"): joined, they mostly have the tokens that the whole text would 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs.base import NO_PHRASE
+
+OBSERVATIONS = ("grid", "coordinates", "both")  # how a board can be shown
 
 
 def grid_phrases(symbols: Sequence[str]) -> tuple[str, ...]:
@@ -43,6 +46,35 @@ def longest_grid(lengths: np.ndarray, side: int) -> int:
     """
     inner, ending = lengths[1:].reshape(2, -1).max(axis=1)
     return int(lengths[0] + side * (side - 1) * inner + side * ending)
+
+
+def is_at(place: jax.Array, side: int) -> jax.Array:
+    """bool[S, S], True at the (row, column) of int32[2] `place`."""
+    index = jnp.arange(side)
+    is_row, is_column = index == place[0], index == place[1]
+    return is_row[:, None] & is_column[None]
+
+
+def check_shown(name: str, settings: Any, meanings: Sequence[str]) -> None:
+    """Raises ValueError, in one sentence, unless a board can be shown as is asked for.
+
+    Args:
+      name: of the environment.
+      settings: its own, with `observation`, one of OBSERVATIONS, and `symbols`.
+      meanings: of the symbols, in their order.
+    """
+    if settings.observation not in OBSERVATIONS:
+        raise ValueError(
+            f"{name}.observation = {settings.observation!r} is unknown: choose one of"
+            f" {', '.join(OBSERVATIONS)}"
+        )
+    symbols = settings.symbols
+    is_usable = len(set(symbols)) == len(symbols) == len(meanings)
+    if not is_usable or any(len(symbol.split()) != 1 for symbol in symbols):
+        raise ValueError(
+            f"{name}.symbols = {symbols} must be {len(meanings)} different texts"
+            f" without white space, for {', '.join(meanings)}"
+        )
 
 
 def place_phrases(side: int) -> tuple[str, ...]:

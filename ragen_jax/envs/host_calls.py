@@ -1,4 +1,4 @@
-"""What a user's file computes outside `jit`: its mistakes, told in a sentence."""
+"""What a user's file computes outside `jit`: its mistakes, reported in a sentence."""
 
 import dataclasses
 from collections.abc import Callable

@@ -68,15 +68,18 @@ def stem(word: str) -> str:
     return word
 
 
-def words_of(text: str | bytes) -> list[str]:
-    """The stems of a text in order, stop words left out.
+def plain_words(text: str | bytes) -> list[str]:
+    """The words of a text in order: longest runs of ASCII letters and digits.
 
-    A word is a longest run of ASCII letters and digits, in lower case; all other bytes,
-    those of other scripts included, separate.
+    They are in lower case; all other bytes, those of other scripts included, separate.
     """
     data = text.encode() if isinstance(text, str) else text
-    runs = bytes(b if b in _WORD_BYTES else 32 for b in data.lower()).split()
-    return [stem(run.decode()) for run in runs if run.decode() not in STOP_WORDS]
+    return bytes(b if b in _WORD_BYTES else 32 for b in data.lower()).decode().split()
+
+
+def words_of(text: str | bytes) -> list[str]:
+    """The stems of a text's words in order, stop words left out."""
+    return [stem(word) for word in plain_words(text) if word not in STOP_WORDS]
 
 
 def build_index(documents: Iterable[str]) -> Index:
@@ -198,6 +201,32 @@ def read_query(index: Index, text: jax.Array, length: jax.Array) -> jax.Array:
     first = jnp.argsort(word < 0, stable=True)[:QUERY_WORDS]
     found = jnp.pad(word[first], (0, max(0, QUERY_WORDS - most)), constant_values=-1)
     return jnp.where(found >= 0, found, NO_WORD).astype(jnp.int32)
+
+
+def enclosed(
+    text: jax.Array, length: jax.Array, opening: bytes
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What stands in an answer such as `search[...]`, whose opening is "search[".
+
+    Args:
+      text: uint8[N], static N.
+      length: int32[], its bytes.
+      opening: static.
+
+    Returns:
+      bool[], whether the answer has that form; uint8[n] what follows the opening, and
+      int32[], how much of that stands before the last bracket.
+    """
+    head = jnp.asarray(np.frombuffer(opening, np.uint8))
+    is_form = (text[: len(opening)] == head).all() & (length > len(opening))
+    is_form &= text[length - 1] == ord("]")
+    return is_form, text[len(opening) :], length - len(opening) - 1
+
+
+def random_query(key: jax.Array, index: Index) -> jax.Array:
+    """int[W], three words of the collection, each equally likely."""
+    words = jax.random.randint(key, (QUERY_WORDS,), 0, len(index.words))
+    return jnp.where(jnp.arange(QUERY_WORDS) < 3, words, NO_WORD)
 
 
 def split_words(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:

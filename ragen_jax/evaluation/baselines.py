@@ -24,17 +24,16 @@ from ragen_jax.settings import TaskSettings, env_settings
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, NO_REPLY, UNFINISHED, Episodes
 
-NAMES = ("random", "rule", "planner")
-
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
     """A player of one environment, on one game: `vmap` to batch."""
 
     description: str  # for the table of results
-    study: Callable[[Any], Any]  # level's State -> what is worth knowing of it
     # (key, what `study` or `plan` returned, State, actions left int32[]) -> action
     act: Callable[[jax.Array, Any, Any, jax.Array], jax.Array]
+    # Level's State -> what is worth knowing of it.
+    study: Callable[[Any], Any] = lambda state: ()
     # Host side, level's State -> all actions, known before the first is played.
     plan: Callable[[Any], tuple] | None = None
 
@@ -43,7 +42,7 @@ def make_baseline(name: str, env: Environment, chosen: TaskSettings) -> Baseline
     """The baseline of that name for an environment.
 
     Args:
-      name: one of NAMES.
+      name: "random", "rule" or "planner".
       env: made from `chosen`.
       chosen: of the run that the baseline is compared with, limits filled in.
 
@@ -68,7 +67,6 @@ def _random_player(env: Environment) -> Baseline:
         drawn = "random actions, as the environment draws them"
     return Baseline(
         description=f"{drawn}, one after the other",
-        study=lambda state: (),
         act=lambda key, known, state, left: random_action(key, env),
     )
 
@@ -81,7 +79,6 @@ def _rule_player(env: Environment) -> Baseline:
         )
     return Baseline(
         description="a fixed rule that sees what is shown",
-        study=lambda state: (),
         act=lambda key, known, state, left: env.rule(state),
     )
 
@@ -91,7 +88,6 @@ def _solver(env: Environment, options, actions: int) -> Baseline:
     del options
     return Baseline(
         description="the environment's solver, which knows what is hidden",
-        study=lambda state: (),
         act=lambda key, plan, state, left: plan[actions - left],
         plan=env.solve,
     )
@@ -138,7 +134,7 @@ def play(
       actions: most actions of an episode.
       prompts, rollouts: P and n.
       split: base.VALIDATION or base.TEST (or TRAIN).
-      seed: decides the levels, the environment's chance and the player's.
+      seed: decides the levels, the environment's randomness and the player's.
 
     Returns:
       B = P * n episodes as host arrays, for `evaluator.score`; each action, or
@@ -205,9 +201,9 @@ def _play_one(
         choice = prng.token_key(key, episode, turn, jnp.zeros((), jnp.int32))
         left = limits.actions - env_episode.actions
         action = baseline.act(choice, known, env_episode.state, left)
-        chance = prng.env_key(key, episode, turn)
+        env_key = prng.env_key(key, episode, turn)
         after, played = turn_lib.play_turn(
-            chance, env, limits, env_episode, action[None]
+            env_key, env, limits, env_episode, action[None]
         )
         after = jax.tree.map(
             lambda a, b: jnp.where(continues, a, b), after, env_episode

@@ -37,7 +37,7 @@ class Score:
     by_level: np.ndarray  # bool[P, n], each episode's success
 
     def metrics(self) -> dict[str, float]:
-        """For the sinks, without a prefix; pass@k if a level has several episodes."""
+        """By metric, without a prefix; pass@k if a level has several episodes."""
         values = {
             "success": self.success,
             "success_standard_error": self.success_standard_error,
@@ -67,7 +67,7 @@ class Evaluator:
 
 
 def make_evaluator(
-    setting: RolloutContext,
+    rollout_context: RolloutContext,
     task: Task,
     tokens: DialogueTokens,
     *,
@@ -85,7 +85,7 @@ def make_evaluator(
     """Compiles nothing yet.
 
     Args:
-      setting: as for training rollouts; its tasks are not read.
+      rollout_context: as for training rollouts; its tasks are not read.
       task, tokens: the environment to play, and its texts' tokens.
       prompts: P of the smallest evaluation wanted.
       rollouts: n.
@@ -97,7 +97,7 @@ def make_evaluator(
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     task = dataclasses.replace(task, prompts=each)
-    setting = dataclasses.replace(setting, tasks=(task,))
+    rollout_context = dataclasses.replace(rollout_context, tasks=(task,))
     plan = rollout_lib.make_plan(
         (task,),
         (tokens,),
@@ -111,7 +111,8 @@ def make_evaluator(
         window=window,
         stop_at_answer=stop_at_answer,
     )
-    return Evaluator(rollout_lib.make_rollout(setting, plan), (tokens,), each, rollouts)
+    rollout = rollout_lib.make_rollout(rollout_context, plan)
+    return Evaluator(rollout, (tokens,), each, rollouts)
 
 
 def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
@@ -153,7 +154,7 @@ def evaluate(
       parameters: the policy's.
       prompts: P; the same seed and split always give the same levels.
       split: base.VALIDATION or base.TEST (or TRAIN).
-      seed: decides the levels, the environment's chance and the sampling.
+      seed: decides the levels, the environment's randomness and the sampling.
       temperature: not read by a greedy evaluator.
       on_batch: sees each batch's first level and its record, as host arrays: the
         rows of the whole batch, and the episodes of the levels that were asked for.
@@ -196,7 +197,7 @@ def score(episodes: Episodes, rollouts: int) -> Score:
     success = np.asarray(episodes.success).reshape(-1, rollouts)
     returns = np.asarray(episodes.reward).sum(axis=1).reshape(-1, rollouts)
     played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
-    within = _pass_at_k_by_level(success.sum(axis=1), rollouts)
+    within = pass_at_k(success.sum(axis=1), rollouts)
     return Score(
         success=float(success.mean()),
         success_standard_error=standard_error(success.mean(axis=1)),
@@ -222,8 +223,8 @@ def standard_error(levels: np.ndarray) -> float:
     return float(np.std(levels, ddof=1) / math.sqrt(len(levels)))
 
 
-def pass_at_k(solved: np.ndarray, rollouts: int) -> tuple[float, ...]:
-    """Chance that at least one of k episodes of a level succeeds, for k = 1..n.
+def pass_at_k(solved: np.ndarray, rollouts: int) -> np.ndarray:
+    """float64[n, P], the probability that one of k episodes succeeds, for k = 1..n.
 
     Unbiased: 1 - C(n - c, k) / C(n, k), with c of n episodes solved, as a product so
     that nothing overflows. Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
@@ -232,12 +233,6 @@ def pass_at_k(solved: np.ndarray, rollouts: int) -> tuple[float, ...]:
       solved: int[P], episodes solved of each level.
       rollouts: n.
     """
-    by_level = _pass_at_k_by_level(np.asarray(solved), rollouts)
-    return tuple(float(levels.mean()) for levels in by_level)
-
-
-def _pass_at_k_by_level(solved: np.ndarray, rollouts: int) -> np.ndarray:
-    """float64[n, P], `pass_at_k` of each level before the mean."""
     drawn = np.arange(rollouts)[:, None]
     # C(n-c, k) / C(n, k) = prod_{i<k} (n - c - i) / (n - i), 0 once n - c < k.
     failed_too = np.maximum(rollouts - solved[None] - drawn, 0) / (rollouts - drawn)

@@ -56,7 +56,7 @@ def play_episode(
     Args:
       table: the environment, and where to show what happens.
       player: names the actions.
-      seed, split, episode: decide the level and the environment's chance.
+      seed, split, episode: decide the level and the environment's randomness.
       actions: most actions.
       show: is called with each state (NumPy arrays) and its number, from 0.
 
@@ -76,8 +76,9 @@ def play_episode(
             return False
         action, *plan = plan
         text = base.text_of_action(action, table.env, state)
-        chance = prng.env_key(key, episode, played)
-        state, outcome = jax.device_get(table.step(chance, state, np.int32(action)))
+        env_key = prng.env_key(key, episode, played)
+        after = table.step(env_key, state, np.int32(action))
+        state, outcome = jax.device_get(after)
         played += 1
         earned += float(outcome.reward)
         table.show(
@@ -107,13 +108,13 @@ def _count(actions: int) -> str:
 
 def random_player(env: base.Environment, seed: int) -> Player:
     """Actions as the environment draws them; else each equally likely."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     if env.sample_action is None:
-        return lambda state, left: (chance.randrange(len(env.action_names)),)
+        return lambda state, left: (rng.randrange(len(env.action_names)),)
     sample = jax.jit(env.sample_action)
 
     def play(state: Any, left: int) -> tuple[Any, ...]:
-        return (np.asarray(sample(jax.random.key(chance.getrandbits(31)))),)
+        return (np.asarray(sample(jax.random.key(rng.getrandbits(31)))),)
 
     return play
 
@@ -149,7 +150,7 @@ def solving_player(table: Table) -> Player:
 
 
 def _is_sure(table: Table, state: Any, plan: tuple[int, ...]) -> bool:
-    """Whether the plan leads to the same states under different chances."""
+    """Whether the plan leads to the same states under different keys."""
     ends = []
     for seed in range(3):
         end = state

@@ -8,8 +8,6 @@ from ragen_jax.envs.base import SPLITS, Environment
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import interactive
 
-POLICIES = ("human", "random", "rule", "solver")
-
 
 def play(
     name: str,
@@ -28,7 +26,7 @@ def play(
       name: of the environment, for the titles; its stem begins the pictures' names, as
         members of a mix may be one environment with other settings.
       env: the rules.
-      policy: who plays, one of POLICIES.
+      policy: who plays, "human", "random", "rule" or "solver".
       episodes: how many; a person who leaves ends them all.
       actions: most of an episode.
       seed, split: decide the levels, as in evaluations.

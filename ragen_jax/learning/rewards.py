@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.learning import losses
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, is_played
 
 
 def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
@@ -79,10 +79,9 @@ def played_rewards(episodes: Episodes, format_penalty: float) -> jax.Array:
     """
     _check_penalty(format_penalty)
     chex.assert_equal_shape([episodes.reward, episodes.is_valid])
-    turn = jnp.arange(episodes.reward.shape[1])
-    is_played = turn[None, :] < episodes.turns[:, None]
+    played = is_played(episodes)
     penalty = jnp.where(episodes.is_valid, 0.0, format_penalty)
-    return jnp.where(is_played, episodes.reward.astype(jnp.float32) + penalty, 0.0)
+    return jnp.where(played, episodes.reward.astype(jnp.float32) + penalty, 0.0)
 
 
 def _check_penalty(format_penalty: float) -> None:

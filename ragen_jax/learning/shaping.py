@@ -17,7 +17,7 @@ from ragen_jax.learning.batch import OldScores
 from ragen_jax.learning.groups import group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
-from ragen_jax.trajectory import Episodes, Rows, blank_episodes
+from ragen_jax.trajectory import Episodes, Rows, blank_episodes, is_played
 from ragen_jax.utils import user_modules
 
 Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
@@ -104,7 +104,7 @@ def load_hook(path: str) -> Hook:
 
 
 def check_hook(path: str, count: int, turns: int) -> None:
-    """Traces the user's function, so that a fault is told before anything is compiled.
+    """Traces the user's function, so that a fault is reported before compiling.
 
     Args:
       path: of the file.
@@ -130,12 +130,6 @@ def check_hook(path: str, count: int, turns: int) -> None:
             f"reward.hook = {path!r}: turn_rewards(episodes) gives {given}: let it give"
             f" float32[{count}, {turns}], one number for each episode and turn"
         )
-
-
-def is_played(episodes: Episodes) -> jax.Array:
-    """bool[B, K]."""
-    turn = jnp.arange(episodes.reward.shape[1])
-    return turn[None, :] < episodes.turns[:, None]
 
 
 def length_band(episodes: Episodes, low: int, high: int) -> jax.Array:

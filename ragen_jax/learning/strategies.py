@@ -96,7 +96,7 @@ def most_kept(groups: int, chosen: FilterSettings) -> int:
 
 
 def _share(size: int, chosen: FilterSettings, fraction: Fraction):
-    """How many of `size` groups a fraction means, at least 1; a half is rounded up."""
+    """How many of `size` a fraction means, at least 1; a half is rounded up."""
     half = 0.5 if chosen.rounding == "nearest" else 0.0
     if isinstance(fraction, float):
         return max(1, math.floor(fraction * size + half))
@@ -177,8 +177,7 @@ assert STRATEGIES.keys() == FILTER_STRATEGIES.keys()
 
 def members_kept(group_size: int, chosen: FilterSettings) -> int:
     """k, members that within_group keeps of N: at least 2, or they have no variance."""
-    half = 0.5 if chosen.rounding == "nearest" else 0.0
-    return min(group_size, max(2, math.floor(chosen.fraction * group_size + half)))
+    return min(group_size, max(2, int(_share(group_size, chosen, chosen.fraction))))
 
 
 def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):

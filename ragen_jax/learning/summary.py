@@ -17,7 +17,7 @@ from ragen_jax.learning.schedules import learning_rate
 from ragen_jax.learning.token_sums import TokenSums, merge
 from ragen_jax.learning.train_state import TrainState, UpdateCounts, actor_steps
 from ragen_jax.settings import Settings
-from ragen_jax.trajectory import Episodes, Rows, row_lengths
+from ragen_jax.trajectory import Episodes, Rows, is_played, row_lengths
 
 
 def summarize(
@@ -30,7 +30,7 @@ def summarize(
       episodes: the B episodes.
       format_penalty: reward units, <= 0.
     """
-    played = jnp.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+    played = is_played(episodes)
     turns = played.sum()
 
     def per_turn(values: jax.Array) -> jax.Array:

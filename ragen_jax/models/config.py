@@ -55,11 +55,6 @@ class ModelConfig:
     qk_norm: bool = False  # query and key heads are normalized before rotation
     rope_scaling: RopeScaling | None = None
 
-    @property
-    def query_groups(self) -> int:
-        """How many query heads share one key/value head."""
-        return self.heads // self.kv_heads
-
 
 def from_hugging_face(config: dict[str, Any], where: str) -> ModelConfig:
     """Reads a parsed config.json, as transformers 4 or 5 writes it.
@@ -290,8 +285,8 @@ def _read(config: dict[str, Any], key: str, where: str) -> Any:
 
 def _unusable(key: str, value: Any, where: str) -> UserError:
     text = repr(value)
-    told = text if len(text) <= 80 else f"{text[:80]} ..."
-    return UserError(f"{where}: {key} = {told} cannot be used; {_REMEDY}")
+    shown = text if len(text) <= 80 else f"{text[:80]} ..."
+    return UserError(f"{where}: {key} = {shown} cannot be used; {_REMEDY}")
 
 
 def to_hugging_face(
@@ -301,8 +296,9 @@ def to_hugging_face(
 
     Args:
       config: the model's shape.
-      eos, pad, bos: token ids.
+      eos, pad: token ids.
       dtype: of the stored weights, such as "float32".
+      bos: token id; None of a model without one.
     """
     names = {family: name for name, family in _ARCHITECTURES.items()}
     family = _family_by_features(config)

@@ -15,20 +15,11 @@ from flax import struct
 
 from ragen_jax.errors import UserError
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.parameters import Leaf, Parameters, declare
+from ragen_jax.models.parameters import AXES_IN, Leaf, Parameters, declare
 
-# How many axes of a weight (without the layers') go in; the others come out.
-TARGETS = {
-    "query": 1,
-    "key": 1,
-    "value": 1,
-    "output": 2,
-    "gate": 1,
-    "up": 1,
-    "down": 1,
-}
+TARGETS = tuple(AXES_IN)
 _GROUPS = {
-    "all": tuple(TARGETS),
+    "all": TARGETS,
     "attention": ("query", "key", "value", "output"),
     "mlp": ("gate", "up", "down"),
 }
@@ -87,7 +78,7 @@ def declare_adapters(
     layers = {}
     for name in adapters.targets:
         leaf: Leaf = whole["layers"][name]
-        split = 1 + TARGETS[name]
+        split = 1 + AXES_IN[name]
         going_in, out = leaf.shape[1:split], leaf.shape[split:]
         layers[name] = {
             "a": Leaf(

@@ -12,6 +12,10 @@ from ragen_jax.models.config import ModelConfig
 Parameters = dict[str, Any]  # nested dict of arrays, as `declare` lays it out
 
 
+# How many axes of a layer's matrix (without the layers') go in; the others come out.
+AXES_IN = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
+
+
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """One parameter before it exists."""

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from ragen_jax.models.config import ModelConfig
 
-TINY_FOLDER = Path(__file__).parent / "tiny"
 # The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
-# and of worlds of words.
+# and of environments in words.
 EMBEDDED = {
     name: Path(__file__).parent / name
     for name in ("tiny", "tiny_sokoban", "tiny_words")
@@ -54,8 +53,7 @@ def _qwen(**changes) -> ModelConfig:
     return dataclasses.replace(_QWEN, **changes)
 
 
-# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct
-# models.
+# As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct models.
 SHAPES = {
     "tiny": TINY,
     "tiny_sokoban": TINY_SOKOBAN,

@@ -8,6 +8,7 @@ axes over `devices`.
 import contextlib
 import contextvars
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,12 @@ def local_devices() -> list[Any]:
     """The devices of one process: of this one, if they are there."""
     target = _TARGET.get()
     return jax.local_devices() if target is None else list(target.local_devices)
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    available = getattr(os, "sched_getaffinity", None)  # Linux has it.
+    return len(available(0)) if available else os.cpu_count() or 1
 
 
 def cuda_capability() -> tuple[int, int] | None:

@@ -118,7 +118,7 @@ def give_collectives_threads() -> None:
 
 
 def _is_on_cpus(platforms: str | None) -> bool:
-    """Whether JAX will compute on CPUs, as far as can be told before it starts."""
+    """Whether JAX will compute on CPUs, as far as is known before it starts."""
     if platforms:
         return platforms == "cpu"
     entries = importlib.metadata.entry_points(group="jax_plugins")

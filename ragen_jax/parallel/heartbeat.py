@@ -47,7 +47,7 @@ class Heartbeat:
         Args:
           own: this process's name, such as "process 1 (host a, pid 7)".
           peers: a connected socket to each process that is watched, with its name.
-          lost: is told, once and in a thread, what has happened.
+          lost: is called, once and in a thread, with what has happened.
           silent_seconds: after which a process counts as lost.
         """
         self._own, self._lost, self._silent = own, lost, silent_seconds
@@ -108,7 +108,7 @@ class Heartbeat:
 
     def _end(self, news: str) -> None:
         self._say({"lost": news})
-        # It may have told all of us why, and this process be about to end itself.
+        # It may have said to all of us why, and this process be about to end itself.
         if "has ended" in news and self._ended.wait(GRACE_SECONDS):
             return
         if not self._ended.is_set():
@@ -160,7 +160,7 @@ def _receive(peer: socket.socket) -> bytes | None:
 
 
 def _lost_in(lines: list[bytes]) -> str:
-    """What another process has told of a third one; "" if nothing."""
+    """What another process has said of a third one; "" if nothing."""
     for line in lines:
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "lost" in found:

@@ -8,7 +8,6 @@ h // (H / G).
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable
 
 import jax
@@ -97,9 +96,8 @@ def _parts(slots: int) -> int:
     """
     if backend.name() != "cpu" or jax.process_count() > 1:
         return 1
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available else os.cpu_count() or 1
-    return math.gcd(slots, max(1, cores // len(backend.local_devices())))
+    cores = backend.cpu_cores() // len(backend.local_devices())
+    return math.gcd(slots, max(1, cores))
 
 
 def _attend(query, keys, values, visible) -> jax.Array:

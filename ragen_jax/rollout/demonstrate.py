@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from ragen_jax.envs.base import TRAIN, Environment
 from ragen_jax.rollout import prng
 from ragen_jax.rollout import turn as turn_lib
-from ragen_jax.rollout.tasks import Task
 from ragen_jax.text import reply_parser
 from ragen_jax.text.phrases import PhraseTokens, join_phrases
 from ragen_jax.text.prompts import (
     Dialogue,
     DialogueTokens,
+    TurnLimits,
     first_message,
     message_tokens,
 )
@@ -49,7 +49,8 @@ def demonstrate_episode(
     row = _append(
         jnp.zeros(context, jnp.int32), jnp.zeros((), jnp.int32), message, length
     )
-    capacity = dialogue.limits.reply_tokens
+    limits = dialogue.limits
+    capacity = limits.reply_tokens
 
     def one_turn(carry, turn):
         row, is_reply, length, env_episode = carry
@@ -60,14 +61,13 @@ def demonstrate_episode(
         size = jnp.minimum(size, capacity - 1)  # A longer reply is cut.
         reply, size = reply.at[size].set(end_of_turn), size + 1
 
-        task = Task(env.name, env, dialogue, prompts=0)
-        parsed = _read(tokens.replies, dialogue, reply, size)
+        parsed = _read(tokens.replies, limits, reply, size)
         read = turn_lib.read_reply(
-            task, tokens.replies, parsed, env_episode.state, reply, size
+            env, limits, tokens.replies, parsed, env_episode.state, reply, size
         )
         env_key = prng.env_key(key, turn, turn)
         after, played = turn_lib.play_turn(
-            env_key, env, dialogue.limits, env_episode, read.actions
+            env_key, env, limits, env_episode, read.actions
         )
         ids = turn_lib.feedback_message(
             env,
@@ -90,13 +90,13 @@ def demonstrate_episode(
         return (row, is_reply, length + size + added, env_episode), None
 
     carry = (row, jnp.zeros(context, bool), length, turn_lib.start_env_episode(start))
-    rounds = jnp.arange(dialogue.limits.turns)
+    rounds = jnp.arange(limits.turns)
     (row, is_reply, _, env_episode), _ = jax.lax.scan(one_turn, carry, rounds)
     return row, is_reply, env_episode.success
 
 
 def _read(
-    tables: ReplyTables, dialogue: Dialogue, reply: jax.Array, size: jax.Array
+    tables: ReplyTables, limits: TurnLimits, reply: jax.Array, size: jax.Array
 ) -> ReplyState:
     """What a reply says: the first `size` of int32[n] tokens."""
 
@@ -105,7 +105,7 @@ def _read(
         keep = index < size
         return jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, state), None
 
-    blank = reply_parser.start_reply(tables, dialogue.limits.actions_per_turn)
+    blank = reply_parser.start_reply(tables, limits.actions_per_turn)
     return jax.lax.scan(one, blank, jnp.arange(reply.shape[0]))[0]
 
 

@@ -11,9 +11,6 @@ tokens; one more, `pending`, is known but not yet run through the model. That is
 last sampled token, or the last token of a message.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,8 +29,10 @@ from ragen_jax.rollout.types import (
     RolloutState,
     RowBuffers,
     Slots,
+    concatenate,
     last_token,
     row_of,
+    where_first,
 )
 from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import (
@@ -42,8 +41,6 @@ from ragen_jax.trajectory import (
     PADDING,
     REPLY_BUDGET,
     UNFINISHED,
-    Episodes,
-    Rows,
 )
 
 
@@ -214,7 +211,7 @@ def _decode_step(
         ),
     )
     ends = active & (reply_end != NO_REPLY)
-    keep = lambda new, old: _where(active, new, old)
+    keep = lambda new, old: where_first(active, new, old)
     slots = slots.replace(
         status=jnp.where(ends, WAITING, slots.status),
         length=keep(at, slots.length),
@@ -240,7 +237,7 @@ def _read_tokens(
         )
         return after, jax.vmap(reply_parser.is_closed, (None, 0))(tables, after)
 
-    return _concatenate(map(one, plan.env_shards, inputs.tables))
+    return concatenate(map(one, plan.env_shards, inputs.tables))
 
 
 def choose_waiting(
@@ -256,7 +253,7 @@ def choose_waiting(
         slot = jnp.argsort(~is_waiting, stable=True)[: shard.extend_width]
         return shard.first_slot + slot.astype(jnp.int32), is_waiting[slot]
 
-    return _concatenate(map(one, plan.env_shards))
+    return concatenate(map(one, plan.env_shards))
 
 
 def extend(
@@ -334,9 +331,7 @@ def _admit(plan: RolloutPlan, heads: jax.Array, is_free: jax.Array):
         is_new = own & (admitted < shard.first_episode + shard.episodes)
         return admitted, is_new, heads[index][None] + own.sum()
 
-    return _concatenate(
-        one(index, shard) for index, shard in enumerate(plan.env_shards)
-    )
+    return concatenate(one(index, shard) for index, shard in enumerate(plan.env_shards))
 
 
 def reply_tokens(
@@ -358,17 +353,6 @@ def reply_tokens(
     return tokens, slots.sampled
 
 
-def finish(
-    plan: RolloutPlan,
-    inputs: EngineInputs,
-    state: RolloutState,
-    policy_version: jax.Array,
-) -> tuple[Rows, Episodes]:
-    """The record of a finished rollout; `policy_version` (int32[]) sampled it."""
-    rows = record.finish_rows(plan, inputs.prompts, state.rows, policy_version)
-    return rows, state.episodes
-
-
 def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):
     """Replies of no token yet, `counts` of them for each environment."""
 
@@ -376,18 +360,4 @@ def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):
         blank = reply_parser.start_reply(tables, plan.actions_per_turn)
         return jax.tree.map(lambda x: jnp.stack([x] * count), blank)
 
-    return _concatenate(map(one, inputs.tables, counts))
-
-
-def _concatenate(trees: Iterable[Any]) -> Any:
-    """Pytrees of like structure, joined along their arrays' first axis."""
-    trees = list(trees)
-    if len(trees) == 1:
-        return trees[0]
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
-
-
-def _where(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    """`jnp.where` along the leading axis."""
-    shape = condition.shape + (1,) * (new.ndim - condition.ndim)
-    return jnp.where(condition.reshape(shape), new, old)
+    return concatenate(map(one, inputs.tables, counts))

@@ -10,7 +10,14 @@ from ragen_jax.rollout import engine, prng
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import EngineInputs, EnvFeedback, RolloutPlan, RolloutState
+from ragen_jax.rollout.types import (
+    EngineInputs,
+    EnvFeedback,
+    RolloutPlan,
+    RolloutState,
+    concatenate,
+    where_first,
+)
 from ragen_jax.text import free_form
 from ragen_jax.text.prompts import message_tokens
 from ragen_jax.trajectory import END_OF_TURN
@@ -47,10 +54,7 @@ def step_environments(
         _play_turns(env_inputs, index, state, slot, is_used, env_episodes[index])
         for index in range(len(plan.env_shards))
     ]
-    feedback = played[0][1]
-    if len(played) > 1:
-        each = [own for _, own in played]
-        feedback = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+    feedback = concatenate(own for _, own in played)
     state, admitted = engine.extend(plan, env_inputs.model, inputs, state, feedback)
     after = tuple(
         _start_env_episodes(
@@ -80,13 +84,14 @@ def _play_turns(
         inputs.key, inputs.prompts.number[episode], slots.turn
     )
     width = max(own.next_capacity for own in env_inputs.tokens)
+    limits = task.dialogue.limits
 
     def one(key, env_episode, reply, reply_end, *sampled):
         read = turn_lib.read_reply(
-            task, tokens.replies, reply, env_episode.state, *sampled
+            task.env, limits, tokens.replies, reply, env_episode.state, *sampled
         )
         after, played = turn_lib.play_turn(
-            key, task.env, task.dialogue.limits, env_episode, read.actions
+            key, task.env, limits, env_episode, read.actions
         )
         grounded = jnp.zeros((), jnp.float32)
         if env_inputs.with_grounding and task.env.landmarks is not None:
@@ -140,11 +145,7 @@ def _start_env_episodes(
         jax.tree.map(lambda x: x[group], env_inputs.levels[index])
     )
     after = jax.tree.map(
-        lambda new, old: jnp.where(
-            (admitted >= 0).reshape((-1,) + (1,) * (new.ndim - 1)), new, old
-        ),
-        fresh,
-        after,
+        lambda new, old: where_first(admitted >= 0, new, old), fresh, after
     )
     where = jnp.where(is_used, slot - shard.first_slot, shard.slots)
     return jax.tree.map(

@@ -17,7 +17,7 @@ from flax import struct
 from ragen_jax.models import transformer
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.parameters import AXES_IN, Parameters
 from ragen_jax.models.precision import quantize
 from ragen_jax.rollout.cache_attention import XLA, CacheAttention
 
@@ -59,10 +59,6 @@ def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
     return {**cast, "layers": layers}
 
 
-# Leading axes of a layer's weights that a product adds up over.
-_SUMMED = {"output": 2} | dict.fromkeys("query key value gate up down".split(), 1)
-
-
 def in_eight_bits(weights: Parameters, kind: str) -> Parameters:
     """The weights with all matrices in 8 bits, which halves what a decode pass reads.
 
@@ -75,7 +71,7 @@ def in_eight_bits(weights: Parameters, kind: str) -> Parameters:
     """
     layers = tuple(
         {
-            name: quantize(weight, kind, _SUMMED[name]) if name in _SUMMED else weight
+            name: quantize(weight, kind, AXES_IN[name]) if name in AXES_IN else weight
             for name, weight in layer.items()
         }
         for layer in weights["layers"]

@@ -17,12 +17,19 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.rollout import cache_attention, engine, prng, windows
+from ragen_jax.rollout import cache_attention, engine, prng, record, windows
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.rollout.env_step import EnvInputs, step_environments
 from ragen_jax.rollout.tasks import Task, TaskTokens, longest_row
-from ragen_jax.rollout.types import IDLE, EngineInputs, EnvShard, Prompts, RolloutPlan
+from ragen_jax.rollout.types import (
+    IDLE,
+    EngineInputs,
+    EnvShard,
+    Prompts,
+    RolloutPlan,
+    concatenate,
+)
 from ragen_jax.settings import Settings
 from ragen_jax.text.prompts import first_message, message_tokens
 from ragen_jax.trajectory import Episodes, Rows
@@ -148,7 +155,6 @@ def make_plan(
     return RolloutPlan(
         env_shards=env_shards,
         episodes=sum(own.episodes for own in env_shards),
-        groups=sum(own.groups for own in env_shards),
         slots=sum(own.slots for own in env_shards),
         extend_width=sum(own.extend_width for own in env_shards),
         group_size=group_size,
@@ -212,6 +218,7 @@ def make_rollout(
     )
     decode_specs = {**specs, "layers": layers}
     everywhere = PartitionSpec()
+    model = _sharded_model(rollout_context)
 
     def one_shard(weights, tokens, args):
         if rollout_context.decode_weights != "same":
@@ -225,8 +232,6 @@ def make_rollout(
         out_specs=meshes.ROWS,
         check_vma=False,
     )
-
-    model = _sharded_model(rollout_context)
     options = backend_choices.rollout_options(rollout_context.cuda_graph)
 
     @functools.partial(jax.jit, compiler_options=options)
@@ -286,12 +291,13 @@ def _shard_rollout(
         temperature=args.temperature,
     )
     state = engine.start(plan, model, inputs)
+    # Each environment's slots begin with the first of its episodes.
     first_group, env_episodes = 0, []
-    for env_shard, own in zip(plan.env_shards, levels, strict=True):
+    for env_shard, own_levels in zip(plan.env_shards, levels, strict=True):
         own_episodes = prompts.group[env_shard.first_episode :]
         group = own_episodes[: env_shard.slots] - first_group
-        own = jax.tree.map(lambda x, group=group: x[group], own)
-        env_episodes.append(jax.vmap(turn_lib.start_env_episode)(own))
+        starts = jax.tree.map(lambda x, group=group: x[group], own_levels)
+        env_episodes.append(jax.vmap(turn_lib.start_env_episode)(starts))
         first_group += env_shard.groups
     env_inputs = EnvInputs(
         rollout_context.tasks,
@@ -318,9 +324,9 @@ def _shard_rollout(
         return (carry[0].slots.status != IDLE).any()
 
     state, _ = jax.lax.while_loop(any_active, one_round, (state, tuple(env_episodes)))
-    rows, episodes = engine.finish(plan, inputs, state, args.policy_version)
+    rows = record.finish_rows(plan, prompts, state.rows, args.policy_version)
     passes = PassCounts(state.decode_steps[None], state.extend_steps[None])
-    return Rollout(rows, episodes, passes)
+    return Rollout(rows, state.episodes, passes)
 
 
 def _draw_levels(
@@ -360,13 +366,12 @@ def _draw_levels(
         levels.append(own)
         groups += env_shard.groups
         before += env_shard.prompts
-    if len(pieces) > 1:
-        pieces[:1] = [jax.tree.map(lambda *x: jnp.concatenate(x), *pieces)]
     first_index = args.first_prompt * size + shard_index * plan.episodes
     cuts = None
     if plan.window:
         cuts = windows.make_cuts(tokens, [own.groups for own in plan.env_shards])
-    return tuple(levels), Prompts(first_index=first_index, cuts=cuts, **pieces[0])
+    prompts = Prompts(first_index=first_index, cuts=cuts, **concatenate(pieces))
+    return tuple(levels), prompts
 
 
 def _first_prompt(task: Task, tokens, level) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.envs.base import NO_ACTION, Environment, action_kind
-from ragen_jax.rollout.tasks import Task
 from ragen_jax.text import free_form, reply_parser
 from ragen_jax.text.prompts import Dialogue, TurnLimits, next_message
 from ragen_jax.text.reply_parser import ReplyState, ReplyTables
@@ -48,7 +47,8 @@ class Read:
 
 
 def read_reply(
-    task: Task,
+    env: Environment,
+    limits: TurnLimits,
     tables: ReplyTables,
     reply: ReplyState,
     state: Any,
@@ -57,14 +57,15 @@ def read_reply(
     """The actions of a reply that has ended.
 
     Args:
-      task: the environment, and how many actions of a turn count.
+      env: the rules.
+      limits: how many actions of a turn count.
       tables: of the environment.
       reply: after its last token.
       state: the environment's State that the reply answers to.
       sampled: int32[n] the reply's tokens and int32[] how many they are; read only of
         environments with free-form answers.
     """
-    env, most = task.env, task.dialogue.limits.actions_per_turn
+    most = limits.actions_per_turn
     if env.read_action is not None:
         read, (tokens, count) = env.read_action, sampled
         actions, is_valid = free_form.read_answer(

@@ -4,6 +4,8 @@ All of it is one shard's: arrays here are that shard's own.
 """
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +48,9 @@ class EnvShard:
 class RolloutPlan:
     """Sizes and switches of one shard's rollout. Static."""
 
-    # One for each environment; the next four are their sums.
+    # One for each environment; the next three are their sums.
     env_shards: tuple[EnvShard, ...]
     episodes: int  # B on this shard
-    groups: int  # distinct prompts on this shard
     slots: int  # S
     extend_width: int  # W, waiting slots that get their feedback in one step
     group_size: int  # N in the whole batch
@@ -139,7 +140,7 @@ class EngineInputs:
 
     weights: Parameters  # from `kv_cache.to_decode_layout`
     prompts: Prompts
-    prompt_cache: Cache  # of `RolloutPlan.groups` entries
+    prompt_cache: Cache  # of one entry a group
     tables: tuple[reply_parser.ReplyTables, ...]  # by environment
     stops: jax.Array  # int32[V], as in `DialogueTokens`
     key: jax.Array  # key[], from `prng.iteration_key`
@@ -167,6 +168,20 @@ def row_of(plan: RolloutPlan, slots: Slots) -> jax.Array:
     if not plan.window:
         return slots.episode
     return slots.episode * plan.rows_each + slots.turn
+
+
+def concatenate(trees: Iterable[Any]) -> Any:
+    """Pytrees of like structure, joined along their arrays' first axis."""
+    trees = list(trees)
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
+
+
+def where_first(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """`jnp.where` by a condition, bool[n], on the first axis of both arrays."""
+    shape = condition.shape + (1,) * (new.ndim - condition.ndim)
+    return jnp.where(condition.reshape(shape), new, old)
 
 
 def last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -152,11 +152,12 @@ def prefill(
     message does.
 
     Args:
-      weights, model, buckets: as for `kv_cache.extend`.
+      weights, model: as for `kv_cache.extend`.
       entries: of W slots, filled with the `first` positions of their rows.
       tokens: int32[W, T], the rows.
       first, last: int32[W].
       width: tokens of a piece.
+      buckets: as for `kv_cache.extend`.
 
     Returns:
       The entries, and int32[], how many pieces there were.

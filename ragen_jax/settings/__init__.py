@@ -1,10 +1,10 @@
 """Settings: frozen dataclasses made from a config, with every preset resolved.
 
 `from_dict` is the only reader of configs and the only place where settings alone are
-checked. choices.py holds the tables of named choices;
-schema.py the tree, each leaf beside its limits; reader.py reads it;
-checks.py checks combinations, unread.py what a command changes; main_task.py chooses
-one of several environments.
+checked. choices.py holds the tables of named choices; schema.py the tree, each leaf
+beside its limits (limits.py); meanings.py what --help says of each; reader.py reads it;
+checks.py and learning_checks.py check combinations, unread.py what a command changes;
+main_task.py chooses one of several environments.
 """
 
 from ragen_jax.settings.checks import (

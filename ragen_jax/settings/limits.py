@@ -57,11 +57,7 @@ def below_one() -> Any:
     return leaf(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 
-def one_of(*names: str) -> Any:
-    return leaf(lambda value: value in names, f"one of {', '.join(names)}")
-
-
-def one_of_with_default(default: str, *names: str) -> Any:
+def one_of(*names: str, default: Any = dataclasses.MISSING) -> Any:
     return leaf(lambda value: value in names, f"one of {', '.join(names)}", default)
 
 

@@ -1,8 +1,6 @@
 """Which of several environments stands for a run where one is to be looked at."""
 
-from ragen_jax.settings.schema import Settings, TaskSettings
-
-_LIMITS = ("turns", "actions_per_turn", "actions")
+from ragen_jax.settings.schema import LIMITS, Settings, TaskSettings
 
 
 def main_task(settings: Settings) -> TaskSettings:
@@ -25,5 +23,5 @@ def _difference(task: TaskSettings, trained: TaskSettings) -> tuple[bool, int, b
         return True, 0, True
     own, other = dict(task.options), dict(trained.options)
     differing = sum(own[key] != other[key] for key in own.keys() & other.keys())
-    differing += sum(getattr(task, key) != getattr(trained, key) for key in _LIMITS)
+    differing += sum(getattr(task, key) != getattr(trained, key) for key in LIMITS)
     return False, differing, task.label != trained.label

@@ -124,9 +124,9 @@ def check_same_run(
     """Raises SettingsError if a run saved in `where` was made with other settings.
 
     One that the saved run did not know yet had its default there (see schema.py): a
-    run goes on under a later version.
+    run resumes under a later version.
     """
-    with contextlib.suppress(SettingsError):  # A key unknown here is told below.
+    with contextlib.suppress(SettingsError):  # An unknown key is reported below.
         saved = to_dict(from_dict(saved))
     if found := differences(saved, now):
         raise SettingsError(

@@ -38,6 +38,7 @@ PER_ESTIMATOR = {name: facts.presets for name, facts in ESTIMATORS.items()}
 
 
 MIX = "mix"  # The `env.name` of several environments in one batch.
+LIMITS = ("turns", "actions_per_turn", "actions")  # that an environment may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +47,8 @@ class TaskSettings:
 
     label: str  # its key, by which metrics and messages call it
     name: str = limits.name()
-    prompts: int = limits.at_least(
-        0, default=0
-    )  # of rollout.prompts; 0 where only evaluated
+    # Of rollout.prompts; 0 where only evaluated.
+    prompts: int = limits.at_least(0, default=0)
     turns: int = limits.between(0, _MOST_TURNS, default=0)
     actions_per_turn: int = limits.between(0, _MOST_EACH, default=0)
     actions: int = limits.between(0, _MOST_ACTIONS, default=0)
@@ -61,13 +61,9 @@ class EnvironmentSettings:
 
     name: str = limits.name()
     thinking: bool  # replies begin with <think>, else with <answer>
-    options: tuple[
-        tuple[str, Any], ...
-    ]  # the environment's own settings, sorted by key
+    options: tuple[tuple[str, Any], ...]  # the environment's own, sorted by key
     mix: tuple[TaskSettings, ...] = ()  # the environments of a batch, if `name` is MIX
-    evaluate: tuple[
-        TaskSettings, ...
-    ] = ()  # environments to evaluate on; (): those above
+    evaluate: tuple[TaskSettings, ...] = ()  # to evaluate on; (): those above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +75,7 @@ class ModelSettings:
     compute_dtype: str = limits.one_of("auto", "float32", "bfloat16")
     remat: bool  # recompute each block's activations in the backward pass
     # The kernel of whole rows, in the update and of prompts.
-    attention: str = limits.one_of_with_default("auto", "auto", "xla", "cudnn")
+    attention: str = limits.one_of("auto", "xla", "cudnn", default="auto")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +84,7 @@ class LoraSettings:
 
     rank: int = limits.at_least(0)  # 0: no adapters
     alpha: float = limits.above(0)  # adapters are added times alpha / rank
-    targets: str = (
-        limits.name()
-    )  # "all", "attention", "mlp" or names such as "query,value"
+    targets: str = limits.name()  # "all", "attention", "mlp" or as "query,value"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,32 +102,27 @@ class RolloutSettings:
 
     prompts: int = limits.at_least(1)  # P, distinct initial states of one iteration
     group_size: int = limits.at_least(1)  # N, episodes from each of them
-    slots: int = limits.at_least(
-        0
-    )  # episodes decoded at a time; 0: as suits the backend
+    slots: int = limits.at_least(0)  # episodes decoded at a time; 0: as suits CPU, GPU
     turns: int = limits.between(1, _MOST_TURNS)  # K, most turns of an episode
     # A, actions of one reply that count
     actions_per_turn: int = limits.between(1, _MOST_EACH)
     actions: int = limits.between(1, _MOST_ACTIONS)  # most actions of an episode
     reply_tokens: int = limits.at_least(1)  # most tokens sampled in one turn
-    history: str = limits.one_of(
-        "full", "window", "single"
-    )  # what a reply is sampled from
+    # What a reply is sampled from.
+    history: str = limits.one_of("full", "window", "single")
     window: int = limits.at_least(1)  # k, most turns of a row; read by "window" alone
     context: int = limits.at_least(0)  # T; 0: exactly what prompt and turns can need
     temperature: float = limits.above(0)
     stop_at_answer: bool  # a reply ends at </answer>
     layout: str = limits.one_of("replicated", "tensor")  # of the weights while sampling
     # Of these two, 0: what suits the backend.
-    decode_chunk: int = limits.at_least(
-        0
-    )  # tokens between looks at the loop's predicate
+    decode_chunk: int = limits.at_least(0)  # tokens between looks at the predicate
     buckets: int = limits.between(0, 64)  # lengths of the cache to choose from
     # The kernel of decoding.
     decode_attention: str = limits.one_of("auto", "xla", "cudnn")
     cuda_graph: bool  # one CUDA graph holds the whole rollout; on NVIDIA GPUs
     # What is sampled with; less than the update's precision makes it off-policy.
-    decode_weights: str = limits.one_of_with_default("same", "same", "int8", "float8")
+    decode_weights: str = limits.one_of("same", "int8", "float8", default="same")
 
     @property
     def window_turns(self) -> int:
@@ -145,26 +134,20 @@ class RolloutSettings:
 class RewardSettings:
     """What is added to the environment's reward."""
 
-    format_penalty: float = (
-        limits.leaf(  # reward units, on a turn with an invalid reply
-            lambda value: value <= 0, "0 or a negative number, for it is added"
-        )
+    # Reward units, on a turn with an invalid reply.
+    format_penalty: float = limits.leaf(
+        lambda value: value <= 0, "0 or a negative number, for it is added"
     )
-    length_bonus: float = limits.at_least(
-        0
-    )  # on a turn whose thought is neither short nor
-    length_low: int = limits.at_least(0)  # long: from so many tokens
+    length_bonus: float = limits.at_least(0)  # on a turn whose thought has a length
+    length_low: int = limits.at_least(0)  # from so many tokens
     length_high: int = limits.at_least(0)  # to so many
-    grounding: float = limits.at_least(
-        0
-    )  # times the share of the landmarks that it names
+    grounding: float = limits.at_least(0)  # times the share of landmarks that it names
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
-    normalize: str = limits.one_of(
-        "none", "mean", "mean_std", "asym_clip"
-    )  # the return
-    normalize_by: str = limits.one_of("state", "batch", "environment")  # within these
+    # The return, within these sets.
+    normalize: str = limits.one_of("none", "mean", "mean_std", "asym_clip")
+    normalize_by: str = limits.one_of("state", "batch", "environment")
     # Grounding; episode: divided by the turns played, so that more do not earn more.
-    grounding_by: str = limits.one_of_with_default("turn", "turn", "episode")
+    grounding_by: str = limits.one_of("turn", "episode", default="turn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,17 +166,11 @@ class FilterSettings:
     metric: str = limits.one_of(*FILTER_METRICS)
     with_penalty: bool  # the metric sees the format penalty too
     keep_zero: bool  # groups whose metric is 0 may be kept
-    zero: float = limits.at_least(
-        0
-    )  # in the metric's unit: a lower |metric| counts as 0
+    zero: float = limits.at_least(0)  # in the metric's unit: a lower one counts as 0
     margin: float = limits.at_least(0)  # in the metric's unit: top_p may miss so much
-    rounding: str = limits.one_of(
-        "nearest", "down"
-    )  # of the groups that a fraction means
+    rounding: str = limits.one_of("nearest", "down")  # of what a fraction means
     scope: str = limits.one_of("environment", "batch")  # within which groups are ranked
-    loss_scale: str = limits.one_of(
-        "none", "linear", "sqrt"
-    )  # advantages times kept share
+    loss_scale: str = limits.one_of("none", "linear", "sqrt")  # by the kept share
     reweight: bool  # advantages times the group's std over the largest
 
 
@@ -201,9 +178,7 @@ class FilterSettings:
 class AdvantageSettings:
     """From rewards to advantages."""
 
-    gamma: float = (
-        limits.from_zero_to_one()
-    )  # discount from one reply token to the next
+    gamma: float = limits.from_zero_to_one()  # discount from a token to the next
     lam: float = limits.from_zero_to_one()  # GAE's lambda
     whiten: bool  # to mean 0 and standard deviation 1 over the reply tokens
     divide_by_std: bool  # GRPO: divide by the group's standard deviation
@@ -219,21 +194,17 @@ class LossSettings:
 
     clip_low: float = limits.below_one()  # the ratio may fall to 1 - clip_low
     clip_high: float = limits.at_least(0)  # the ratio may rise to 1 + clip_high
-    dual_clip: float = (
-        limits.leaf(  # c: a loss of A < 0 is at most -c A; 0: not bounded
-            lambda value: value == 0 or value > 1, "a number above 1, or 0 for no bound"
-        )
+    # c: a loss of A < 0 is at most -c A; 0: not bounded.
+    dual_clip: float = limits.leaf(
+        lambda value: value == 0 or value > 1, "a number above 1, or 0 for no bound"
     )
-    ratio: str = limits.one_of(
-        "token", "sequence"
-    )  # of probabilities; a sequence is a row
+    ratio: str = limits.one_of("token", "sequence")  # of probabilities; or of a row's
     sampler_correction: float = limits.at_least(0)  # bound of update / sampler weights
     value_clip: float = limits.at_least(0)  # how far a value may move; 0: anywhere
     entropy: float = limits.at_least(0)  # coefficient of the entropy bonus
     entropy_end: float = limits.or_constant(lambda value: value >= 0, "0 or more")
-    entropy_on: str = limits.one_of(
-        "reply", "thought", "answer"
-    )  # tokens with the bonus
+    # Tokens with the bonus.
+    entropy_on: str = limits.one_of("reply", "thought", "answer")
     kl: float = limits.at_least(0)  # coefficient of the KL term to the reference
     kl_end: float = limits.or_constant(lambda value: value >= 0, "0 or more")
     kl_kind: str = limits.one_of(*KL_KINDS)  # estimator
@@ -311,9 +282,9 @@ class HealthSettings:
     """
 
     indicators: bool = True  # of repetition and spread, each iteration
-    on_collapse: str = limits.one_of_with_default("warn", *ON_COLLAPSE)
-    remedy: str = limits.one_of_with_default("learning_rate", *REMEDIES)
-    early_stops: str = limits.one_of_with_default("none", *EARLY_STOPS)
+    on_collapse: str = limits.one_of(*ON_COLLAPSE, default="warn")
+    remedy: str = limits.one_of(*REMEDIES, default="learning_rate")
+    early_stops: str = limits.one_of(*EARLY_STOPS, default="none")
     record_every: int = limits.at_least(0, default=10)  # iterations; 0: never
     record_episodes: int = limits.at_least(1, default=4)  # each time
 
@@ -380,8 +351,7 @@ class Settings:
 
     def alone(self, task: TaskSettings) -> "Settings":
         """These settings with one environment only, as one of `evaluated_tasks`."""
-        limits = ("turns", "actions_per_turn", "actions")
-        own = {name: getattr(task, name) for name in limits}
+        own = {name: getattr(task, name) for name in LIMITS}
         env = EnvironmentSettings(task.name, self.env.thinking, task.options)
         rollout = dataclasses.replace(self.rollout, **own)
         return dataclasses.replace(self, env=env, rollout=rollout)

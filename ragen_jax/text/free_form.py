@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.envs.base import NO_ACTION
 from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_automaton import BAR, END_ANSWER, WHITE
-from ragen_jax.text.reply_parser import NO_ACTION, ReplyState, ReplyTables, TextTables
+from ragen_jax.text.reply_parser import ReplyState, ReplyTables, TextTables
 
 _THOUGHT_BYTES = 8  # of a thought are searched, for each token that a reply may have
 

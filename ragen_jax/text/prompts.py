@@ -224,8 +224,7 @@ def tokenize_dialogue(
     """
     is_free = env.read_action is not None
     phrases = tokenize_phrases(tokenizer, dialogue.phrases)
-    bytes_of = token_bytes.token_bytes(tokenizer)
-    bytes_of += (b"",) * (vocabulary - len(bytes_of))
+    bytes_of = token_bytes.token_bytes(tokenizer, vocabulary)
     _check_kept(dialogue, phrases, bytes_of, tokenizer.name_or_path or "the model")
     stops = np.full(vocabulary, trajectory.NO_REPLY, np.int32)
     stops[list(pieces.stop_tokens)] = trajectory.OTHER_STOP

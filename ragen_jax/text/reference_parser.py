@@ -22,6 +22,9 @@ class ParsedReply:
     is_closed: bool  # the reply has the whole form, `</answer>` included
 
 
+_NOT_CLOSED = ParsedReply(actions=(), is_valid=False, is_closed=False)
+
+
 def parse_reply(
     prefix: bytes,
     reply: bytes,
@@ -44,17 +47,14 @@ def parse_reply(
         and do not make the reply invalid.
       thinking: whether the form has a `<think>` part before the answer.
     """
-    pattern = WITH_THOUGHT if thinking else WITHOUT_THOUGHT
-    match = pattern.search(prefix + reply)
-    if match is None:
-        return ParsedReply(actions=(), is_valid=False, is_closed=False)
-
+    answer = _find_answer(prefix + reply, thinking)
+    if answer is None:
+        return _NOT_CLOSED
     action_of = {
         name.encode().strip().lower(): action
         for action, name in enumerate(action_names)
     }
-    segments = [part.strip().lower() for part in match["answer"].split(SEPARATOR)]
-    segments = [segment for segment in segments if segment]
+    segments = _segments(answer)
     known = [action_of[segment] for segment in segments if segment in action_of]
     return ParsedReply(
         actions=tuple(known[:max_actions]),
@@ -77,22 +77,32 @@ def parse_free_form(
     read at all, and an answer of more than `answer_bytes` bytes has none.
 
     Args:
-      prefix, reply, max_actions, thinking: as for `parse_reply`.
+      prefix, reply: as for `parse_reply`.
       read_action: the action that a segment means, stripped and in lower case;
         negative where it means none.
       answer_bytes: the longest answer that can be read.
+      max_actions, thinking: as for `parse_reply`.
     """
-    pattern = WITH_THOUGHT if thinking else WITHOUT_THOUGHT
-    match = pattern.search(prefix + reply)
-    if match is None:
-        return ParsedReply(actions=(), is_valid=False, is_closed=False)
-    if len(match["answer"]) > answer_bytes:
+    answer = _find_answer(prefix + reply, thinking)
+    if answer is None:
+        return _NOT_CLOSED
+    if len(answer) > answer_bytes:
         return ParsedReply(actions=(), is_valid=False, is_closed=True)
-    segments = [part.strip().lower() for part in match["answer"].split(SEPARATOR)]
-    segments = [segment for segment in segments if segment][:max_actions]
+    segments = _segments(answer)[:max_actions]
     read = [read_action(segment) for segment in segments]
     # The first number of an action of several says whether it is one.
     known = tuple(action for action in read if np.ravel(action)[0] >= 0)
     return ParsedReply(
         actions=known, is_valid=0 < len(known) == len(segments), is_closed=True
     )
+
+
+def _find_answer(text: bytes, thinking: bool) -> bytes | None:
+    """What stands within the answer's tags; None without the whole form."""
+    match = (WITH_THOUGHT if thinking else WITHOUT_THOUGHT).search(text)
+    return None if match is None else match["answer"]
+
+
+def _segments(answer: bytes) -> list[bytes]:
+    parts = [part.strip().lower() for part in answer.split(SEPARATOR)]
+    return [part for part in parts if part]

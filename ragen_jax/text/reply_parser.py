@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ragen_jax.envs.base import NO_ACTION  # Fills lists of actions.
 from ragen_jax.text.reply_automaton import NONE, UNKNOWN, Automaton, build_automaton
 
-NO_ACTION = -1  # Fills lists of actions.
 _BLOCK = 4096  # Tokens composed at a time, so that the work stays in cache.
 
 

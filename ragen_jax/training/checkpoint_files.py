@@ -44,6 +44,12 @@ class Found(NamedTuple):
     step: int
     which: str  # "best" or "last" of its run, or "given" when the path named the step
 
+    @property
+    def workdir(self) -> Path:
+        """The run's folder; that of the steps, where they lie in no run's."""
+        is_of_run = self.directory.name == FOLDER
+        return self.directory.parent if is_of_run else self.directory
+
 
 class Survey(NamedTuple):
     """What a folder of checkpoints holds, as far as names, sizes and records say."""
@@ -78,7 +84,7 @@ def survey(directory: str | Path) -> Survey:
     for path in Path(directory).glob("*"):
         if (number := step_of(path)) is not None and path.is_dir():
             steps.append((number, path))
-        # Else a run that goes on has just deleted it.
+        # Else a run under way has just deleted it.
         elif _is_like_a_number(path.name) and os.path.lexists(path):
             found.foreign.append(path.name)
     for step, path in sorted(steps):

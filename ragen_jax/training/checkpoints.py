@@ -255,7 +255,7 @@ class Checkpoints:
             os.rename(folder, folder.with_name(name))
 
     def delete_after(self, step: int) -> None:
-        """Deletes every later step, damaged or not: a run goes on from `step`."""
+        """Deletes every later step, damaged or not: a run resumes from `step`."""
         self.wait()
         if jax.process_index() == 0:
             # First: while later steps are there, who is killed here is called again.

@@ -32,8 +32,8 @@ def ignore_abandoned_parts() -> None:
 def ignore_what_is_reported() -> None:
     """Keeps Orbax from printing tracebacks of saves that failed, and old news.
 
-    A failed save is raised where it is waited for, and told in a sentence. And at each
-    save Orbax warns that there are no OCDBT files to merge, whatever the format is.
+    A failed save is raised where it is waited for, and reported in a sentence. And at
+    each save Orbax warns that there are no OCDBT files to merge, whatever the format.
     """
     logger = logging.getLogger("absl")
     if not any(is_news is _is_news for is_news in logger.filters):

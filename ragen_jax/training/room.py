@@ -36,17 +36,17 @@ def check(
         if saved:
             remedy = f"free space there; {messages.last_saved(workdir)}"
         raise UserError(
-            f"{workdir} has {_told(free)} of room, and one checkpoint of this run takes"
-            f" about {_told(size)}: {remedy}"
+            f"{workdir} has {_shown(free)} of room, and one checkpoint of this run"
+            f" takes about {_shown(size)}: {remedy}"
         )
     # One more than are kept: the oldest goes when the newest is whole.
     most = min(keep.keep_last + keep.keep_best + 1, run.settings.iterations)
     more = max(1, most - len(saved))
     if free < _COMPRESSED * size * more:
         report(
-            f"warning: {workdir} has {_told(free)} of room; {more} more"
+            f"warning: {workdir} has {_shown(free)} of room; {more} more"
             f" checkpoints (checkpoint.keep_last = {keep.keep_last}, keep_best ="
-            f" {keep.keep_best}) take about {_told(more * size)}"
+            f" {keep.keep_best}) take about {_shown(more * size)}"
         )
 
 
@@ -56,6 +56,6 @@ def state_bytes(run: Run) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _told(size: float) -> str:
+def _shown(size: float) -> str:
     """Bytes in the unit that shows them."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.1f} MiB"

@@ -259,9 +259,7 @@ def _iterate(
             values |= _validate(run, prepared.validators, programs, state)
             score = values["validation/success"]
         validated.append(values.get("time/validation_seconds", 0.0))
-        remembered, decision = health.observe(
-            remembered, done, values, monitor_lib.policy(settings)
-        )
+        remembered, decision = health.observe(remembered, done, values, settings.health)
         values |= decision.metrics()
         durations.append(time.perf_counter() - started)
         values["time/iteration_seconds"] = durations[-1]
@@ -308,7 +306,7 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
             " training stops; begin another run with a higher checkpoint.keep_last, or"
             " with a lower optimizer.actor_lr"
         )
-    sentence = f"{decision.sentence}: {monitor_lib.next_remedy(run, step)}"
+    sentence = f"{decision.sentence}: {health.remedy_sentence(run.settings, step)}"
     if jax.process_index() == 0:
         remedy = run.settings.health.remedy
         monitor_lib.note_rollback(outputs.workdir, done, step, sentence, remedy)

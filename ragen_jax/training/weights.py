@@ -26,7 +26,7 @@ from ragen_jax.training.run import Run
 
 def check_weights(model: Model) -> None:
     """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
-    model.source.check_parameters(model.config, model.declared)
+    model.source.open_parameters(model.config, model.declared)
 
 
 def load_parameters(model: Model, *, value_head: bool = False) -> Parameters:

@@ -37,7 +37,7 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
 
     One that holds settings and nothing else was given up before its first iteration
     ended: there is nothing to protect. A run that went back to its very beginning has
-    neither checkpoints nor metrics either, but its rollbacks, with which it goes on.
+    neither checkpoints nor metrics either, but its rollbacks, with which it resumes.
 
     Raises:
       UserError: naming the keys that differ.

@@ -10,7 +10,7 @@ from typing import Any
 MOST_BYTES = 100 * 2**20  # The largest tokenizer.json of a published model is a fifth.
 
 
-def read_object(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object that a file holds.
 
     Raises:
@@ -18,7 +18,7 @@ def read_object(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
       ValueError: if it is a pipe or a device, too long, nested too deeply, or holds
         anything but one JSON object.
     """
-    check_regular(path, most_bytes)
+    check_regular(path, MOST_BYTES)
     return parse_object(path.read_bytes())
 
 

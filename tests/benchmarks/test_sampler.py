@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import runs
+from helpers import models, runs
 
 from ragen_jax.benchmarks import device, other_samplers, sampler
 from ragen_jax.models import parameters, presets, transformer
@@ -159,11 +159,7 @@ def test_shapes_are_those_of_the_models_that_they_are_named_after():
     }
     assert counts == {
         "tiny_words": 1_206_592,
-        "tiny": parameters.count(
-            hugging_face.read_parameters(
-                presets.TINY_FOLDER, presets.TINY, parameters.declare(presets.TINY)
-            )
-        ),
+        "tiny": parameters.count(models.read_model(presets.EMBEDDED["tiny"])[0]),
         "smollm2": 134_515_008,
         "qwen2.5-0.5b": 494_032_768,
         "qwen2.5-1.5b": 1_543_714_304,

@@ -8,11 +8,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import runs, warm_process
+from helpers import models, runs, warm_process
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.models import parameters
-from ragen_jax.models.io import hugging_face
 from ragen_jax.training import checkpoints
 
 SIZES = ["--prompts=3", "--rollouts=2", "--seed=5"]
@@ -27,8 +25,7 @@ def place(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("evaluate")
     model = runs.model()
-    config = hugging_face.read_config(model)
-    weights = hugging_face.read_parameters(model, config, parameters.declare(config))
+    weights, _ = models.read_model(model)
     state = {"actor": jax.device_put(weights), "updates": jnp.int32(3)}
     info = {"settings": settings_lib.to_dict(runs.settings(mesh__data=8))}
     directory = folder / "run" / checkpoints.FOLDER

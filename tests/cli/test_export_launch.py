@@ -9,10 +9,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from helpers import runs, warm_process, wrong_input
+from helpers import models, runs, warm_process, wrong_input
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.models import parameters
 from ragen_jax.models.io import hugging_face
 
 SCRIPT = runs.ROOT / "launch" / "export.py"
@@ -39,12 +38,6 @@ def export(*arguments) -> subprocess.CompletedProcess:
     )
 
 
-def read(folder):
-    config = hugging_face.read_config(folder)
-    declared = parameters.declare(config)
-    return config, hugging_face.read_parameters(folder, config, declared)
-
-
 def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     out = tmp_path / "made" / "an ägent"
     done = export(f"--checkpoint={workdir}", f"--out={out}")
@@ -52,7 +45,9 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert f"folder       {out}\n" in done.stdout
     # Quoted, so that it can be copied: the folder's name has a space.
     assert f"next: python launch/evaluate.py '--model={out}' --config" in done.stdout
-    (config, weights), (wanted_config, wanted) = read(out), read(runs.model())
+    (weights, config), (wanted, wanted_config) = map(
+        models.read_model, (out, runs.model())
+    )
     assert config == wanted_config
     jax.tree.map(np.testing.assert_array_equal, weights, wanted)
     texts = "Up || Left √ (1, 2)"
@@ -93,8 +88,8 @@ def test_a_model_that_has_moved_is_found_by_its_new_path(workdir, tmp_path):
     assert done.returncode == 0, done.stderr
     jax.tree.map(
         np.testing.assert_array_equal,
-        read(tmp_path / "agent")[1],
-        read(runs.model())[1],
+        models.read_model(tmp_path / "agent")[0],
+        models.read_model(runs.model())[0],
     )
 
 

@@ -140,7 +140,7 @@ def test_a_config_is_chosen_by_its_flag_and_not_by_its_keys(
     monkeypatch, arguments, is_chosen
 ):
     monkeypatch.setattr(sys, "argv", ["probe.py", *arguments])
-    assert cli.chooses_config(flags.FlagValues()) == is_chosen
+    assert cli.chooses_config() == is_chosen
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from helpers import warm_process
+from helpers import models, warm_process
 from helpers.paths import ROOT
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from ragen_jax import cli
 from ragen_jax.envs.bandit.env import NAMES
 from ragen_jax.errors import UserError
-from ragen_jax.models import parameters, presets
+from ragen_jax.models import presets
 from ragen_jax.models.io import hugging_face, sources
 from ragen_jax.warm_start import stages
 
@@ -135,8 +135,7 @@ def _not_finite(tokenizer, weights: dict) -> None:
 def test_a_model_that_no_stage_can_go_on_from_is_refused(tmp_path, change, told):
     shape = presets.SHAPES["tiny"]
     source = sources.locate("tiny")
-    declared = parameters.declare(shape)
-    weights = hugging_face.read_parameters(source.path, shape, declared)
+    weights, _ = models.read_model(source.path)
     tokenizer = source.read_tokenizer()
     change(tokenizer, weights)
     hugging_face.write_folder(tmp_path / "model", shape, weights, tokenizer)

@@ -13,6 +13,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, health
 from ragen_jax.diagnostics.alarm import COLLAPSE, HEALTHY, AlarmState, Signal
 from ragen_jax.learning import filters, schedules
+from ragen_jax.settings.schema import HealthSettings
 
 # Series of two healthy runs of the embedded model, recorded iteration by iteration.
 HEALTHY_RUNS = sorted(Path(__file__).parent.glob("healthy_*.jsonl"))
@@ -148,14 +149,14 @@ def test_the_state_survives_json():
     state, health_state = AlarmState(), health.HealthState()
     names, values = surrogate(records_of(HEALTHY_RUNS[0]), 90, np.random.default_rng(0))
     values = collapsing(names, values, 40)
-    policy = health.Policy("warn", early_stops="ragen")
+    asked = HealthSettings(on_collapse="warn", early_stops="ragen")
     for index, row in enumerate(values.tolist()):
         metrics = dict(zip(names, row, strict=True))
         saved = health.from_json(json.loads(json.dumps(health.to_json(health_state))))
         assert saved == health_state
         state = alarm.from_json(json.loads(json.dumps(alarm.to_json(state))))
         state, _ = alarm.update(state, index + 1, metrics)
-        health_state, _ = health.observe(health_state, index + 1, metrics, policy)
+        health_state, _ = health.observe(health_state, index + 1, metrics, asked)
         assert state == health_state.alarm
     assert any(track.held for _, track in state.tracks)
 
@@ -163,7 +164,7 @@ def test_the_state_survives_json():
 # Decisions ----------------------------------------------------------------------------
 
 
-def decisions(policy: health.Policy, rollbacks: int = 0) -> list[health.Decision]:
+def decisions(on_collapse: str, rollbacks: int = 0) -> list[health.Decision]:
     """Of a run that collapses from iteration 60 on."""
     names, values = surrogate(
         records_of(HEALTHY_RUNS[0]), 100, np.random.default_rng(1)
@@ -172,26 +173,25 @@ def decisions(policy: health.Policy, rollbacks: int = 0) -> list[health.Decision
     state, found = health.HealthState(rollbacks=rollbacks), []
     for index, row in enumerate(values.tolist()):
         metrics = dict(zip(names, row, strict=True))
-        state, decision = health.observe(state, index + 1, metrics, policy)
+        asked = HealthSettings(on_collapse=on_collapse)
+        state, decision = health.observe(state, index + 1, metrics, asked)
         found.append(decision)
     return found
 
 
 def test_each_way_to_react_is_its_own_decision():
-    assert {d.action for d in decisions(health.Policy("watch"))} == {health.CONTINUE}
-    warned = [d for d in decisions(health.Policy("warn")) if d.action == health.WARN]
+    assert {d.action for d in decisions("watch")} == {health.CONTINUE}
+    warned = [d for d in decisions("warn") if d.action == health.WARN]
     assert len(warned) == 1 and "collapse at iteration" in warned[0].sentence
-    stopped = [d for d in decisions(health.Policy("stop")) if d.action == health.STOP]
+    stopped = [d for d in decisions("stop") if d.action == health.STOP]
     assert "training stops" in stopped[0].sentence
-    back = [
-        d for d in decisions(health.Policy("rollback")) if d.action == health.ROLLBACK
-    ]
+    back = [d for d in decisions("rollback") if d.action == health.ROLLBACK]
     assert 40 <= back[0].healthy_until < 75
     assert back[0].metrics() == {
         "health/level": 2.0,
         "health/signs": float(len(back[0].verdict.ringing)),
     }
-    often = decisions(health.Policy("rollback"), rollbacks=3)
+    often = decisions("rollback", rollbacks=3)
     assert health.STOP in {d.action for d in often}
     assert health.ROLLBACK not in {d.action for d in often}
 
@@ -205,11 +205,11 @@ def test_a_rollback_returns_to_before_the_first_sign_though_that_sign_never_rang
     # Success falls from iteration 37 on, by five of its deviations: 3 an iteration.
     fallen = usual | {"train/success": 0.6}
     lines = [usual] * 30 + [narrow] * 4 + [usual] * 2 + [fallen] * 8
-    state, policy = health.HealthState(), health.Policy(on_collapse="rollback")
+    state, asked = health.HealthState(), HealthSettings(on_collapse="rollback")
     for iteration, line in enumerate(lines, 1):
         saved = json.loads(json.dumps(health.to_json(state)))
         state = health.from_json(saved)
-        state, decision = health.observe(state, iteration, line, policy)
+        state, decision = health.observe(state, iteration, line, asked)
         if decision.action == health.ROLLBACK:
             break
     assert decision.verdict.ringing == ("train/success",)
@@ -226,7 +226,7 @@ def test_a_rollback_returns_to_before_the_collapse_that_was_put_in(path):
         for index, row in enumerate(collapsing(names, values, 60).tolist()):
             line = dict(zip(names, row, strict=True))
             state, decision = health.observe(
-                state, index + 1, line, health.Policy("rollback")
+                state, index + 1, line, HealthSettings(on_collapse="rollback")
             )
             if decision.action == health.ROLLBACK:
                 targets.append(decision.healthy_until)
@@ -247,13 +247,13 @@ def test_a_rollback_halves_the_learning_rate_or_the_share_kept():
     settings = runs.settings(
         algorithm="starpo_s", optimizer__actor_lr=1e-3, rollout__prompts=8
     )
-    policy = health.Policy("rollback")
-    assert health.remedied(settings, policy, 0) == settings
-    twice = health.remedied(settings, policy, 2)
+    assert health.remedied(settings, 0) == settings
+    twice = health.remedied(settings, 2)
     assert twice.optimizer.actor_lr == pytest.approx(2.5e-4)
-    sentence = health.remedy_sentence(settings, policy, 1, 40)
+    sentence = health.remedy_sentence(settings, 40)
     assert "after iteration 40" in sentence and "0.0005" in sentence
-    tighter = health.remedied(settings, health.Policy("rollback", "filter"), 1)
+    filtered = dataclasses.replace(settings, health=HealthSettings(remedy="filter"))
+    tighter = health.remedied(filtered, 1)
     assert tighter.filter.fraction == settings.filter.fraction / 2
     assert tighter.optimizer.actor_lr == settings.optimizer.actor_lr
     assert health.with_rollbacks(health.HealthState(), 2).rollbacks == 2
@@ -270,9 +270,9 @@ def test_a_rollback_that_keeps_fewer_groups_leaves_the_learning_rates_as_they_we
         filter__fraction=0.5,
         optimizer__schedule="cosine",
         optimizer__critic_schedule="linear",
+        health__remedy="filter",
     )
-    policy = health.Policy("rollback", "filter")
-    tighter = health.remedied(settings, policy, rollbacks)
+    tighter = health.remedied(settings, rollbacks)
     # Half of what would be expected without a rollback was made before it.
     made = schedules.updates_expected(settings) // 2
     assert schedules.updates_expected(tighter) <= made
@@ -292,12 +292,12 @@ def test_a_rollback_that_keeps_fewer_groups_leaves_the_learning_rates_as_they_we
     ],
 )
 def test_a_rollback_halves_the_rate_where_the_filter_keeps_no_share(chosen):
-    settings = runs.settings(**{f"filter__{name}": v for name, v in chosen.items()})
-    policy = health.Policy("rollback", "filter")
-    changed = health.remedied(settings, policy, 1)
+    chosen = {f"filter__{name}": value for name, value in chosen.items()}
+    settings = runs.settings(health__remedy="filter", **chosen)
+    changed = health.remedied(settings, 1)
     assert changed.filter == settings.filter
     assert changed.optimizer.actor_lr == settings.optimizer.actor_lr / 2
-    assert "actor_lr" in health.remedy_sentence(settings, policy, 1, 40)
+    assert "actor_lr" in health.remedy_sentence(settings, 40)
 
 
 @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ def test_a_rollback_halves_the_rate_once_the_filter_keeps_as_few_as_it_can(
     settings = runs.settings(
         rollout__prompts=8,
         rollout__group_size=8,
+        health__remedy="filter",
         **{f"filter__{name}": value for name, value in chosen.items()},
     )
-    policy = health.Policy("rollback", "filter")
-    after = [health.remedied(settings, policy, n) for n in range(len(kept))]
+    after = [health.remedied(settings, n) for n in range(len(kept))]
     per = 8  # members of a group, or groups
     assert [filters.most_kept_episodes(one) // per for one in after] == kept
     rate = settings.optimizer.actor_lr * 0.5**halvings
@@ -332,22 +332,26 @@ def test_a_rollback_halves_the_rate_once_the_filter_keeps_as_few_as_it_can(
 
 def test_a_rollback_halves_a_share_that_moves_at_both_ends():
     settings = runs.settings(
-        filter__strategy="top_p", filter__fraction=0.9, filter__fraction_end=0.5
+        filter__strategy="top_p",
+        filter__fraction=0.9,
+        filter__fraction_end=0.5,
+        health__remedy="filter",
     )
-    tighter = health.remedied(settings, health.Policy("rollback", "filter"), 1)
+    tighter = health.remedied(settings, 1)
     assert (tighter.filter.fraction, tighter.filter.fraction_end) == (0.45, 0.25)
     steady = dataclasses.replace(
         settings, filter=dataclasses.replace(settings.filter, fraction_end=-1)
     )
-    tighter = health.remedied(steady, health.Policy("rollback", "filter"), 1)
+    tighter = health.remedied(steady, 1)
     assert tighter.filter.fraction_end == -1
 
 
 def stops_at(lines: list[dict], preset: str) -> int:
     """The first iteration at which a preset stops; -1: never."""
-    state, policy = health.HealthState(), health.Policy("watch", early_stops=preset)
+    state = health.HealthState()
+    asked = HealthSettings(on_collapse="watch", early_stops=preset)
     for index, line in enumerate(lines):
-        state, decision = health.observe(state, index + 1, line, policy)
+        state, decision = health.observe(state, index + 1, line, asked)
         if decision.action == health.STOP:
             return index + 1
     return -1
@@ -373,10 +377,11 @@ def test_the_early_stops_by_validation_and_by_empty_filters_count_in_a_row():
 
 
 def test_an_early_stop_says_which_rule_it_was_and_what_to_do():
-    state, policy = health.HealthState(), health.Policy("watch", early_stops="ragen")
+    state = health.HealthState()
+    asked = HealthSettings(on_collapse="watch", early_stops="ragen")
     for _ in range(5):
         low = {"validation/success": 0.0}
-        state, decision = health.observe(state, 1, low, policy)
+        state, decision = health.observe(state, 1, low, asked)
     assert decision.action == health.STOP
     assert "below 1% 5 times running (health.early_stops = ragen)" in decision.sentence
     assert "begin another run with a lower optimizer.actor_lr" in decision.sentence
@@ -453,9 +458,9 @@ def test_less_than_half_of_the_beginning_is_a_collapse(success, spread, rings_at
 
 def test_a_collapse_from_the_beginning_on_goes_back_to_the_beginning():
     records = records_of(Path(__file__).parent / "safe_arm_bandit.jsonl")
-    state, policy = health.HealthState(), health.Policy(on_collapse="rollback")
+    state, asked = health.HealthState(), HealthSettings(on_collapse="rollback")
     for record in records:
-        state, decision = health.observe(state, record["iteration"], record, policy)
+        state, decision = health.observe(state, record["iteration"], record, asked)
         if decision.action == health.ROLLBACK:
             break
     assert record["iteration"] == 11 and decision.healthy_until == alarm.START

@@ -50,8 +50,8 @@ def rolled_back(run, tmp_path_factory):
     observe, seen, made = health.observe, [], []
     make_programs = programs_lib.make_programs
 
-    def judge(state, iteration, values, policy):
-        state, decision = observe(state, iteration, values, policy)
+    def judge(state, iteration, values, asked):
+        state, decision = observe(state, iteration, values, asked)
         seen.append((iteration, state.rollbacks))
         if seen[-1] == (3, 0):
             decision = dataclasses.replace(
@@ -96,8 +96,8 @@ def test_a_run_that_fell_before_its_first_checkpoint_begins_again(tmp_path):
     run = runs.prepare(**CHANGES, every__checkpoint=4, every__evaluate=0)
     observe = health.observe
 
-    def judge(state, iteration, values, policy):
-        state, decision = observe(state, iteration, values, policy)
+    def judge(state, iteration, values, asked):
+        state, decision = observe(state, iteration, values, asked)
         if (iteration, state.rollbacks) == (3, 0):
             decision = dataclasses.replace(
                 decision,
@@ -124,8 +124,8 @@ def test_a_run_that_fell_before_its_first_checkpoint_begins_again(tmp_path):
 def test_a_signal_in_the_iteration_of_a_rollback_ends_the_run(run, tmp_path):
     observe = health.observe
 
-    def judge(state, iteration, values, policy):
-        state, decision = observe(state, iteration, values, policy)
+    def judge(state, iteration, values, asked):
+        state, decision = observe(state, iteration, values, asked)
         if (iteration, state.rollbacks) == (2, 0):
             os.kill(os.getpid(), signal.SIGTERM)
             decision = dataclasses.replace(
@@ -168,12 +168,14 @@ def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
 
 
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
-    policy = health.Policy("rollback", "learning_rate")
-    lower = health.remedied(run.settings, policy, 2)
+    assert run.settings.health.remedy == "learning_rate"
+    lower = health.remedied(run.settings, 2)
     assert lower != run.settings
     assert programs_lib.share_programs(run.settings, lower)
-    starpo_s = runs.settings(algorithm="starpo_s", rollout__prompts=8)
-    stricter = health.remedied(starpo_s, health.Policy("rollback", "filter"), 1)
+    starpo_s = runs.settings(
+        algorithm="starpo_s", rollout__prompts=8, health__remedy="filter"
+    )
+    stricter = health.remedied(starpo_s, 1)
     assert stricter != starpo_s
     assert not programs_lib.share_programs(starpo_s, stricter)
 

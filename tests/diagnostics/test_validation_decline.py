@@ -8,6 +8,7 @@ import pytest
 
 from ragen_jax.diagnostics import alarm, health, validation_decline
 from ragen_jax.diagnostics.validation_decline import Record
+from ragen_jax.settings.schema import HealthSettings
 
 # A run of Bandit by plain PPO (docs/studies/baseline.json, seed 2) at iterations 10,
 # 20, ... 200: success on the validation's names, and in training.
@@ -84,8 +85,8 @@ def test_a_rollback_returns_to_the_best_validation_even_through_a_checkpoint():
     for record in records_of(FALLING):
         saved = json.loads(json.dumps(health.to_json(state)))
         assert health.from_json(saved) == state
-        policy = health.Policy(on_collapse="rollback")
-        state, decision = health.observe(state, record["iteration"], record, policy)
+        asked = HealthSettings(on_collapse="rollback")
+        state, decision = health.observe(state, record["iteration"], record, asked)
         if decision.action == health.ROLLBACK:
             break
     assert record["iteration"] == 70 and decision.healthy_until == 10

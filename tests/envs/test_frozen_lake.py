@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from helpers import split_levels
 
 from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import env as frozen_lake
@@ -25,20 +26,12 @@ from ragen_jax.envs.frozen_lake.planning import (
     UP,
     distances,
 )
-from ragen_jax.envs.frozen_lake.types import OBSERVATIONS
+from ragen_jax.envs.grid_text import OBSERVATIONS
 
 LAKES = 200  # A split, for each of `_lakes`.
 move = jax.jit(frozen_lake.move)
 step = jax.jit(frozen_lake.step, static_argnums=3)
-
-
-@functools.cache
-def _lakes(settings):
-    """States of LAKES lakes of each split, leaves [3 * LAKES, ...], as numpy."""
-    keys = jax.random.split(jax.random.key(11), 3 * LAKES)
-    splits = jnp.repeat(jnp.arange(3, dtype=jnp.int32), LAKES)
-    reset = jax.jit(jax.vmap(functools.partial(frozen_lake.reset, settings=settings)))
-    return jax.tree.map(np.asarray, reset(keys, splits))
+_lakes = functools.partial(split_levels.drawn, frozen_lake.reset, count=LAKES, seed=11)
 
 
 def _host_lake(tiles, player, **options):
@@ -165,7 +158,7 @@ def test_every_lake_is_well_formed_solvable_and_of_its_split(settings):
         assert np.isin(tiles, (ICE, HOLE, GOAL)).all()
         assert _has_path(tiles, tuple(player))
         content = [*tiles.ravel().tolist(), *player.tolist()]
-        assert _host_split(content) == split
+        assert split_levels.split_of(content) == split
         content_of[split].add(tuple(content))
     assert not lakes.done.any()
     for left, right in itertools.combinations(content_of.values(), 2):
@@ -210,7 +203,7 @@ def test_every_split_has_a_fair_share_of_lakes_even_without_ice_and_without_hole
             if is_open or is_beside:
                 tiles = np.full((size, size), filler)
                 tiles[start], tiles[goal] = ICE, GOAL
-                accepted[_host_split([*tiles.ravel().tolist(), *start])] += 1
+                accepted[split_levels.split_of([*tiles.ravel().tolist(), *start])] += 1
         share = accepted / (size**2 * (size**2 - 1))
         if (size, is_open) == (2, True):
             assert share.min() == 0  # The settings that `check` refuses.
@@ -228,7 +221,7 @@ def test_the_smallest_lakes_have_a_fair_share_in_every_split_up_to_the_limit():
             tiles[free] = fill
             player = divmod(start, 2)
             if _has_path(tiles.reshape(2, 2), player):
-                split = _host_split([*tiles.tolist(), *player])
+                split = split_levels.split_of([*tiles.tolist(), *player])
                 for p, share in shares.items():
                     rngs = [p if tile == ICE else 1 - p for tile in fill]
                     share[split] += np.prod(rngs) / 12
@@ -399,17 +392,6 @@ def _has_path(tiles, start):
                 seen.add(place)
                 queue.append(place)
     return any(tiles[place] == GOAL for place in seen)
-
-
-def _host_split(words):
-    """The split of a level's numbers, in Python's integers: see `base.content_hash`."""
-    value = 2166136261
-    for word in words:
-        value = ((value ^ word) * 16777619) % 2**32
-    value = ((value ^ (value >> 16)) * 0x85EBCA6B) % 2**32
-    value = ((value ^ (value >> 13)) * 0xC2B2AE35) % 2**32
-    value ^= value >> 16
-    return {0: base.TEST, 1: base.VALIDATION}.get(value % 8, base.TRAIN)
 
 
 def _render_grid(tiles, player, symbols):

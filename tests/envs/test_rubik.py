@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import split_levels
 from helpers.paths import GOLDEN, ROOT
 
 from ragen_jax import cli
@@ -20,15 +21,7 @@ CUBES = 300  # a split, for `_fresh`
 EVERY = Rubik(faces="URFDLB", half_turns=True)
 TURNS = dict(zip(rubik.action_names(EVERY), rubik.turns(EVERY), strict=True))
 SOLVED = np.arange(6, dtype=np.int32).repeat(4)
-
-
-@functools.cache
-def _fresh(settings):
-    """States of CUBES cubes of each split, leaves [3 * CUBES, ...], as numpy."""
-    keys = jax.random.split(jax.random.key(6), 3 * CUBES)
-    splits = jnp.repeat(jnp.arange(3, dtype=jnp.int32), CUBES)
-    reset = jax.jit(jax.vmap(functools.partial(rubik.reset, settings=settings)))
-    return jax.tree.map(np.asarray, reset(keys, splits))
+_fresh = functools.partial(split_levels.drawn, rubik.reset, count=CUBES, seed=6)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import split_levels
 from helpers.sokoban_rooms import one_by_one, play, room
 
 from ragen_jax.envs import base
@@ -18,15 +19,7 @@ from ragen_jax.envs.sokoban.solver import shortest_solution
 
 LEVELS = 100  # of each split, for each of `levels`
 DOWN, LEFT, RIGHT = 1, 2, 3
-
-
-@functools.cache
-def levels(settings):
-    """States of LEVELS levels of each split, leaves [3 * LEVELS, ...], as numpy."""
-    keys = jax.random.split(jax.random.key(11), 3 * LEVELS)
-    splits = jnp.repeat(jnp.arange(3, dtype=jnp.int32), LEVELS)
-    reset = jax.jit(jax.vmap(functools.partial(sokoban.reset, settings=settings)))
-    return jax.tree.map(np.asarray, reset(keys, splits))
+levels = functools.partial(split_levels.drawn, sokoban.reset, count=LEVELS, seed=11)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +41,7 @@ def test_every_level_is_well_formed_solvable_and_of_its_split(settings):
         assert tiles[tuple(state.player)] != WALL
         assert not boxes[tuple(state.player)] and not state.done
         split = lane // LEVELS
-        assert _host_split(tiles.ravel().tolist()) == split
+        assert split_levels.split_of(tiles.ravel().tolist()) == split
         rooms[split].add(tiles.tobytes())
         assert _reachable(tiles) == (tiles != WALL).sum(), "floor out of reach"
         lengths.append(len(sokoban.solve(state)))
@@ -79,19 +72,18 @@ def test_the_first_move_of_reverse_play_pulls_a_box_in_any_direction_that_has_ro
 
 
 def test_a_level_is_turned_into_any_of_its_looks_that_fits_the_split():
-    state = room("######", "#XP_O#", "#_#__#", "#__###", "######", "######")
-    level = generator.Level(state.tiles, state.boxes, state.player)
+    level = room("######", "#XP_O#", "#_#__#", "#__###", "######", "######")
     keys = jax.random.split(jax.random.key(0), 200)
     turn = jax.jit(jax.vmap(generator.turn_to_fit, in_axes=(0, None, None)))
     at = np.zeros((6, 6), bool)
-    at[tuple(state.player)] = True
+    at[tuple(level.player)] = True
     expected = {split: set() for split in range(3)}
     for mirror, turns in itertools.product((False, True), range(4)):
         look = [
             np.rot90(grid.T if mirror else grid, turns)
-            for grid in (state.tiles, state.boxes, at)
+            for grid in (level.tiles, level.boxes, at)
         ]
-        split = _host_split(look[0].ravel().tolist())
+        split = split_levels.split_of(look[0].ravel().tolist())
         expected[split].add(b"".join(grid.tobytes() for grid in look))
     for split, looks in expected.items():
         turned, is_fit = jax.tree.map(np.asarray, turn(keys, level, jnp.int32(split)))
@@ -191,14 +183,3 @@ def _reachable(tiles):
                 seen.add(place)
                 queue.append(place)
     return len(seen)
-
-
-def _host_split(words):
-    """The split of a room's numbers, in Python's integers: see `base.content_hash`."""
-    value = 2166136261
-    for word in words:
-        value = ((value ^ word) * 16777619) % 2**32
-    value = ((value ^ (value >> 16)) * 0x85EBCA6B) % 2**32
-    value = ((value ^ (value >> 13)) * 0xC2B2AE35) % 2**32
-    value ^= value >> 16
-    return {0: base.TEST, 1: base.VALIDATION}.get(value % 8, base.TRAIN)

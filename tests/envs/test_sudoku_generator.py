@@ -3,9 +3,9 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import split_levels
 from helpers.plain_sudoku import filled_by_singles, related, singles, solutions
 
 from ragen_jax.envs import base
@@ -16,15 +16,7 @@ from ragen_jax.envs.sudoku.generator import Puzzle
 
 LEVELS = 20  # a split, for `_fresh`
 SMALL, LARGE = Sudoku(), Sudoku(size=9, clues=28)
-
-
-@functools.cache
-def _fresh(settings):
-    """States of LEVELS puzzles of each split, leaves [3 * LEVELS, ...], as numpy."""
-    keys = jax.random.split(jax.random.key(7), 3 * LEVELS)
-    splits = jnp.repeat(jnp.arange(3, dtype=jnp.int32), LEVELS)
-    reset = jax.jit(jax.vmap(functools.partial(sudoku.reset, settings=settings)))
-    return jax.tree.map(np.asarray, reset(keys, splits))
+_fresh = functools.partial(split_levels.drawn, sudoku.reset, count=LEVELS, seed=7)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from ragen_jax.envs.base import TRAIN, Environment
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models.config import ModelConfig, RopeScaling
+from ragen_jax.models.io import partial_reads
+from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
@@ -168,20 +171,27 @@ def random_parameters(config: ModelConfig, seed: int = 0) -> Parameters:
     return tree.unflatten(drawn)
 
 
-def talkative_parameters(
-    config: ModelConfig, favoured: list[int], share: float = 0.9, seed: int = 0
-) -> Parameters:
-    """Random parameters whose policy says the `favoured` ids about `share` of the time.
+def read_model(path: Path) -> tuple[Parameters, ModelConfig]:
+    """All weights of a folder or a GGUF file, on the host, and the model's shape."""
+    source = Source(path, is_gguf=path.is_file())
+    config = source.read_config()
+    declared = model_parameters.declare(config)
+    read = source.open_parameters(config, declared)
+    return partial_reads.read_tree(read, declared), config
+
+
+def talkative_parameters(config: ModelConfig, favoured: list[int]) -> Parameters:
+    """Random parameters whose policy says the `favoured` ids nine times in ten.
 
     The first feature is large in every token's embedding and untouched by the layers,
     and the head reads a preference from it; all other features depend on the context.
     """
-    parameters = random_parameters(config, seed)
+    parameters = random_parameters(config)
     layers = parameters["layers"]
     embedding = parameters["embedding"].at[:, 0].set(8.0)
     quiet = {name: layers[name].at[..., 0].set(0) for name in ("output", "down")}
     # The first feature makes up most of the norm and comes out near 0.83 sqrt(D).
-    odds = share / (1 - share) * (config.vocabulary / len(favoured) - 1)
+    odds = 9 * (config.vocabulary / len(favoured) - 1)
     head = parameters["head"].at[0].set(0)
     head = head.at[0, jnp.array(favoured)].set(
         np.log(odds) / (0.83 * config.width**0.5)
@@ -235,15 +245,12 @@ def sample_usual(**changes: Any) -> Rollout:
     return usual_program()(task.parameters, (task.tokens,), call(**changes))
 
 
-def check_same_record(one: Rollout, other: Rollout, tolerance: float = 2e-5) -> None:
-    """Fails unless two records agree: exactly, and floats of the sampler nearly.
-
-    Args:
-      tolerance: in nats; programs of other shapes add in another order.
-    """
+def check_same_record(one: Rollout, other: Rollout) -> None:
+    """Fails unless two records agree: exactly, and floats of the sampler nearly."""
     for name in ("logprobs", "entropy"):
         values = getattr(one.rows, name), getattr(other.rows, name)
-        np.testing.assert_allclose(*values, rtol=0, atol=tolerance, err_msg=name)
+        # Nats: programs of other shapes add in another order.
+        np.testing.assert_allclose(*values, rtol=0, atol=2e-5, err_msg=name)
     exact = [
         (record.rows.replace(logprobs=None, entropy=None), record.episodes)
         for record in (one, other)

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from safetensors.numpy import load_file, save_file
 
-from helpers import runs
+from helpers import models, runs
 from ragen_jax import settings as settings_lib
-from ragen_jax.models import parameters
-from ragen_jax.models.io import hugging_face
 from ragen_jax.reporting import metrics
 from ragen_jax.training import checkpoints
 
@@ -463,9 +461,7 @@ def make_place(folder: Path) -> None:
 
 
 def save_checkpoint(workdir: Path, model_folder: Path, settings: dict, **info) -> None:
-    config = hugging_face.read_config(model_folder)
-    declared = parameters.declare(config)
-    weights = hugging_face.read_parameters(model_folder, config, declared)
+    weights, _ = models.read_model(model_folder)
     state = {"actor": jax.device_put(weights), "updates": jnp.int32(3)}
     directory = workdir / checkpoints.FOLDER
     with checkpoints.Checkpoints(directory, keep_last=1, keep_best=0) as saved:

@@ -69,7 +69,7 @@ def _depths_of_collectives(block, depth=0):
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1)])
 def test_eight_devices_adapt_a_model_as_one_device_does(sizes):
     """Actor's and critic's adapters of every weight, sharing one sharded base."""
-    adapters = lora.Adapters(rank=2, alpha=3.0, targets=tuple(lora.TARGETS))
+    adapters = lora.Adapters(rank=2, alpha=3.0, targets=lora.TARGETS)
     mesh = meshes.make_mesh(*sizes)
     chosen = updates.settings(**USUAL)
     shared = updates.compiled(chosen, mesh=mesh, adapters=adapters)

@@ -45,7 +45,7 @@ def test_logits_equal_transformers_on_the_same_weights(tmp_path, case):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[case]))
     save_file(golden["tensors"](CONFIGS[case]), tmp_path / "model.safetensors")
     stored = np.load(GOLDEN / "family_logits.npz")
-    logits = _logits(*_read(tmp_path), stored["tokens"])
+    logits = _logits(*models.read_model(tmp_path), stored["tokens"])
     assert stored[case].std() > 1  # Logits near 0 would agree with anything.
     np.testing.assert_allclose(logits, stored[case], atol=2e-4)
 
@@ -66,7 +66,7 @@ def test_a_written_folder_is_the_same_model_to_transformers_and_back(tmp_path, c
     np.testing.assert_allclose(_logits(ours, config, tokens), wanted, atol=2e-4)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
-    back, again = _read(tmp_path / "theirs")
+    back, again = models.read_model(tmp_path / "theirs")
     assert again == config
     _assert_identical(back, ours)
 
@@ -77,7 +77,7 @@ def test_a_model_with_the_biases_of_another_family_is_written_as_that_one(
 ):
     """As GGUF files may hold them; transformers' own Llama would drop the biases."""
     folder, config, wanted = _write(tmp_path, family=family, qkv_bias=biased)
-    found, again = _read(folder)
+    found, again = models.read_model(folder)
     assert again.qkv_bias == biased and again.family != family
     _assert_identical(found, wanted)
     tokens = np.random.default_rng(4).integers(0, config.vocabulary, (2, 20))
@@ -107,7 +107,7 @@ def test_rotations_are_slowed_as_llama_3_says():
 @pytest.mark.parametrize("case", SHAPES)
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path, case):
     folder, config, wanted = _write(tmp_path, **SHAPES[case])
-    found, again = _read(folder)
+    found, again = models.read_model(folder)
     assert again == config
     _assert_identical(found, wanted)
 
@@ -311,7 +311,7 @@ def test_shards_keep_to_their_limit_and_the_index_names_each_tensors(tmp_path, d
     assert max(sizes) <= most and index["metadata"]["total_size"] == sum(sizes)
     if dtype != np.float32:
         wanted = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), wanted)
-    found, again = _read(folder)
+    found, again = models.read_model(folder)
     assert again == config
     _assert_identical(found, wanted)
 
@@ -320,7 +320,7 @@ def test_a_tensor_larger_than_a_shard_has_a_file_to_itself(tmp_path):
     folder, _, wanted = _write(tmp_path, max_shard_bytes=1)
     files = set(_index(folder)["weight_map"].values())
     assert len(files) == len(_index(folder)["weight_map"]) > 20
-    _assert_identical(_read(folder)[0], wanted)
+    _assert_identical(models.read_model(folder)[0], wanted)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
@@ -329,16 +329,16 @@ def test_files_of_half_the_width_that_others_wrote_are_read(tmp_path, dtype):
     path = folder / "model.safetensors"
     save_file({name: x.astype(dtype) for name, x in load_file(path).items()}, path)
     rounded = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), weights)
-    _assert_identical(_read(folder)[0], rounded)
+    _assert_identical(models.read_model(folder)[0], rounded)
 
 
 def test_files_beside_those_of_the_model_are_left_alone(tmp_path):
     folder, _, wanted = _write(tmp_path, max_shard_bytes=12_000)
     save_file({"other": np.ones(3)}, folder / "consolidated.safetensors")
-    _assert_identical(_read(folder)[0], wanted)
+    _assert_identical(models.read_model(folder)[0], wanted)
     whole, _, _ = _write(tmp_path / "whole")
     save_file({"other": np.ones(3)}, whole / "adapter_model.safetensors")
-    _assert_identical(_read(whole)[0], wanted)
+    _assert_identical(models.read_model(whole)[0], wanted)
 
 
 def test_stored_rotary_frequencies_and_a_tied_models_head_are_not_read(tmp_path):
@@ -349,9 +349,9 @@ def test_stored_rotary_frequencies_and_a_tied_models_head_are_not_read(tmp_path)
         "model.rotary_emb.inv_freq": np.ones(2, np.float32),
     }
     _add(folder, buffers)
-    _assert_identical(_read(folder)[0], wanted)
+    _assert_identical(models.read_model(folder)[0], wanted)
     _add(folder, {"lm_head.weight": np.ones((7, 36), np.float32)})
-    assert "lm_head.weight has shape (7, 36)" in _refusal(_read, folder)
+    assert "lm_head.weight has shape (7, 36)" in _refusal(models.read_model, folder)
 
 
 def test_an_index_that_cannot_be_followed_is_one_sentence(tmp_path):
@@ -359,19 +359,19 @@ def test_an_index_that_cannot_be_followed_is_one_sentence(tmp_path):
     index = folder / "model.safetensors.index.json"
     first = sorted(folder.glob("*.safetensors"))[0]
     away = first.rename(tmp_path / "away")
-    text = _refusal(_read, folder)
+    text = _refusal(models.read_model, folder)
     assert f"names {first.name} (1 of" in text and "copy or download the whole" in text
     away.rename(first)
     for wrong in ("{", "[]", "{}", '{"weight_map": {"a": "../away"}}'):
         index.write_text(wrong)
-        assert f"{index} cannot be read" in _refusal(_read, folder)
+        assert f"{index} cannot be read" in _refusal(models.read_model, folder)
 
 
 def test_tensors_that_no_weights_can_be_are_named(tmp_path):
     folder, _, _ = _write(tmp_path)
     name = "model.norm.weight"
     _add(folder, {name: np.ones(32, np.int8)})
-    text = _refusal(_read, folder)
+    text = _refusal(models.read_model, folder)
     assert f"{name} is stored as I8, which is not supported; choose weights of" in text
     folder, _, _ = _write(tmp_path / "twice", max_shard_bytes=12_000)
     last = sorted(folder.glob("*.safetensors"))[-1]
@@ -380,7 +380,7 @@ def test_tensors_that_no_weights_can_be_are_named(tmp_path):
         last,
     )
     assert "embed_tokens.weight is both in model-00001-of-0000" in _refusal(
-        _read, folder
+        models.read_model, folder
     )
 
 
@@ -404,7 +404,7 @@ def test_a_damaged_header_is_one_sentence(tmp_path, reason):
         header = json.dumps({"model.norm.weight": entry}).encode()
         wrong = len(header).to_bytes(8, "little") + header + bytes(8)
     path.write_bytes(wrong)
-    text = _refusal(_read, folder)
+    text = _refusal(models.read_model, folder)
     assert text.startswith(f"{path} is damaged or unreadable (") and reason in text
 
 
@@ -419,7 +419,7 @@ def test_one_tensor_of_a_file_is_in_memory_at_a_time(tmp_path):
         lambda: hugging_face.write_folder(
             tmp_path / "model", config, weights, models.make_tokenizer()
         ),
-        lambda: _read(tmp_path / "model"),
+        lambda: models.read_model(tmp_path / "model"),
     ):
         tracemalloc.start()
         act()
@@ -438,12 +438,6 @@ def _write(where: Path, *, dtype=np.float32, max_shard_bytes=2**30, **shape):
         folder, config, weights, models.make_tokenizer(), dtype, max_shard_bytes
     )
     return folder, config, weights
-
-
-def _read(folder: Path):
-    config = hugging_face.read_config(folder)
-    declared = parameters.declare(config)
-    return hugging_face.read_parameters(folder, config, declared), config
 
 
 def _add(folder: Path, tensors: dict) -> None:

@@ -20,7 +20,7 @@ from ragen_jax.training import checkpoints, weights
 from ragen_jax.training import programs as programs_lib
 
 CONFIG = models.small_config(22, width=16, head_dim=4, mlp_width=24)
-ADAPTERS = lora.Adapters(rank=3, alpha=1.5, targets=tuple(lora.TARGETS))
+ADAPTERS = lora.Adapters(rank=3, alpha=1.5, targets=lora.TARGETS)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def trained():
 
 
 def test_names_and_groups_of_weights_are_read_in_one_order():
-    assert lora.read_targets("all") == tuple(lora.TARGETS)
+    assert lora.read_targets("all") == lora.TARGETS
     assert lora.read_targets(" down, attention") == (
         *("query", "key", "value", "output"),
         "down",

@@ -1,4 +1,4 @@
-"""The engine driven from Python: `advance`, `choose_waiting`, `extend`, `finish`."""
+"""The engine driven from Python: `advance`, `choose_waiting`, `extend`."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from helpers import models
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TRAIN
-from ragen_jax.rollout import cache_attention, engine, prng
+from ragen_jax.rollout import cache_attention, engine, prng, record
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout.rollout import PassCounts, Rollout
 from ragen_jax.rollout.types import (
@@ -62,7 +62,7 @@ class Engine:
         self.start = jax.jit(bind(engine.start))
         self.advance = jax.jit(bind(engine.advance))
         self.extend = jax.jit(bind(engine.extend))
-        self.finish = jax.jit(functools.partial(engine.finish, plan))
+        self.finish_rows = jax.jit(functools.partial(record.finish_rows, plan))
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def _sample(driver):
             inputs, state, _feedback(driver, state, slot, is_used)
         )
         admitted += [episode for episode in new.tolist() if episode >= 0]
-    rows, episodes = driver.finish(inputs, state, jnp.int32(7))
+    rows = driver.finish_rows(inputs.prompts, state.rows, jnp.int32(7))
     passes = PassCounts(state.decode_steps, state.extend_steps)
-    return Rollout(rows, episodes, passes), admitted
+    return Rollout(rows, state.episodes, passes), admitted
 
 
 def test_a_slot_that_waits_is_not_touched_while_others_decode(driver):

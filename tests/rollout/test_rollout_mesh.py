@@ -21,7 +21,7 @@ def test_eight_devices_sample_what_one_device_samples(split):
     sizes, layout, shards = SPLITS[split]
     task = models.usual_task()
     plan = task.plan(shards=shards)
-    assert (plan.episodes, plan.groups) == (16 // shards, 1)
+    assert (plan.episodes, plan.env_shards[0].groups) == (16 // shards, 1)
     mesh = meshes.make_mesh(*sizes)
     program = models.compile_rollout(task, plan, mesh, layout)
     record = program(task.parameters, (task.tokens,), models.call())

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, phrase_tables
 from ragen_jax.envs.countdown.types import ACTION_NAMES, Countdown, State
 
 _LABELS = ("Numbers:", "Target:", *(f"Last answer: {n}\n" for n in ACTION_NAMES))
@@ -23,9 +23,7 @@ def observe(state: State, settings: Countdown) -> jax.Array:
     verdict = jnp.where(has_verdict, _VERDICT + state.verdict, base.NO_PHRASE)
     label = jnp.array([_NUMBERS])
     rest = jnp.stack([jnp.full((), _TARGET), ending + state.target, verdict])
-    ids = jnp.concatenate([label, numbers, rest])
-    # Gaps go to the end.
-    return ids[jnp.argsort(ids == base.NO_PHRASE, stable=True)].astype(jnp.int32)
+    return phrase_tables.close_gaps(jnp.concatenate([label, numbers, rest]))
 
 
 def phrases(settings: Countdown) -> tuple[str, ...]:

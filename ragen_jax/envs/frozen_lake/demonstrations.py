@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ragen_jax.envs import walks
 from ragen_jax.envs.base import Environment
-from ragen_jax.envs.frozen_lake import planning
+from ragen_jax.envs.frozen_lake import planning, texts
 from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE
 from ragen_jax.envs.frozen_lake.types import FrozenLake, State
 
@@ -55,7 +55,7 @@ def _demonstrate(
         [jnp.argmax(state.tiles.reshape(-1) == GOAL)],
         random_plan,
         side=size,
-        names=4,
+        names=len(texts.ACTION_NAMES),
         thinking=thinking,
     )
 
@@ -81,11 +81,10 @@ def plan(
     noise = jnp.where(random_plan, 1.0, player.noise)
     ignore_holes = jax.random.bernoulli(ignore_holes_key, player.ignore_holes)
     length = jax.random.randint(length_key, (), 1, player.longest + 1)
-    flat_goal = jnp.argmax(state.tiles.reshape(-1) == GOAL)
-    goal = jnp.stack([flat_goal // size, flat_goal % size])
+    _, goal = texts.landmarks(state)
     passable = ignore_holes | (state.tiles != HOLE)
     distance = planning.distances(passable, goal)
-    moves = jnp.array([(0, -1), (1, 0), (0, 1), (-1, 0)])  # left, down, right, up
+    moves = jnp.asarray(planning.MOVES)
 
     def one(carry, key):
         at, over, step = carry

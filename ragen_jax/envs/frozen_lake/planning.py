@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.envs import grid_text
 from ragen_jax.envs.base import NO_ACTION
 
 ICE, HOLE, GOAL = 0, 1, 2  # Tiles.
@@ -29,8 +30,7 @@ def distances(passable: jax.Array, goal: jax.Array) -> jax.Array:
       int32[S, S], steps of one tile up, down, left or right; 0 at the goal,
       `UNREACHABLE` where no path exists and on tiles that are not passable.
     """
-    rows = jnp.arange(passable.shape[0])
-    is_goal = (rows == goal[0])[:, None] & (rows == goal[1])[None, :]
+    is_goal = grid_text.is_at(goal, passable.shape[0])
     open_tiles = passable | is_goal
     start = jnp.where(is_goal, 0, UNREACHABLE).astype(jnp.int32)
 

@@ -96,9 +96,7 @@ def _grid(settings: FrozenLake) -> tuple[str, ...]:
 
 def _symbols_of(state: State) -> jax.Array:
     """int32[S, S], the index of each cell's symbol in the settings' order."""
-    index = jnp.arange(state.tiles.shape[0])
-    is_row, is_column = index == state.player[0], index == state.player[1]
-    is_player = is_row[:, None] & is_column[None, :]
+    is_player = grid_text.is_at(state.player, state.tiles.shape[0])
     # Symbols in the settings' order: tiles are 1, 2, 3, the player on them 0, 4, 5.
     on_tile = jnp.where(state.tiles == ICE, 0, state.tiles + 3)
     return jnp.where(is_player, on_tile, state.tiles + 1)

@@ -5,7 +5,8 @@ import dataclasses
 import jax
 from flax import struct
 
-OBSERVATIONS = ("grid", "coordinates", "both")
+from ragen_jax.envs import grid_text
+
 MEANINGS = ("you", "ice", "hole", "goal", "you in a hole", "you on the goal")
 
 
@@ -50,15 +51,4 @@ def check(settings: FrozenLake) -> None:
             " frozen_lake.size = 2 leaves the test split too few lakes to draw: choose"
             " at most 0.95 or a larger size"
         )
-    if settings.observation not in OBSERVATIONS:
-        raise ValueError(
-            f"frozen_lake.observation = {settings.observation!r} is unknown: choose"
-            f" one of {', '.join(OBSERVATIONS)}"
-        )
-    symbols = settings.symbols
-    is_usable = len(set(symbols)) == len(symbols) == len(MEANINGS)
-    if not is_usable or any(len(symbol.split()) != 1 for symbol in symbols):
-        raise ValueError(
-            f"frozen_lake.symbols = {symbols} must be {len(MEANINGS)} different"
-            f" texts without white space, for {', '.join(MEANINGS)}"
-        )
+    grid_text.check_shown("frozen_lake", settings, MEANINGS)

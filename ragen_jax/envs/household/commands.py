@@ -14,6 +14,7 @@ from ragen_jax.envs.household.house import (
     CAN_OPEN,
     DESK,
     FRIDGE,
+    HELD,
     MICROWAVE,
     RECEPTACLES,
     SINK,
@@ -21,7 +22,6 @@ from ragen_jax.envs.household.house import (
 )
 
 ANSWER_BYTES = 48
-_HELD = len(RECEPTACLES)
 _R = len(RECEPTACLES)
 VERBS = ("go to", "open", "close", "take", "put", "clean", "heat", "cool")
 VERBS += ("use desklamp 1", "look")
@@ -80,7 +80,7 @@ def is_possible(state: Any) -> jax.Array:
     here = jnp.maximum(at, 0)
     is_here = jnp.arange(_R) == at
     can_open = jnp.asarray(CAN_OPEN)
-    is_held = state.place == _HELD
+    is_held = state.place == HELD
     can_reach = (at >= 0) & state.is_open[here]
     takes = can_reach & (state.place == at) & ~is_held.any()
     treats = [is_held & (at == where) for where in (SINK, MICROWAVE, FRIDGE)]

@@ -35,6 +35,7 @@ from ragen_jax.envs.household.house import (
     DESK,
     FRIDGE,
     HEAT,
+    HELD,
     HOT,
     KIND_OF,
     LOOK,
@@ -52,7 +53,6 @@ from ragen_jax.envs.household.house import (
 from ragen_jax.envs.household.planner import plan
 
 NOWHERE = -1  # Where a person stands at first: at no receptacle.
-HELD = len(RECEPTACLES)  # Where an object is that the person carries.
 SOLVED_REWARD = 10.0
 
 

@@ -11,6 +11,7 @@ ROOMS = {
 }
 _MARKED = tuple(name for names in ROOMS.values() for name in names)
 RECEPTACLES = tuple(name.removeprefix("*") for name in _MARKED)  # R
+HELD = len(RECEPTACLES)  # where an object is that the person carries
 CAN_OPEN = np.array([name.startswith("*") for name in _MARKED])
 SINK, MICROWAVE, FRIDGE, DESK, COUNTER = (
     RECEPTACLES.index(name)

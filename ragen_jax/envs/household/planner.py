@@ -23,16 +23,15 @@ from ragen_jax.envs.household.house import (
     DESK,
     FRIDGE,
     HEAT,
+    HELD,
     HOT,
     KIND_OF,
     LOOK,
     MICROWAVE,
-    RECEPTACLES,
     SINK,
     TWO,
 )
 
-_HELD = len(RECEPTACLES)
 # Task -> where an object is treated, and how.
 _TREATMENTS = {
     CLEAN: (SINK, CLEAN_IT),
@@ -72,13 +71,13 @@ class _Walk:
 
     def take(self, one: int) -> None:
         """Takes an object, after putting down what is carried."""
-        if self.place[one] == _HELD:
+        if self.place[one] == HELD:
             return
-        for other in np.flatnonzero(self.place == _HELD):
+        for other in np.flatnonzero(self.place == HELD):
             self.put(int(other), self.at if self.at >= 0 else COUNTER)
         self.go(int(self.place[one]))
         self.do(TAKE, one)
-        self.place[one] = _HELD
+        self.place[one] = HELD
 
 
 def plan(state: Any) -> tuple[int, ...]:
@@ -89,7 +88,7 @@ def plan(state: Any) -> tuple[int, ...]:
     is_target = np.asarray(KIND_OF) == int(state.target)
     wanted = np.flatnonzero(np.asarray(state.types) == int(state.wanted)).tolist()
     # What is carried comes first.
-    wanted.sort(key=lambda one: walk.place[one] != _HELD)
+    wanted.sort(key=lambda one: walk.place[one] != HELD)
     if task == LOOK:
         walk.take(wanted[0])
         walk.go(DESK, opens=False)
@@ -98,7 +97,7 @@ def plan(state: Any) -> tuple[int, ...]:
     goal = int(np.flatnonzero(is_target)[0])
 
     def is_put(one: int) -> bool:
-        return walk.place[one] < _HELD and bool(is_target[walk.place[one]])
+        return walk.place[one] < HELD and bool(is_target[walk.place[one]])
 
     missing = [one for one in wanted if not is_put(one)]
     if task == TWO:

@@ -4,14 +4,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, phrase_tables
 from ragen_jax.envs.household import commands
 from ragen_jax.envs.household.commands import BETWEEN, TAKE, USE, VERBS
 from ragen_jax.envs.household.house import (
     CAN_OPEN,
     CONDITIONS,
+    HELD,
     KINDS,
     LOOK,
     RECEPTACLES,
@@ -19,7 +19,6 @@ from ragen_jax.envs.household.house import (
     TYPES,
 )
 
-_HELD = len(RECEPTACLES)
 _LINES = (
     "You stand in the hall.\n",
     "You are at",
@@ -55,18 +54,9 @@ def _tables(objects: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _offsets(objects: int) -> dict[str, int]:
-    """The first id of each kind of phrase."""
-    offsets, start = {}, 0
-    for name, table in _tables(objects).items():
-        offsets[name] = start
-        start += len(table)
-    return offsets
-
-
 def phrases(objects: int) -> tuple[str, ...]:
     """The texts that the ids of `observe` stand for."""
-    return tuple(text for table in _tables(objects).values() for text in table)
+    return phrase_tables.texts(_tables(objects))
 
 
 def _most_commands(objects: int) -> int:
@@ -84,7 +74,7 @@ def observation_phrases(objects: int, list_commands: bool) -> int:
 def observe(state: Any, list_commands: bool) -> jax.Array:
     """int32[M], the task, what is seen and carried, and the commands if listed."""
     count = state.types.shape[0]
-    at, none = _offsets(count), base.NO_PHRASE
+    at, none = phrase_tables.first_ids(_tables(count)), base.NO_PHRASE
     here = jnp.maximum(state.at, 0)
     is_look = state.task == LOOK
     task = [
@@ -96,7 +86,7 @@ def observe(state: Any, list_commands: bool) -> jax.Array:
     is_open = stands & state.is_open[here]
     has_lid = stands & ~state.is_open[here] & jnp.asarray(CAN_OPEN)[here]
     is_seen = is_open & (state.place == state.at)
-    is_held = state.place == _HELD
+    is_held = state.place == HELD
     view = [
         jnp.where(stands, _AT, _HALL),
         jnp.where(stands, at["place_stop"] + here, none),
@@ -108,7 +98,7 @@ def observe(state: Any, list_commands: bool) -> jax.Array:
     ]
     carry = jnp.array([_CARRY, _STOP])
     carried = _objects(state, is_held, at)
-    carried = carried[jnp.argsort(carried == none, stable=True)][:2]
+    carried = phrase_tables.close_gaps(carried)[:2]
     carried = jnp.where(is_held.any(), carried, jnp.array([_NONE, none]))
     last = [
         jnp.where(state.happened, none, _IDLE),
@@ -119,9 +109,8 @@ def observe(state: Any, list_commands: bool) -> jax.Array:
     if list_commands:
         parts += [jnp.where(state.done, none, jnp.array([_COMMANDS]))]
         parts += [_commands(state, at)]
-    ids = jnp.concatenate(parts)
-    ids = ids[jnp.argsort(ids == none, stable=True)]
-    return ids[: observation_phrases(count, list_commands)].astype(jnp.int32)
+    ids = phrase_tables.close_gaps(jnp.concatenate(parts))
+    return ids[: observation_phrases(count, list_commands)]
 
 
 def _objects(state: Any, which: jax.Array, at: dict[str, int]) -> jax.Array:
@@ -161,11 +150,8 @@ def _commands(state: Any, at: dict[str, int]) -> jax.Array:
 
 def longest_observation(lengths, objects: int, list_commands: bool) -> int:
     """Most tokens in an observation; `lengths` is int[phrases], the tokens of each."""
-    lengths, most, start = np.asarray(lengths), {}, 0
+    most = phrase_tables.most_tokens(_tables(objects), lengths)
     lines = lengths[: len(_LINES)]
-    for name, table in _tables(objects).items():
-        most[name] = int(lengths[start : start + len(table)].max())
-        start += len(table)
     task = most["task"] + max(most["type_end"], most["type"] + most["target"])
     thing = most["object"] + most["condition"]
     seen = max(int(lines[_NONE]), objects * thing)

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, rendering
+from ragen_jax.envs import base, phrase_tables, rendering
 
 ACTION_NAMES = ("wrong", "right")  # What an answer comes to.
 WRONG, RIGHT = range(2)
@@ -323,23 +322,14 @@ def _tables(settings: Math) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _offsets(settings: Math) -> dict[str, int]:
-    """The first id of each kind of phrase."""
-    offsets, start = {}, 0
-    for name, table in _tables(settings).items():
-        offsets[name] = start
-        start += len(table)
-    return offsets
-
-
 def phrases(settings: Math) -> tuple[str, ...]:
     """The texts that the ids of `observe` stand for."""
-    return tuple(text for table in _tables(settings).values() for text in table)
+    return phrase_tables.texts(_tables(settings))
 
 
 def observe(state: State, settings: Math) -> jax.Array:
     """int32[7 + 5 S], the problem as indices into `phrases(settings)`."""
-    at = _offsets(settings)
+    at = phrase_tables.first_ids(_tables(settings))
     operation = jnp.maximum(state.operation, 0)
     has_two = (operation == BUY) | (operation == HELP)
     none = jnp.full(operation.shape, base.NO_PHRASE)
@@ -361,7 +351,7 @@ def observe(state: State, settings: Math) -> jax.Array:
     last = [at["many"] + state.thing, at["now"] + state.name, tries]
     last.append(jnp.where(state.done, at["solved"], base.NO_PHRASE))
     ids = jnp.concatenate([jnp.stack(head), rows.reshape(-1), jnp.stack(last)])
-    return ids[jnp.argsort(ids == base.NO_PHRASE, stable=True)].astype(jnp.int32)
+    return phrase_tables.close_gaps(ids)
 
 
 def instruction(settings: Math) -> str:
@@ -378,10 +368,7 @@ def instruction(settings: Math) -> str:
 
 def _longest_observation(lengths, settings: Math) -> int:
     """Most tokens in an observation; `lengths` is int[phrases], the tokens of each."""
-    lengths, most, start = np.asarray(lengths), {}, 0
-    for name, table in _tables(settings).items():
-        most[name] = int(lengths[start : start + len(table)].max())
-        start += len(table)
+    most = phrase_tables.most_tokens(_tables(settings), lengths)
     row = most["act"] + 2 * most["number"] + most["between"] + most["end"]
     head = most["has"] + most["number"] + most["thing"]
     last = most["many"] + most["now"] + most["tries"] + most["solved"]

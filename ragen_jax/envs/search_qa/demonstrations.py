@@ -1,7 +1,7 @@
 """Imperfect demonstrations for SearchQA: a reader that looks up, or does not care to.
 
 A careful reader searches for the fact that it lacks, repeats the passage that has it
-and gives its last name. A heedless one guesses without searching, searches for
+and gives its last name. A careless one guesses without searching, searches for
 anything, or gives the last name of any passage it sees. A reader is the one or the
 other at each reply, so that what pays is left to experience.
 """
@@ -83,7 +83,7 @@ def _demonstrate(
     is_seen = (path[:, None] == state.passages[None]).any(axis=1) & (path >= 0)
     knows = (last == state.passages).any() & (last >= 0)
     sought = jnp.where(is_seen[0], last, path[0])
-    is_heedless = jax.random.bernoulli(keys[0], player.random_plan)
+    random_plan = jax.random.bernoulli(keys[0], player.random_plan)
     some = jax.random.randint(keys[1], (2,), 0, jnp.array([book.documents, 1 << 20]))
 
     # A passage that is shown, any of them as likely; and an answer out of the blue.
@@ -94,10 +94,10 @@ def _demonstrate(
     chances = jax.random.uniform(keys[2], is_kind.shape)
     guessed = jnp.argmax(jnp.where(is_kind, chances, -1.0))
 
-    guesses = is_heedless & ~state.has_searched & (some[1] % 4 != 0)
-    takes_any = is_heedless & state.has_searched & (shown > 0)
-    roams = is_heedless & ~guesses & ~takes_any
-    answers = guesses | takes_any | knows & ~is_heedless
+    guesses = random_plan & ~state.has_searched & (some[1] % 4 != 0)
+    takes_any = random_plan & state.has_searched & (shown > 0)
+    roams = random_plan & ~guesses & ~takes_any
+    answers = guesses | takes_any | knows & ~random_plan
     fact = jnp.where(roams, some[0], jnp.where(knows, last, sought))
     thought = jnp.where(roams, _AROUND, _LOOK)
     thought = jnp.where(guesses, _GUESS, jnp.where(takes_any, _ANY, thought))

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, split_lists
 from ragen_jax.envs import text_search as search
 
 LEAST_QUESTIONS = 8  # of a split
 MOST_ANSWER_WORDS = 4
+ARTICLES = ("a", "an", "the")  # Not compared in answers.
 _FIRST = (
     "Ada Bruno Clara Dario Edith Felix Greta Hugo Irene Jonas Karin Leo Mira Nils Olga"
     " Paul Rosa Stefan Tilda Viktor Wanda Xenia Yusuf Zora"
@@ -85,14 +85,8 @@ class Encyclopedia:
 
 
 def answer_words(text: str | bytes) -> list[str]:
-    """What is compared of an answer: runs of letters and digits, without articles."""
-    data = text.encode() if isinstance(text, str) else text
-    runs = bytes(b if chr(b) in _LETTERS else 32 for b in data.lower()).split()
-    return [run.decode() for run in runs if run.decode() not in ARTICLES]
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-ARTICLES = ("a", "an", "the")
+    """What is compared of an answer: its words without articles."""
+    return [word for word in search.plain_words(text) if word not in ARTICLES]
 
 
 def make_encyclopedia(people: int, seed: int, hops: int) -> Encyclopedia:
@@ -153,11 +147,7 @@ def make_encyclopedia(people: int, seed: int, hops: int) -> Encyclopedia:
 
 def _splits(content: np.ndarray, people: int) -> tuple[np.ndarray, ...]:
     """The questions of each split, by a hash of question, subject and answer."""
-    split = jax.vmap(lambda row: base.split_of(base.content_hash(row)))(content)
-    of_split = tuple(
-        np.flatnonzero(np.asarray(split) == one).astype(np.int32)
-        for one in range(len(base.SPLITS))
-    )
+    of_split = split_lists.by_content(content)
     for name, own in zip(base.SPLITS, of_split, strict=True):
         if len(own) < LEAST_QUESTIONS:
             raise ValueError(

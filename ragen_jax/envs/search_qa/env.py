@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, rendering
+from ragen_jax.envs import base, phrase_tables, rendering, split_lists
 from ragen_jax.envs import text_search as search
 from ragen_jax.envs.search_qa import encyclopedia, texts
 from ragen_jax.envs.search_qa.encyclopedia import (
@@ -125,11 +125,7 @@ def reset(
     key: jax.Array, split: jax.Array, book: Encyclopedia, settings: SearchQA
 ) -> State:
     """A reader with one of the split's questions, each equally likely."""
-    longest = max(len(own) for own in book.of_split)
-    padded = np.stack([np.pad(own, (0, longest - len(own))) for own in book.of_split])
-    counts = jnp.array([len(own) for own in book.of_split])
-    place = jax.random.randint(key, (), 0, counts[split])
-    return start(jnp.asarray(padded)[split, place], settings)
+    return start(split_lists.draw(key, split, book.of_split), settings)
 
 
 def start(question: jax.Array, settings: SearchQA) -> State:
@@ -200,7 +196,7 @@ def _gold(question: jax.Array, book: Encyclopedia) -> jax.Array:
 
 def observe(state: State, book: Encyclopedia) -> jax.Array:
     """int32[5 + 3 k], the question, and the passages or the score."""
-    at = texts.offsets(book)
+    at = texts.first_ids(book)
     kind = jnp.asarray(book.kind)[state.question]
     asked = jnp.asarray(book.asked)[state.question]
     found = jnp.maximum(state.passages, 0)
@@ -219,7 +215,7 @@ def observe(state: State, book: Encyclopedia) -> jax.Array:
     score = jnp.where(state.done, at["score"] + hundredths, base.NO_PHRASE)
     head = [at["before"] + kind, at["asked"] + asked, at["after"] + kind, line, score]
     ids = jnp.concatenate([jnp.stack(head), rows.reshape(-1)])
-    return ids[jnp.argsort(ids == base.NO_PHRASE, stable=True)].astype(jnp.int32)
+    return phrase_tables.close_gaps(ids)
 
 
 # Actions as texts --------------------------------------------------------------------
@@ -236,21 +232,15 @@ def read_action(
       state: whose question an answer is judged by.
       book: the encyclopedia.
     """
-
-    def inside(opening: bytes) -> tuple[jax.Array, jax.Array, jax.Array]:
-        head = jnp.asarray(np.frombuffer(opening, np.uint8))
-        is_form = (text[: len(opening)] == head).all() & (length > len(opening))
-        is_form &= (text[length - 1] == ord("]")) & ~state.done
-        return is_form, text[len(opening) :], length - len(opening) - 1
-
-    searches, query, count = inside(b"search[")
+    searches, query, count = search.enclosed(text, length, b"search[")
     words = search.read_query(book.index, query, count)
     wanted = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
-    answers, answer, count = inside(b"finish[")
+    answers, answer, count = search.enclosed(text, length, b"finish[")
     judged = jnp.stack([jnp.int32(FINISH), *_judge(answer, count, state, book)])
     judged = jnp.pad(judged, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION)
     none = jnp.full((ACTION_SIZE,), base.NO_ACTION, jnp.int32)
-    return jnp.where(searches, wanted, jnp.where(answers, judged, none))
+    action = jnp.where(searches, wanted, jnp.where(answers, judged, none))
+    return jnp.where(state.done, none, action)
 
 
 def _judge(answer, length, state: State, book: Encyclopedia) -> tuple[jax.Array, ...]:
@@ -308,9 +298,7 @@ def sample_action(key: jax.Array, book: Encyclopedia) -> jax.Array:
     The answer is wrong, as random ones are.
     """
     kind_key, word_key = jax.random.split(key)
-    count = len(book.index.words)
-    words = jax.random.randint(word_key, (search.QUERY_WORDS,), 0, count)
-    words = jnp.where(jnp.arange(search.QUERY_WORDS) < 3, words, search.NO_WORD)
+    words = search.random_query(word_key, book.index)
     answers = jax.random.bernoulli(kind_key, 1 / 8)
     wrong = jnp.array([FINISH, 0, 0, 1], jnp.int32)
     wrong = jnp.pad(wrong, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION)

@@ -2,8 +2,7 @@
 
 import functools
 
-import numpy as np
-
+from ragen_jax.envs import phrase_tables
 from ragen_jax.envs.search_qa.encyclopedia import QUESTIONS, RELATIONS, Encyclopedia
 
 LINES = (
@@ -30,26 +29,19 @@ def tables(book: Encyclopedia) -> dict[str, tuple[str, ...]]:
 
 
 @functools.cache
-def offsets(book: Encyclopedia) -> dict[str, int]:
+def first_ids(book: Encyclopedia) -> dict[str, int]:
     """The first id of each kind of phrase."""
-    first, start = {}, 0
-    for name, table in tables(book).items():
-        first[name] = start
-        start += len(table)
-    return first
+    return phrase_tables.first_ids(tables(book))
 
 
 def phrases(book: Encyclopedia) -> tuple[str, ...]:
     """The texts that the ids of `observe` stand for."""
-    return tuple(text for table in tables(book).values() for text in table)
+    return phrase_tables.texts(tables(book))
 
 
 def longest_observation(lengths, book: Encyclopedia, passages: int) -> int:
     """Most tokens in an observation; `lengths` is int[phrases], the tokens of each."""
-    lengths, most, start = np.asarray(lengths), {}, 0
-    for name, table in tables(book).items():
-        most[name] = int(lengths[start : start + len(table)].max())
-        start += len(table)
+    most = phrase_tables.most_tokens(tables(book), lengths)
     question = most["before"] + most["asked"] + most["after"]
     row = most["subject"] + most["relation"] + most["object"]
     return question + most["line"] + max(most["score"], passages * row)

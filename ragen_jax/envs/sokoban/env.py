@@ -49,19 +49,7 @@ def reset(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
       settings: size, boxes and how hard levels are.
     """
-    level = generator.draw(
-        key,
-        split,
-        size=settings.size,
-        boxes=settings.boxes,
-        search_depth=settings.search_depth,
-    )
-    return State(
-        tiles=level.tiles,
-        boxes=level.boxes,
-        player=level.player,
-        done=jnp.zeros((), bool),
-    )
+    return generator.draw(key, split, settings)
 
 
 def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.Outcome]:

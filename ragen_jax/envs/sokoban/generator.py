@@ -7,16 +7,15 @@ Every function is on one level: `vmap` to batch.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, grid_text
+from ragen_jax.envs.sokoban.types import Sokoban, State
 
 FLOOR, WALL, TARGET = 0, 1, 2  # Tiles.
 # (row, column) change of each action: up, down, left, right.
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)
-_TURN = (
-    0.35  # Probability that the digging walk draws a new direction, as in gym-sokoban.
-)
+# Probability that the digging walk draws a new direction, as in gym-sokoban.
+_TURN = 0.35
 _PULL = 0.8  # Probability that a move away from a box pulls it along.
 # What the walk digs around each place, gym-sokoban's masks; the place itself is in all.
 _MASKS = np.array(
@@ -31,18 +30,7 @@ _MASKS = np.array(
 )
 
 
-@struct.dataclass
-class Level:
-    """Where everything is when an episode begins."""
-
-    tiles: jax.Array  # int32[S, S], each FLOOR, WALL or TARGET; the border is wall
-    boxes: jax.Array  # bool[S, S], as many as targets, each on floor or target
-    player: jax.Array  # int32[2], (row, column)
-
-
-def draw(
-    key: jax.Array, split: jax.Array, *, size: int, boxes: int, search_depth: int
-) -> Level:
+def draw(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
     """A level that can be solved and whose room belongs to the split.
 
     The room, walls and targets as they lie, decides the split: no room of the test
@@ -52,25 +40,26 @@ def draw(
     Args:
       key: decides the level.
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
-      size: S, rows and columns, the border included.
-      boxes: how many, all of them off the targets.
-      search_depth: moves of reverse play for each box; the longer, the harder.
+      settings: size, boxes and how hard levels are.
     """
+    size, boxes = settings.size, settings.boxes
+    moves = settings.search_depth * boxes
 
     def redraw(carry):
         key, _, _ = carry
         key, dig_key, target_key, play_key, turn_key = jax.random.split(key, 5)
         tiles, is_room = place_targets(target_key, dig(dig_key, size), boxes)
-        level, is_level = play_backward(play_key, tiles, boxes, search_depth * boxes)
+        level, is_level = play_backward(play_key, tiles, boxes, moves)
         level, is_fit = turn_to_fit(turn_key, level, split)
         return key, level, is_room & is_level & is_fit
 
-    nothing = Level(
+    nothing = State(
         tiles=jnp.zeros((size, size), jnp.int32),
         boxes=jnp.zeros((size, size), bool),
         player=jnp.zeros((2,), jnp.int32),
+        done=jnp.zeros((), bool),
     )
-    # Ends: of settings that `sokoban.check` lets pass, 1 draw in 60 or more is fit.
+    # Ends: of settings that `types.check` lets pass, 1 draw in 60 or more is fit.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
@@ -134,7 +123,7 @@ def place_targets(
 
 def play_backward(
     key: jax.Array, tiles: jax.Array, boxes: int, moves: int
-) -> tuple[Level, jax.Array]:
+) -> tuple[State, jax.Array]:
     """Plays from the solved room: a player at random walks and pulls boxes.
 
     What was pulled can be pushed back, so every place that it comes to is a level that
@@ -178,7 +167,7 @@ def play_backward(
         score = jnp.where(is_target[at].any(), 0, away.sum())
         is_better = score >= best[0]
         found = (score, player, at)
-        keep = lambda new, old: jnp.where(is_better, new, old)  # noqa: E731
+        keep = lambda new, old: jnp.where(is_better, new, old)
         return (player, at, jax.tree.map(keep, found, best)), None
 
     home = home.astype(jnp.int32)
@@ -186,17 +175,18 @@ def play_backward(
     start = (player, home, (jnp.zeros((), jnp.int32), player, home))
     (_, _, (score, player, at)), _ = jax.lax.scan(move, start, inputs)
     cells = jnp.arange(size * size)
-    level = Level(
+    level = State(
         tiles=tiles,
         boxes=(cells[None] == at[:, None]).any(axis=0).reshape(size, size),
         player=jnp.stack(jnp.divmod(player, size)),
+        done=jnp.zeros((), bool),
     )
     return level, (score > 0) & can_pull.any()
 
 
 def turn_to_fit(
-    key: jax.Array, level: Level, split: jax.Array
-) -> tuple[Level, jax.Array]:
+    key: jax.Array, level: State, split: jax.Array
+) -> tuple[State, jax.Array]:
     """The level turned and mirrored at random, so that its room is of the split.
 
     Each of the eight ways to look at a room has a hash of its own, so that far fewer
@@ -215,9 +205,7 @@ def turn_to_fit(
       whether one does.
     """
     size = level.tiles.shape[0]
-    index = jnp.arange(size)
-    is_row, is_column = index == level.player[0], index == level.player[1]
-    is_player = is_row[:, None] & is_column[None]
+    is_player = grid_text.is_at(level.player, size)
     drawn = jnp.stack([level.tiles, level.boxes, is_player]).astype(jnp.int32)
     looks = jnp.stack(
         [
@@ -231,7 +219,7 @@ def turn_to_fit(
     order = jnp.where(is_fit, jax.random.uniform(key, is_fit.shape), -1.0)
     tiles, boxes, player = looks[jnp.argmax(order)]
     place = jnp.divmod(jnp.argmax(player.reshape(-1)), size)
-    level = Level(
+    level = level.replace(
         tiles=tiles, boxes=boxes == 1, player=jnp.stack(place).astype(jnp.int32)
     )
     return level, is_fit.any()

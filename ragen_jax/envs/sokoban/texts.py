@@ -99,9 +99,7 @@ def landmarks(state: State, settings: Sokoban) -> jax.Array:
 
 def symbols_of(state: State) -> jax.Array:
     """int32[S, S], the index of each cell's symbol in the settings' order."""
-    index = jnp.arange(state.tiles.shape[0])
-    is_row, is_column = index == state.player[0], index == state.player[1]
-    is_player = is_row[:, None] & is_column[None]
+    is_player = grid_text.is_at(state.player, state.tiles.shape[0])
     is_target = state.tiles == TARGET
     bare = jnp.where(state.tiles == WALL, _WALL, jnp.where(is_target, _TARGET, _FLOOR))
     box = jnp.where(is_target, _BOX_ON, _BOX)

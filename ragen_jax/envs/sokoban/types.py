@@ -5,7 +5,8 @@ import dataclasses
 import jax
 from flax import struct
 
-OBSERVATIONS = ("grid", "coordinates", "both")
+from ragen_jax.envs import grid_text
+
 MEANINGS = (
     "wall",
     "floor",
@@ -60,15 +61,4 @@ def check(settings: Sokoban) -> None:
             f"sokoban.search_depth = {settings.search_depth} is not possible with"
             f" sokoban.boxes = {boxes}: choose a whole number from {least} to 10000"
         )
-    if settings.observation not in OBSERVATIONS:
-        raise ValueError(
-            f"sokoban.observation = {settings.observation!r} is unknown: choose one of"
-            f" {', '.join(OBSERVATIONS)}"
-        )
-    symbols = settings.symbols
-    is_usable = len(set(symbols)) == len(symbols) == len(MEANINGS)
-    if not is_usable or any(len(symbol.split()) != 1 for symbol in symbols):
-        raise ValueError(
-            f"sokoban.symbols = {symbols} must be {len(MEANINGS)} different texts"
-            f" without white space, for {', '.join(MEANINGS)}"
-        )
+    grid_text.check_shown("sokoban", settings, MEANINGS)

@@ -22,7 +22,6 @@ SEARCH, HOME, PREVIOUS, NEXT, DESCRIBE, FEATURE, BUY, PRODUCT, OPTION = range(9)
 ACTION_SIZE = 2 + search.QUERY_WORDS  # kind; place in the list; words
 ANSWER_BYTES = 96
 _NAME_BYTES = 16  # of what can be clicked, at most
-_CLICK, _SEARCH = b"click[", b"search["
 
 
 def is_offered(state: Any, kind: jax.Array, place: jax.Array, shop: Catalogue):
@@ -57,20 +56,13 @@ def read_action(
       state: the buyer, whose page says what can be clicked.
       shop: the catalogue.
     """
-
-    def inside(opening: bytes) -> tuple[jax.Array, jax.Array, jax.Array]:
-        head = jnp.asarray(np.frombuffer(opening, np.uint8))
-        is_form = (text[: len(opening)] == head).all() & (length > len(opening))
-        is_form &= text[length - 1] == ord("]")
-        return is_form, text[len(opening) :], length - len(opening) - 1
-
     none = jnp.full((ACTION_SIZE,), base.NO_ACTION, jnp.int32)
-    searches, query, count = inside(_SEARCH)
+    searches, query, count = search.enclosed(text, length, b"search[")
     words = search.read_query(shop.index, query, count)
     wanted = jnp.concatenate([jnp.array([SEARCH, 0], jnp.int32), words])
     searches &= is_offered(state, jnp.int32(SEARCH), jnp.int32(0), shop)
 
-    clicks, name, count = inside(_CLICK)
+    clicks, name, count = search.enclosed(text, length, b"click[")
     at = jnp.arange(_NAME_BYTES)
     name = jnp.where(at < count, name[:_NAME_BYTES], 0)
     clicks &= (count > 0) & (count <= _NAME_BYTES)
@@ -180,9 +172,7 @@ def action_text(action: Any, state: Any, shop: Catalogue) -> str:
 def sample_action(key: jax.Array, shop: Catalogue) -> jax.Array:
     """int32[ACTION_SIZE], a kind, a place and three words, each equally likely."""
     kind_key, place_key, word_key = jax.random.split(key, 3)
-    count = len(shop.index.words)
-    words = jax.random.randint(word_key, (search.QUERY_WORDS,), 0, count)
-    words = jnp.where(jnp.arange(search.QUERY_WORDS) < 3, words, search.NO_WORD)
+    words = search.random_query(word_key, shop.index)
     kind = jax.random.randint(kind_key, (1,), 0, len(ACTION_NAMES))
     place = jax.random.randint(place_key, (1,), 0, SHOWN)
     return jnp.concatenate([kind, place, words]).astype(jnp.int32)

@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, split_lists
 from ragen_jax.envs import text_search as search
 
 ATTRIBUTES = 4  # of a product; the first two stand in its title
@@ -60,10 +59,11 @@ _GROUPS = {
         _BEDS,
     ),
 }
-_BRANDS = (
+BRANDS = tuple(
     "Alvera Bramwick Calder Dunmore Elstow Fernhill Garrow Hollins Istria Jorvik"
-    " Kelmscot Lindale Marlow Norvane Ostrava Penrith Quillon Rosmar Selby Tarrant"
-).split()
+    " Kelmscot Lindale Marlow Norvane Ostrava Penrith Quillon Rosmar Selby"
+    " Tarrant".split()
+)
 TYPES = tuple(t for types, *_ in _GROUPS.values() for t in types)
 GROUP_OF_TYPE = np.array(
     [g for g, (types, *_) in enumerate(_GROUPS.values()) for _ in types], np.int32
@@ -74,7 +74,6 @@ ATTRIBUTE_NAMES = tuple(
 OPTION_NAMES = tuple(
     dict.fromkeys(v for *_, one, two in _GROUPS.values() for v in (*one, *two))
 )
-BRANDS = tuple(_BRANDS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,11 +182,7 @@ def _make_goals(
         content = (kind[product], *wanted, *values, steps * PRICE_STEP)
         rows.setdefault(tuple(int(part) for part in content), int(product))
     contents = np.array(list(rows), np.int32)
-    split = jax.vmap(lambda row: base.split_of(base.content_hash(row)))(contents)
-    of_split = tuple(
-        np.flatnonzero(np.asarray(split) == one).astype(np.int32)
-        for one in range(len(base.SPLITS))
-    )
+    of_split = split_lists.by_content(contents)
     for name, own in zip(base.SPLITS, of_split, strict=True):
         if len(own) < LEAST_GOALS:
             raise ValueError(

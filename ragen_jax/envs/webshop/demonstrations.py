@@ -1,7 +1,7 @@
 """Imperfect demonstrations for WebShop: a buyer that reads the instruction, or hardly.
 
 A careful buyer searches for all that the instruction names, opens the first product,
-chooses the options that were asked for and then buys. A heedless one searches for the
+chooses the options that were asked for and then buys. A careless one searches for the
 type alone, opens any product, clicks any option or buys at once. A buyer is the one or
 the other at each reply, so that what pays is left to experience.
 """
@@ -86,13 +86,13 @@ def _demonstrate(
     thinking: bool,
 ) -> jax.Array:
     """int32[8], one reply as phrase ids, without the end-of-turn token."""
-    heed_key, pick_key = jax.random.split(key)
-    is_heedless = jax.random.bernoulli(heed_key, player.random_plan)
+    plan_key, pick_key = jax.random.split(key)
+    random_plan = jax.random.bernoulli(plan_key, player.random_plan)
     chances = jax.random.uniform(pick_key, (1 + pages.SHOWN + 2 * pages.VALUES,))
-    thought, words = _search(state, is_heedless, shop)
+    thought, words = _search(state, random_plan, shop)
     for page, reply in (
-        (pages.RESULTS, _open(state, is_heedless, chances[1 : 1 + pages.SHOWN])),
-        (pages.ITEM, _choose(state, is_heedless, chances, shop)),
+        (pages.RESULTS, _open(state, random_plan, chances[1 : 1 + pages.SHOWN])),
+        (pages.ITEM, _choose(state, random_plan, chances, shop)),
         (pages.DESCRIPTION, (_BACK, _BUTTON + pages.PREVIOUS)),
         (pages.FEATURES, (_BACK, _BUTTON + pages.PREVIOUS)),
     ):
@@ -106,27 +106,27 @@ def _demonstrate(
     return jnp.concatenate([ends[0], words, ends[1]]).astype(jnp.int32)
 
 
-def _search(state, is_heedless, shop: Catalogue) -> tuple[jax.Array, jax.Array]:
+def _search(state, random_plan, shop: Catalogue) -> tuple[jax.Array, jax.Array]:
     """A thought, int32[], and the words to search for, int32[5]."""
     goals = shop.goals
     asked = jnp.asarray(goals.attributes)[state.goal]
     kind = jnp.asarray(shop.type[goals.product])[state.goal]
-    asked = jnp.where((asked >= 0) & ~is_heedless, _ATTRIBUTE + asked, NO_PHRASE)
-    thought = jnp.where(is_heedless, _KIND, _ALL)
+    asked = jnp.where((asked >= 0) & ~random_plan, _ATTRIBUTE + asked, NO_PHRASE)
+    thought = jnp.where(random_plan, _KIND, _ALL)
     return thought, jnp.concatenate([asked, (_TYPE + kind)[None]])
 
 
-def _open(state, is_heedless, chances) -> tuple[jax.Array, jax.Array]:
+def _open(state, random_plan, chances) -> tuple[jax.Array, jax.Array]:
     """A thought and the product to open; without results, the way back."""
     any_one = jnp.argmax(jnp.where(state.results >= 0, chances, -1.0))
-    product = state.results[jnp.where(is_heedless, any_one, 0)]
-    thought = jnp.where(is_heedless, _ANY, _FIRST)
+    product = state.results[jnp.where(random_plan, any_one, 0)]
+    thought = jnp.where(random_plan, _ANY, _FIRST)
     is_empty = state.results[0] < 0
     clicked = jnp.where(is_empty, _BUTTON + pages.HOME, _CODE + product)
     return jnp.where(is_empty, _BACK, thought), clicked
 
 
-def _choose(state, is_heedless, chances, shop: Catalogue):
+def _choose(state, random_plan, chances, shop: Catalogue):
     """A thought and what to click of a product's page."""
     values = jnp.asarray(shop.options)[jnp.maximum(state.product, 0)]
     wanted = jnp.asarray(shop.goals.options)[state.goal]
@@ -134,8 +134,8 @@ def _choose(state, is_heedless, chances, shop: Catalogue):
     lacks = is_there & (state.chosen != wanted)
     offered = values.reshape(-1)
     some = jnp.argmax(jnp.where(offered != NO_OPTION, chances[1 + pages.SHOWN :], -1.0))
-    roams = is_heedless & (chances[0] < 0.5)
-    buys = (is_heedless & ~roams) | (~is_heedless & ~lacks.any())
+    roams = random_plan & (chances[0] < 0.5)
+    buys = (random_plan & ~roams) | (~random_plan & ~lacks.any())
     option = jnp.where(roams, offered[some], wanted[jnp.argmax(lacks)])
     thought = jnp.where(roams, _SOME, jnp.where(buys, _BUY, _CHOOSE))
     return thought, jnp.where(buys, _BUTTON + pages.BUY, _OPTION + option)

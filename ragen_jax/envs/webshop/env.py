@@ -10,10 +10,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, rendering
+from ragen_jax.envs import base, rendering, split_lists
 from ragen_jax.envs import text_search as search
 from ragen_jax.envs.webshop import actions, pages
 from ragen_jax.envs.webshop import catalogue as catalogue_lib
@@ -134,12 +133,7 @@ def check(settings: WebShop) -> None:
 
 def reset(key: jax.Array, split: jax.Array, shop: Catalogue) -> State:
     """A buyer with one of the split's goals, each equally likely."""
-    lists = shop.goals.of_split
-    longest = max(len(goals) for goals in lists)
-    padded = np.stack([np.pad(goals, (0, longest - len(goals))) for goals in lists])
-    counts = jnp.array([len(goals) for goals in lists])
-    goal = jnp.asarray(padded)[split, jax.random.randint(key, (), 0, counts[split])]
-    return start(goal)
+    return start(split_lists.draw(key, split, shop.goals.of_split))
 
 
 def start(goal: jax.Array) -> State:

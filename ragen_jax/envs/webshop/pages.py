@@ -2,9 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, phrase_tables
 from ragen_jax.envs.webshop import catalogue as catalogue_lib
 from ragen_jax.envs.webshop.catalogue import (
     ATTRIBUTE_NAMES,
@@ -43,7 +42,7 @@ _LINES = (
 
 
 class Phrases:
-    """The offsets of each kind of phrase. Static."""
+    """The phrases of a shop, by kind. Static."""
 
     def __init__(self, catalogue: Catalogue, form: str):
         highest = int(catalogue.goals.highest.max())
@@ -63,7 +62,7 @@ class Phrases:
             "line": _LINES,
             "button": tuple(button(text) for text in BUTTONS),
             "code": tuple(button(code) for code in catalogue.codes),
-            "brand": tuple(f"{name}" for name in BRANDS),
+            "brand": BRANDS,
             "brand_end": tuple(f" {name}.\n" for name in BRANDS),
             "attribute": tuple(f" {name}" for name in ATTRIBUTE_NAMES),
             "attribute_end": tuple(f" {name}\n" for name in ATTRIBUTE_NAMES),
@@ -81,12 +80,9 @@ class Phrases:
             ),
             "score": tuple(f" {s / 100:.2f}\n" for s in range(101)),
         }
-        self.texts = tuple(text for table in tables.values() for text in table)
-        self.at, start = {}, 0
-        for name, table in tables.items():
-            self.at[name] = start
-            start += len(table)
-        self.sizes = {name: len(table) for name, table in tables.items()}
+        self.tables = tables
+        self.texts = phrase_tables.texts(tables)
+        self.at = phrase_tables.first_ids(tables)
 
     def of(self, kind: str, index) -> jax.Array:
         """The ids of that kind's phrases; NO_PHRASE for a negative index."""
@@ -111,7 +107,7 @@ def observe(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
     ]
     body = jnp.stack(bodies)[state.page]
     ids = jnp.concatenate([_instruction(state, shop, phrases), body])
-    return ids[jnp.argsort(ids == base.NO_PHRASE, stable=True)].astype(jnp.int32)
+    return phrase_tables.close_gaps(ids)
 
 
 def _instruction(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
@@ -219,31 +215,23 @@ def _bought(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
 
 def longest_observation(lengths, phrases: Phrases) -> int:
     """Most tokens of a page; `lengths` is int[phrases], the tokens of each."""
-    lengths = np.asarray(lengths)
-
-    def most(kind: str) -> int:
-        at = phrases.at[kind]
-        return int(lengths[at : at + phrases.sizes[kind]].max())
-
-    def lines(line: int) -> int:
-        return int(lengths[phrases.at["line"] + line])
-
+    most = phrase_tables.most_tokens(phrases.tables, lengths)
+    lines = lengths[phrases.at["line"] :][: len(_LINES)].tolist()
     buttons = lengths[phrases.at["button"] :][: len(BUTTONS)]
-    head = lines(_WANT) + ATTRIBUTES * most("attribute") + most("type")
-    head += 2 * most("option") + most("limit")
-    title = most("brand") + TITLE_ATTRIBUTES * most("attribute") + most("type_end")
-    row = most("code") + title + most("price")
-    home = lines(_NAME) + int(buttons[0])
-    nothing = lines(_NOTHING)
-    results = int(buttons[[HOME, PREVIOUS, NEXT]].sum()) + most("total")
-    results += max(SHOWN * row, nothing)
-    option = VALUES * max(most("value"), most("chosen"))
+    head = lines[_WANT] + ATTRIBUTES * most["attribute"] + most["type"]
+    head += 2 * most["option"] + most["limit"]
+    title = most["brand"] + TITLE_ATTRIBUTES * most["attribute"] + most["type_end"]
+    row = most["code"] + title + most["price"]
+    home = lines[_NAME] + int(buttons[0])
+    results = int(buttons[[HOME, PREVIOUS, NEXT]].sum()) + most["total"]
+    results += max(SHOWN * row, lines[_NOTHING])
+    option = VALUES * max(most["value"], most["chosen"])
     item = int(buttons[[HOME, PREVIOUS, DESCRIBE, FEATURE, BUY]].sum()) + title
-    item += most("price") + lines(_FIRST) + lines(_SECOND) + 2 * option
+    item += most["price"] + lines[_FIRST] + lines[_SECOND] + 2 * option
     back = int(buttons[[HOME, PREVIOUS]].sum())
-    described = back + lines(_DESCRIBED) + most("attribute") + most("type")
-    described += lines(_BY) + most("brand_end")
-    featured = back + lines(_FEATURES) + (ATTRIBUTES - 1) * most("attribute")
-    featured += most("attribute_end")
-    bought = lines(_THANKS) + most("score")
+    described = back + lines[_DESCRIBED] + most["attribute"] + most["type"]
+    described += lines[_BY] + most["brand_end"]
+    featured = back + lines[_FEATURES] + (ATTRIBUTES - 1) * most["attribute"]
+    featured += most["attribute_end"]
+    bought = lines[_THANKS] + most["score"]
     return head + max(home, results, item, described, featured, bought)

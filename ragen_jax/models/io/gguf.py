@@ -96,34 +96,14 @@ def read_config(path: Path) -> ModelConfig:
     )
 
 
-def check_parameters(path: Path, config: ModelConfig, declared: Parameters) -> None:
-    """Checks that the file holds the declared tensors; reads its header alone.
-
-    Raises:
-      UserError: if the file is damaged, or a tensor is missing, superfluous, of another
-        shape than the metadata say or of a kind that cannot be read.
-    """
-    _check(gguf_file.open_file(path), config, declared)
-
-
-def read_parameters(
-    path: Path, config: ModelConfig, declared: Parameters
-) -> Parameters:
-    """Reads the weights as float32 NumPy arrays, laid out as `declared`.
-
-    Raises:
-      UserError: as `check_parameters`.
-    """
-    return partial_reads.read_tree(open_parameters(path, config, declared), declared)
-
-
 def open_parameters(
     path: Path, config: ModelConfig, declared: Parameters
 ) -> partial_reads.ReadPart:
     """Checks the file's header, and gives a reader of parts of the declared leaves.
 
     Raises:
-      UserError: as `check_parameters`.
+      UserError: if the file is damaged, or a tensor is missing, superfluous, of another
+        shape than the metadata say or of a kind that cannot be read.
     """
     file = gguf_file.open_file(path)
     _check(file, config, declared)

@@ -33,8 +33,8 @@ LAYER_NAMES = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-# What transformers reads of a folder besides tokenizer.json.
-_TOKENIZER_FILES = (
+# What transformers reads of a folder for its tokenizer.
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -107,34 +107,14 @@ def _check_kind(folder: Path) -> None:
         )
 
 
-def check_parameters(folder: Path, config: ModelConfig, declared: Parameters) -> None:
-    """Checks that the files hold the declared tensors; reads little but headers.
-
-    Raises:
-      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
-        of another shape than config.json says, or a tied model has a head of its own.
-    """
-    open_parameters(folder, config, declared)
-
-
-def read_parameters(
-    folder: Path, config: ModelConfig, declared: Parameters
-) -> Parameters:
-    """Reads the weights as float32 NumPy arrays, laid out as `declared`.
-
-    Raises:
-      UserError: as `check_parameters`.
-    """
-    return partial_reads.read_tree(open_parameters(folder, config, declared), declared)
-
-
 def open_parameters(
     folder: Path, config: ModelConfig, declared: Parameters
 ) -> partial_reads.ReadPart:
     """Checks the files' headers, and gives a reader of parts of the declared leaves.
 
     Raises:
-      UserError: as `check_parameters`.
+      UserError: if a file is missing or damaged, a tensor is missing, superfluous or
+        of another shape than config.json says, or a tied model has a head of its own.
     """
     places = _find_tensors(folder, config, declared)
 
@@ -240,7 +220,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json; {remedy}")
     try:
-        for name in _TOKENIZER_FILES:
+        for name in TOKENIZER_FILES:
             if (folder / name).exists():
                 json_files.check_regular(folder / name, json_files.MOST_BYTES)
         return PreTrainedTokenizerFast.from_pretrained(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.errors import UserError
-from ragen_jax.models.parameters import Leaf, Parameters
+from ragen_jax.models.parameters import AXES_IN, Leaf, Parameters
 
 Path = tuple[str, ...]  # of a leaf in the tree of parameters
 Index = tuple[slice, ...]  # the part of a leaf that is wanted, of whole heads
@@ -21,7 +21,7 @@ ReadBlock = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
 # (leaf's path, index) -> float32, that part of the leaf.
 ReadPart = Callable[[Path, Index], np.ndarray]
 
-MATRICES = ("head", "query", "key", "value", "output", "gate", "up", "down")
+MATRICES = ("head", *AXES_IN)
 
 
 def to_file(path: Path, tensor: np.ndarray) -> np.ndarray:

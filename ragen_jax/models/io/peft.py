@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import hugging_face
-from ragen_jax.models.lora import TARGETS, Adapters
-from ragen_jax.models.parameters import Parameters
+from ragen_jax.models.lora import Adapters
+from ragen_jax.models.parameters import AXES_IN, Parameters
 from ragen_jax.utils import atomic_files, machine_errors
 
 
@@ -67,7 +67,7 @@ def _tensors(
     tensors = {}
     for target, module in zip(adapters.targets, modules, strict=True):
         a, b = (np.asarray(trained["layers"][target][x], np.float32) for x in "ab")
-        assert a.ndim == TARGETS[target] + 2
+        assert a.ndim == AXES_IN[target] + 2
         for layer in range(config.layers):
             prefix = f"base_model.model.model.layers.{layer}.{module}"
             down = a[layer].reshape(-1, adapters.rank).T

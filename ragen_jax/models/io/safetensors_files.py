@@ -131,7 +131,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _without_weights(folder: Path) -> str:
-    """What is wrong with a folder of no safetensors file, and how to mend it."""
+    """What is wrong with a folder of no safetensors file, and how to fix it."""
     if any(folder.glob("*.bin")):
         return (
             f"{folder} holds no .safetensors file; pickled .bin weights are never"

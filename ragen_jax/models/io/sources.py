@@ -22,12 +22,7 @@ _WEIGHTS = ("*.safetensors", safetensors_files.INDEX)
 _SHAPE_AND_TOKENIZER = (
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.json",
-    "chat_template.jinja",
+    *hugging_face.TOKENIZER_FILES,
 )
 _UNWANTED = ("*/*", "consolidated*")
 _REMEDY = (
@@ -52,12 +47,11 @@ class Source:
         """The model's shape. Raises UserError, as the others do."""
         return self._reader.read_config(self.path)
 
-    def check_parameters(self, config: ModelConfig, declared: Parameters) -> None:
-        """Checks that the files hold the declared tensors; reads no numbers."""
-        self._reader.check_parameters(self.path, config, declared)
-
     def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
-        """Reads parts of the declared leaves; the files are checked at once."""
+        """A reader of parts of the declared leaves, which the files are found to hold.
+
+        Before a part is read, their headers are; of the numbers hardly any.
+        """
         return self._reader.open_parameters(self.path, config, declared)
 
     def read_tokenizer(self) -> PreTrainedTokenizerFast:

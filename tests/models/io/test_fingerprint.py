@@ -98,7 +98,7 @@ def saved(run, tmp_path):
 
 def with_other_weights(run, folder):
     model = run.model
-    tree = hugging_face.read_parameters(model.source.path, model.config, model.declared)
+    tree, _ = models.read_model(model.source.path)
     tree["layers"]["down"] = tree["layers"]["down"] * 1.01
     hugging_face.write_folder(folder, model.config, tree, model.tokenizer)
     return dataclasses.replace(model, source=Source(folder, is_gguf=False))

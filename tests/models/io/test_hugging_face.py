@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from ragen_jax.errors import UserError
 from ragen_jax.models import config as model_config
-from ragen_jax.models import parameters, presets, transformer
+from ragen_jax.models import presets, transformer
 from ragen_jax.models.io import hugging_face
 
 golden = runpy.run_path(str(GOLDEN / "make_qwen2_logits.py"))
@@ -30,7 +30,7 @@ def test_logits_equal_hugging_faces_on_the_same_weights(tmp_path, tied):
     (tmp_path / "config.json").write_text(json.dumps(golden["config"](tied)))
     save_file(golden["tensors"](tied), tmp_path / "model.safetensors")
     stored = np.load(GOLDEN / "qwen2_logits.npz")
-    logits = _logits(*_read(tmp_path), stored["tokens"])
+    logits = _logits(*models.read_model(tmp_path), stored["tokens"])
     wanted = stored["tied" if tied else "untied"]
     assert wanted.std() > 1  # Logits that all but vanish would agree with anything.
     np.testing.assert_allclose(logits, wanted, atol=2e-4)
@@ -53,14 +53,14 @@ def test_logits_equal_those_of_transformers_run_here(tmp_path, config):
     np.testing.assert_allclose(_logits(ours, config, tokens), wanted, atol=2e-4)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
-    back, again = _read(tmp_path / "theirs")
+    back, again = models.read_model(tmp_path / "theirs")
     assert again == config
     _assert_identical(back, ours)
 
 
 def test_a_folders_text_is_cut_as_its_tokenizer_file_says():
     """By `tokenizers` alone; AutoTokenizer cuts any `qwen2` text as Qwen does."""
-    folder = presets.TINY_FOLDER
+    folder = presets.EMBEDDED["tiny"]
     tokenizer = hugging_face.read_tokenizer(folder)
     alone = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in (
@@ -75,7 +75,7 @@ def test_a_folders_text_is_cut_as_its_tokenizer_file_says():
 @pytest.mark.parametrize("config", [CONFIG, TIED], ids=["untied", "tied"])
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path, config):
     folder, wanted = _write(tmp_path, config)
-    found, again = _read(folder)
+    found, again = models.read_model(folder)
     assert again == config
     _assert_identical(found, wanted)
     tokenizer = hugging_face.read_tokenizer(folder)
@@ -91,7 +91,7 @@ def test_bfloat16_weights_are_rounded_once_and_read_as_float32(tmp_path):
     stored = load_file(folder / "model.safetensors")
     assert {str(x.dtype) for x in stored.values()} == {"bfloat16"}
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), wanted)
-    _assert_identical(_read(folder)[0], rounded)
+    _assert_identical(models.read_model(folder)[0], rounded)
 
 
 def test_weights_may_lie_in_several_files(tmp_path):
@@ -102,7 +102,7 @@ def test_weights_may_lie_in_several_files(tmp_path):
     for part in range(3):
         piece = {name: tensors[name] for name in names[part::3]}
         save_file(piece, folder / f"model-0000{part + 1}-of-00003.safetensors")
-    _assert_identical(_read(folder)[0], wanted)
+    _assert_identical(models.read_model(folder)[0], wanted)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
@@ -110,7 +110,7 @@ def test_a_tied_models_stored_head_may_be_a_copy_of_the_embedding(tmp_path, dtyp
     folder, wanted = _write(tmp_path, TIED)
     copy = wanted["embedding"].astype(dtype)
     _change_tensors(folder, {"lm_head.weight": copy})
-    _assert_identical(_read(folder)[0], wanted)
+    _assert_identical(models.read_model(folder)[0], wanted)
 
 
 def test_a_tied_models_stored_head_that_is_no_copy_is_refused(tmp_path):
@@ -118,13 +118,13 @@ def test_a_tied_models_stored_head_that_is_no_copy_is_refused(tmp_path):
     folder, wanted = _write(tmp_path, TIED)
     other = np.asarray(wanted["embedding"]) * np.float32(1.001)
     _change_tensors(folder, {"lm_head.weight": other})
-    text = _refusal(_read, folder)
+    text = _refusal(models.read_model, folder)
     assert text.startswith(f"{folder / 'model.safetensors'}: lm_head.weight is another")
     assert "write false there to compute with it, or take the weights without" in text
     written = json.loads((folder / "config.json").read_text())
     written["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(written))
-    np.testing.assert_array_equal(_read(folder)[0]["head"], other.T)
+    np.testing.assert_array_equal(models.read_model(folder)[0]["head"], other.T)
 
 
 KEY = "model.layers.1.self_attn.k_proj.weight"
@@ -143,7 +143,7 @@ def test_tensors_that_do_not_fit_config_json_are_named(tmp_path, case):
     changes, message = WRONG_TENSORS[case]
     folder, _ = _write(tmp_path, CONFIG)
     _change_tensors(folder, changes)
-    text = _refusal(_read, folder)
+    text = _refusal(models.read_model, folder)
     assert message in text and "config.json and weights of one model" in text
 
 
@@ -153,25 +153,31 @@ def test_a_damaged_weights_file_is_named(tmp_path, damage):
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes({"cut": whole[:-100], "empty": b""}.get(damage, b"x" * 5000))
-    assert f"{path} is damaged" in _refusal(_read, folder)
+    assert f"{path} is damaged" in _refusal(models.read_model, folder)
 
 
 def test_a_folder_without_safetensors_is_refused_and_pickles_are_never_opened(tmp_path):
     folder, _ = _write(tmp_path, CONFIG)
     pickled = (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "holds no .safetensors file; pickled .bin weights" in _refusal(_read, folder)
+    assert "holds no .safetensors file; pickled .bin weights" in _refusal(
+        models.read_model, folder
+    )
     pickled.unlink()
-    assert "file; copy or download the model's weights into" in _refusal(_read, folder)
+    assert "file; copy or download the model's weights into" in _refusal(
+        models.read_model, folder
+    )
 
 
 def test_a_missing_folder_or_an_unreadable_config_is_named(tmp_path):
     folder, _ = _write(tmp_path, CONFIG)
-    assert "there is no folder" in _refusal(_read, tmp_path / "nowhere")
+    assert "there is no folder" in _refusal(models.read_model, tmp_path / "nowhere")
     for text in ("{", "[1]"):
         (folder / "config.json").write_text(text)
-        assert "config.json cannot be read as JSON" in _refusal(_read, folder)
+        assert "config.json cannot be read as JSON" in _refusal(
+            models.read_model, folder
+        )
     (folder / "config.json").unlink()
-    assert "config.json cannot be read as JSON" in _refusal(_read, folder)
+    assert "config.json cannot be read as JSON" in _refusal(models.read_model, folder)
 
 
 UNSUPPORTED = {
@@ -236,9 +242,9 @@ def test_a_folder_that_holds_anything_is_not_written_to(tmp_path):
 
 def test_an_empty_folder_is_filled_and_parents_are_made(tmp_path):
     (tmp_path / "model").mkdir()
-    assert _read(_write(tmp_path, CONFIG)[0])[1] == CONFIG
+    assert models.read_model(_write(tmp_path, CONFIG)[0])[1] == CONFIG
     deep, _ = _write(tmp_path / "a" / "b", CONFIG)
-    assert _read(deep)[1] == CONFIG
+    assert models.read_model(deep)[1] == CONFIG
     assert [path.name for path in deep.parent.iterdir()] == ["model"]
 
 
@@ -254,12 +260,6 @@ def _write(where: Path, config, *, dtype=np.float32, name: str = "model"):
     tokenizer = models.make_tokenizer()
     hugging_face.write_folder(where / name, config, weights, tokenizer, dtype)
     return where / name, weights
-
-
-def _read(folder: Path):
-    config = hugging_face.read_config(folder)
-    declared = parameters.declare(config)
-    return hugging_face.read_parameters(folder, config, declared), config
 
 
 def _logits(weights, config, tokens) -> jax.Array:

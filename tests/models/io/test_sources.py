@@ -17,25 +17,18 @@ from safetensors.numpy import save_file
 
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters, presets, transformer
-from ragen_jax.models.io import hugging_face, partial_reads, sources
+from ragen_jax.models.io import hugging_face, sources
 
 golden = runpy.run_path(str(GOLDEN / "make_smollm2.py"))
 stored = np.load(GOLDEN / "smollm2.npz")
 
 
-def read_all(source: sources.Source, config):
-    """All weights on the host."""
-    declared = parameters.declare(config)
-    return partial_reads.read_tree(source.open_parameters(config, declared), declared)
-
-
 def test_tiny_is_the_embedded_model():
     source = sources.locate("tiny")
     assert source.read_config() == presets.TINY
-    assert source.name == str(presets.TINY_FOLDER)
+    assert source.name == str(presets.EMBEDDED["tiny"])
     declared = parameters.declare(presets.TINY)
-    source.check_parameters(presets.TINY, declared)
-    found = read_all(source, presets.TINY)
+    found, _ = models.read_model(source.path)
     assert parameters.count(found) == parameters.count(declared)
     assert len(source.read_tokenizer()) <= presets.TINY.vocabulary
 
@@ -51,7 +44,7 @@ def test_a_folder_is_read_as_hugging_faces_wherever_it_lies(tmp_path, monkeypatc
     for path in (str(folder), "owner/name", "~/owner/name"):
         source = sources.locate(path)
         assert not source.is_gguf and source.path.samefile(folder)
-        found = read_all(source, config)
+        found, _ = models.read_model(source.path)
         jax.tree.map(np.testing.assert_array_equal, found, weights)
 
 
@@ -120,7 +113,7 @@ def test_of_a_fetched_model_in_shards_files_beside_them_are_left_alone(tmp_path)
     fetched.mkdir()
     for name in _fetched(sorted(path.name for path in folder.iterdir())):
         shutil.copy(folder / name, fetched)
-    found = read_all(sources.Source(fetched, is_gguf=False), config)
+    found, _ = models.read_model(fetched)
     jax.tree.map(np.testing.assert_array_equal, found, weights)
 
 
@@ -174,7 +167,7 @@ def test_other_programs_find_a_model_by_hub_id_or_absolute_path(tmp_path, monkey
 
     assert outside("owner/name@v1", tmp_path / "cache") == ("owner/name", "v1")
     tiny = sources.locate("tiny")
-    assert sources.outside_name("tiny", tiny) == (str(presets.TINY_FOLDER), None)
+    assert sources.outside_name("tiny", tiny) == (str(presets.EMBEDDED["tiny"]), None)
     (tmp_path / "runs" / "agent").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     wanted = (str(tmp_path / "runs" / "agent"), None)
@@ -223,9 +216,7 @@ def test_smollm2s_tokens_are_those_of_transformers():
 
 @needs_smollm2
 def test_smollm2s_logits_and_greedy_tokens_are_those_of_transformers():
-    source = sources.locate("smollm2")
-    config = source.read_config()
-    weights = read_all(source, config)
+    weights, config = models.read_model(sources.locate("smollm2").path)
     weights = jax.tree.map(jnp.asarray, weights)
     rows, tokens = golden["ROWS"], stored["tokens"]
 
