@@ -172,12 +172,47 @@ WRONG = {
     "example": (
         "my_env.py",
         SOUND.replace("example_actions=ACTION_NAMES", 'example_actions=("Jump",)'),
-        r"example_actions holds \['Jump'\], .* choose from \('Left', 'Right'\)",
+        r"example_actions holds \['Jump'\], .* choose from Left, Right",
     ),
     "no example": (
         "my_env.py",
         SOUND.replace("example_actions=ACTION_NAMES", "example_actions=()"),
         "example_actions is empty: name one or two",
+    ),
+    "a comma too many": (
+        "my_env.py",
+        SOUND.replace("in few steps. Actions: {', '.join(ACTION_NAMES)}.\"\n", '."\n,'),
+        r"'coin_walk': instruction is \('You walk .*: make it a text that is not empty",
+    ),
+    "a name that is none": (
+        "my_env.py",
+        SOUND.replace('name="coin_walk"', "name=None"),
+        "name is None: make it a text",
+    ),
+    "half a phrase": (
+        "my_env.py",
+        SOUND.replace(
+            "observation_phrases=1 + length", "observation_phrases=length / 2"
+        ),
+        "observation_phrases is 4.0: make it a whole number of 1 or more",
+    ),
+    "a function called": (
+        "my_env.py",
+        SOUND.replace("picture=picture", "picture=COLOURS"),
+        "picture is of type ndarray: make it a function",
+    ),
+    "a default of another type": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "length: int = 8.0"),
+        "Settings.length has the default 8.0, which is of another type: choose a whole",
+    ),
+    "settings that refuse themselves": (
+        "my_env.py",
+        SOUND.replace(
+            "    coins: int = 3\n",
+            "    coins: int = 3\n    def __post_init__(self): raise ValueError(7)\n",
+        ),
+        r"Settings fails: line \d+: ValueError: 7: fix it",
     ),
     "limit": (
         "my_env.py",
@@ -203,7 +238,33 @@ FAULTY = {
             "    moves = ~state.done &",
             "    if state.done: 1\n    moves = ~state.done &",
         ),
-        r"the environment fails: line \d+: TracerBoolConversionError: .*: fix it$",
+        r"step fails: line \d+: TracerBoolConversionError: [^.]*: choose with"
+        " jnp.where, not with if, while, and, or$",
+    ),
+    "a size by the state": (
+        ("    moves = ~state.done &", "    range(action)\n    moves = ~state.done &"),
+        r"step fails: line \d+: TracerIntegerConversionError: [^.]*: let sizes, ranges"
+        " and indices of Python follow from the settings alone$",
+    ),
+    "NumPy of the state": (
+        (
+            "    moves = ~state.done &",
+            "    np.asarray(action)\n    moves = ~state.done &",
+        ),
+        r"step fails: line \d+: TracerArrayConversionError: .*: write jnp for np$",
+    ),
+    "a shape by the state": (
+        ("jnp.zeros(1, jnp.int32), 1 + shown", "shown[state.coins], 1 + shown"),
+        r"observe fails: line \d+: NonConcreteBooleanIndexError: .*: keep the shape",
+    ),
+    "a state that is no pytree": (
+        ("@struct.dataclass", "@dataclasses.dataclass"),
+        "reset fails: .* is not a valid JAX type: return arrays, or a"
+        " flax.struct.dataclass of arrays$",
+    ),
+    "arguments in another order": (
+        ("    key: jax.Array, state: State, action", "    state: State, key, action"),
+        r"step fails: line \d+: AttributeError: .*: fix it$",
     ),
     "another type": (
         ("(coins=coins, player=player,", "(coins=coins, player=player * 0.5,"),
@@ -211,7 +272,7 @@ FAULTY = {
     ),
     "a hash of floats": (
         ("base.content_hash(is_coin, player)", "base.content_hash(player / 9)"),
-        r"the environment fails: line \d+: TypeError: content_hash takes integers and"
+        r"reset fails: line \d+: TypeError: content_hash takes integers and"
         r" bools, not float32\[\]: hash what the agent is shown",
     ),
     "another length": (
@@ -220,7 +281,11 @@ FAULTY = {
     ),
     "no outcome": (
         ("done=done), outcome", "done=done), {}"),
-        "the environment fails: AttributeError",
+        r"step gives \(State, dict\): let it return \(State, base.Outcome\)",
+    ),
+    "the five of Gymnasium": (
+        ("done=done), outcome", "done=done), gain, done, done, {}"),
+        r"step gives \(State, .*, dict\): let it return \(State, base.Outcome\)",
     ),
 }
 
@@ -232,7 +297,10 @@ FAULTY = {
             dict(landmarks=lambda state: state.player),
             r"landmarks gives int32\[\]: make",
         ),
-        (dict(landmarks=lambda state: state.nothing), "AttributeError"),
+        (
+            dict(landmarks=lambda state: state.nothing),
+            "landmarks fails: AttributeError",
+        ),
         (
             dict(read_action=lambda text, length, state: length * 0.5, answer_bytes=8),
             r"read_action gives float32\[\]: make it int32\[\]",
