@@ -143,10 +143,10 @@ def _call(
 
 
 def _kinds(result: Any) -> str:
-    """What a function gave, by the names of types."""
+    """What a function gave, by its types."""
     if not isinstance(result, tuple) or hasattr(result, "_fields"):
-        return type(result).__name__
-    return f"({', '.join(type(one).__name__ for one in result)})"
+        return _type(result)
+    return f"({', '.join(map(_type, result))})"
 
 
 def _require(holds: bool, sentence: str) -> None:

@@ -160,7 +160,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if not envs.is_path(name):
             raise
-        part, cause = "", error
+        cause: BaseException = error
+        part = ""
         if isinstance(error, FunctionError) and error.__cause__ is not None:
             part, cause = f"{error.part} fails: ", error.__cause__
         line = user_modules.in_one_line(cause, user_modules.resolved(name))

@@ -285,7 +285,8 @@ FAULTY = {
     ),
     "the five of Gymnasium": (
         ("done=done), outcome", "done=done), gain, done, done, {}"),
-        r"step gives \(State, .*, dict\): let it return \(State, base.Outcome\)",
+        r"step gives \(State, float32\[\], bool\[\], bool\[\], dict\): let it return"
+        r" \(State, base.Outcome\)",
     ),
 }
 
