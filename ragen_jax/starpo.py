@@ -132,7 +132,12 @@ def score(
     rows: Rows,
     episodes: Episodes,
 ) -> ScoredRecord:
-    """`update`'s first half: what to learn from, and what each token was worth."""
+    """`update`'s first half: what to learn from, and what each token was worth.
+
+    Raises:
+      ValueError: while tracing, for a record of other sizes than the plan's.
+    """
+    forward.check_record(plan, rows, episodes)
     settings, iteration = plan.settings, state.iteration
     chosen = uncertainty_filter(settings, rows, episodes, iteration)
     kept = gather_kept_rows(settings, rows, episodes, chosen.keep)

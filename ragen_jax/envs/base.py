@@ -5,6 +5,7 @@ tokenizers: an observation is a sequence of phrase ids, and `phrases` has the te
 each id.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,7 @@ class Environment:
 
 def check_environment(env: Environment) -> None:
     """Raises ValueError if the environment's static parts cannot be used."""
+    _check_kinds(env)
     for part in ("action_names", "phrases", "example_actions", "reply_phrases"):
         texts = getattr(env, part)
         if not isinstance(texts, tuple) or not all(isinstance(x, str) for x in texts):
@@ -111,11 +113,41 @@ def check_environment(env: Environment) -> None:
         )
 
 
+def _check_kinds(env: Environment) -> None:
+    """Raises ValueError unless texts are texts, numbers whole, functions functions."""
+    for part in ("name", "instruction"):
+        text = getattr(env, part)
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"environment {env.name!r}: {part} is"
+                f" {text!r:.60}: make it a text that is not empty"
+            )
+    for part, least in _LEAST.items():
+        number = getattr(env, part)
+        if not isinstance(number, int | np.integer) or number < least:
+            raise ValueError(
+                f"environment {env.name!r}: {part} is {number!r}: make it a whole"
+                f" number of {least} or more"
+            )
+    for field in dataclasses.fields(env):
+        function = getattr(env, field.name)
+        is_left_out = function is None and field.default is None
+        if "Callable" in str(field.type) and not (is_left_out or callable(function)):
+            raise ValueError(
+                f"environment {env.name!r}: {field.name} is of type"
+                f" {type(function).__name__}: make it a function"
+            )
+
+
+_LEAST = {"observation_phrases": 1, "most_actions": 0, "action_size": 0}
+
+
 def _check_names(env: Environment) -> None:
     """Raises ValueError unless each name can be said, and the examples say some."""
     lowered = [name.strip().lower() for name in env.action_names]
+    times = collections.Counter(lowered)
     for name, low in zip(env.action_names, lowered, strict=True):
-        if not low or lowered.count(low) > 1 or any(c in name for c in "<|>"):
+        if not low or times[low] > 1 or any(c in name for c in "<|>"):
             raise ValueError(
                 f"environment {env.name!r}: action name {name!r} is empty, repeated or"
                 " contains one of < | >, which the reply format needs for itself"
@@ -130,8 +162,16 @@ def _check_names(env: Environment) -> None:
     if env.read_action is None and unknown:
         raise ValueError(
             f"environment {env.name!r}: example_actions holds {unknown}, which the"
-            f" prompt would show: choose from {env.action_names}"
+            f" prompt would show: choose from {listed(env.action_names)}"
         )
+
+
+def listed(names: tuple[str, ...], most: int = 12) -> str:
+    """The names for a message, with commas; of more than `most` the first, and how many
+    they are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most // 2])}, ... ({len(names)} in all)"
 
 
 def as_read(name: str) -> bytes:

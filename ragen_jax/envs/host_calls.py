@@ -46,7 +46,7 @@ def _guarded(
             result = function(*arguments)
         except Exception as error:
             line = user_modules.in_one_line(error, user_modules.resolved(name))
-            raise UserError(f"{where}: {part} fails: {line}: fix it") from error
+            raise UserError(f"{where}: {part} fails: {line}") from error
         if not is_promised(result):
             said = " ".join(repr(result).split())[:60]
             raise UserError(f"{where}: {part} gives {said}: let it give {wanted}")

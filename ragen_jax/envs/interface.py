@@ -1,12 +1,13 @@
 """Checks of what an environment's functions give, by tracing: nothing is compiled."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.envs.base import Environment
+from ragen_jax.envs.base import Environment, Outcome
 
 _TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
 
@@ -15,20 +16,29 @@ class InterfaceError(ValueError):
     """A function gives another form than it should: one sentence with the remedy."""
 
 
+class FunctionError(Exception):
+    """A function fails; its own error is the cause."""
+
+    def __init__(self, part: str):
+        super().__init__(f"{part} fails")
+        self.part = part  # the function's field in `Environment`
+
+
 def check_functions(env: Environment) -> None:
     """Traces the environment's functions, each on one episode.
 
     Raises:
       InterfaceError: unless a step keeps the state's types, outcomes are
         scalars, and observations, actions and landmarks have the declared form.
+      FunctionError: if one of them raises.
     """
     key = jax.eval_shape(jax.random.key, 0)
     action = jax.ShapeDtypeStruct(
         (env.action_size,) if env.action_size else (), jnp.int32
     )
-    first = jax.eval_shape(env.reset, key, jax.ShapeDtypeStruct((), jnp.int32))
+    first = _shapes(env, "reset", key, jax.ShapeDtypeStruct((), jnp.int32))
     if env.sample_action is not None:
-        drawn = jax.eval_shape(env.sample_action, key)
+        drawn = _shapes(env, "sample_action", key)
         _require(
             _is_like(drawn, action),
             f"sample_action gives {_type(drawn)}: make it {_type(action)}",
@@ -39,7 +49,13 @@ def check_functions(env: Environment) -> None:
             f"State{jax.tree_util.keystr(path)} is a key: keep its"
             " jax.random.key_data, or draw from the key that step is given",
         )
-    after, outcome = jax.eval_shape(env.step, key, first, action)
+    stepped = _shapes(env, "step", key, first, action)
+    is_pair = isinstance(stepped, tuple) and len(stepped) == 2
+    _require(
+        is_pair and isinstance(stepped[1], Outcome),
+        f"step gives {_kinds(stepped)}: let it return (State, base.Outcome)",
+    )
+    after, outcome = stepped
     _check_state(first, after)
     for name, dtype in _TYPES.items():
         value = getattr(outcome, name)
@@ -47,7 +63,7 @@ def check_functions(env: Environment) -> None:
             _is_like(value, jax.ShapeDtypeStruct((), dtype)),
             f"step gives outcome.{name} as {_type(value)}: make it {dtype.__name__}[]",
         )
-    ids = jax.eval_shape(env.observe, first)
+    ids = _shapes(env, "observe", first)
     wanted = jax.ShapeDtypeStruct((env.observation_phrases,), jnp.int32)
     _require(
         _is_like(ids, wanted),
@@ -68,26 +84,26 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
     if env.read_action is not None:
         text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
         length = jax.ShapeDtypeStruct((), jnp.int32)
-        read = jax.eval_shape(env.read_action, text, length, first)
+        read = _shapes(env, "read_action", text, length, first)
         _require(
             _is_like(read, action),
             f"read_action gives {_type(read)}: make it {_type(action)}",
         )
     if env.rule is not None:
-        chosen = jax.eval_shape(env.rule, first)
+        chosen = _shapes(env, "rule", first)
         _require(
             _is_like(chosen, action),
             f"rule gives {_type(chosen)}: make it {_type(action)}",
         )
     if env.landmarks is not None:
-        places = jax.eval_shape(env.landmarks, first)
+        places = _shapes(env, "landmarks", first)
         is_pairs = len(getattr(places, "shape", ())) == 2 and places.shape[1] == 2
         _require(
             is_pairs and places.dtype == jnp.int32,
             f"landmarks gives {_type(places)}: make it int32[n, 2]",
         )
     if env.longest_observation is not None:
-        longest = env.longest_observation(np.ones(len(env.phrases), np.int64))
+        longest = _call(env, "longest_observation", np.ones(len(env.phrases), int))
         _require(
             isinstance(longest, int | np.integer) and longest > 0,
             f"longest_observation gives {longest!r}: make it a number above 0",
@@ -109,6 +125,28 @@ def _check_state(first: Any, after: Any) -> None:
             f"step turns State{jax.tree_util.keystr(path)} from {_type(old)} into"
             f" {_type(new)}: let it keep shape and type",
         )
+
+
+def _shapes(env: Environment, part: str, *arguments: Any) -> Any:
+    """The shapes and types of what a function of the environment gives."""
+    return _call(env, part, *arguments, through=jax.eval_shape)
+
+
+def _call(
+    env: Environment, part: str, *arguments: Any, through: Callable | None = None
+) -> Any:
+    function = getattr(env, part)
+    try:
+        return through(function, *arguments) if through else function(*arguments)
+    except Exception as error:
+        raise FunctionError(part) from error
+
+
+def _kinds(result: Any) -> str:
+    """What a function gave, by its types."""
+    if not isinstance(result, tuple) or hasattr(result, "_fields"):
+        return _type(result)
+    return f"({', '.join(map(_type, result))})"
 
 
 def _require(holds: bool, sentence: str) -> None:

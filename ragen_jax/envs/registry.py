@@ -19,6 +19,7 @@ from ragen_jax.settings import (
     TaskSettings,
     env_settings,
     nearest,
+    type_remedy,
 )
 from ragen_jax.utils import user_modules
 
@@ -64,7 +65,12 @@ def make(
       SettingsError: in one sentence, for a name, key or value that cannot be used.
     """
     settings, maker = lookup(name)
-    chosen = env_settings(options, settings, section, name)
+    try:
+        chosen = env_settings(options, settings, section, name)
+    except SettingsError:
+        raise
+    except Exception as error:  # Of a __post_init__ of theirs.
+        raise _failed(error, name, "Settings", "env.name") from error
     try:
         env = maker(chosen)
         if isinstance(env, Environment):
@@ -104,14 +110,15 @@ def check_file(env: Environment, name: str, key: str = "env.name") -> None:
         interface.check_functions(env)
     except interface.InterfaceError as error:
         raise SettingsError(f"{key} = {name!r}: {error}") from error
-    except Exception as error:
-        raise _failed(error, name, "the environment", key) from error
+    except interface.FunctionError as error:
+        assert error.__cause__ is not None
+        raise _failed(error.__cause__, name, error.part, key) from error
 
 
 def _failed(error: BaseException, name: str, what: str, key: str) -> SettingsError:
     """What the code of a user's file raised, in one sentence."""
     line = user_modules.in_one_line(error, user_modules.resolved(name))
-    return SettingsError(f"{key} = {name!r}: {what} fails: {line}: fix it")
+    return SettingsError(f"{key} = {name!r}: {what} fails: {line}")
 
 
 def lookup(name: str) -> tuple[type, Maker]:
@@ -253,4 +260,9 @@ def _check_settings(settings: type, name: str) -> None:
         if field.default is dataclasses.MISSING:
             raise SettingsError(
                 f"env.name = {name!r}: Settings.{field.name} has no default: add one"
+            )
+        if remedy := type_remedy(field.default, field.type):
+            raise SettingsError(
+                f"env.name = {name!r}: Settings.{field.name} has the default"
+                f" {field.default!r}, which is of another type: choose {remedy}"
             )

@@ -221,7 +221,7 @@ def _read_names(text: str, env: base.Environment) -> tuple[int, ...]:
     for word in text.replace(",", " ").split():
         if (action := _find(word, env.action_names)) is None:
             raise ValueError(
-                f"{word!r} is no action here: choose {', '.join(env.action_names)},"
+                f"{word!r} is no action here: choose {base.listed(env.action_names)},"
                 " or unambiguous beginnings of them"
             )
         actions.append(action)

@@ -19,6 +19,7 @@ from ragen_jax.models.parameters import Parameters, declare
 from ragen_jax.models.transformer import KeysAndValues, embed, prefix_keys_and_values
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
+from ragen_jax.trajectory import Episodes, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,29 @@ class UpdatePlan:
     prefix: tuple[int, ...] = ()  # tokens that every row begins with; shorter than all
     # Trainable and frozen tree -> parameters; full training: the trainable one.
     assemble: Callable[[Any, Any], Parameters] = lambda trainable, frozen: trainable
+
+
+def check_record(plan: UpdatePlan, rows: Rows, episodes: Episodes) -> None:
+    """Refuses a record of other sizes than the plan's, of which a part would be unseen.
+
+    Reads no values: while tracing it is free.
+
+    Raises:
+      ValueError: naming the sizes.
+    """
+    length, rollout = rows.tokens.shape[1], plan.settings.rollout
+    if length != plan.lengths[-1]:
+        raise ValueError(
+            f"rows have T = {length} tokens and the plan {plan.lengths[-1]} (its last"
+            " length): fill rows up with padding, or make a plan for longer ones"
+        )
+    count = rollout.prompts * rollout.group_size
+    if episodes.turns.shape[0] != count:
+        raise ValueError(
+            f"there are B = {episodes.turns.shape[0]} episodes, and rollout.prompts *"
+            f" rollout.group_size = {rollout.prompts} * {rollout.group_size}: make a"
+            " plan of settings for as many"
+        )
 
 
 # Axes of the mesh that share arrays of `microbatches`.

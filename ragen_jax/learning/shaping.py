@@ -121,7 +121,7 @@ def check_hook(path: str, count: int, turns: int) -> None:
     except Exception as error:
         line = user_modules.in_one_line(error, Path(path).expanduser().resolve())
         raise SettingsError(
-            f"reward.hook = {path!r}: turn_rewards(episodes) fails: {line}: fix it"
+            f"reward.hook = {path!r}: turn_rewards(episodes) fails: {line}"
         ) from error
     shape, kind = getattr(given, "shape", None), getattr(given, "dtype", None)
     is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)

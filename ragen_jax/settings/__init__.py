@@ -31,6 +31,7 @@ from ragen_jax.settings.reader import (
     known_keys,
     nearest,
     to_dict,
+    type_remedy,
 )
 from ragen_jax.settings.schema import (
     AdvantageSettings,
@@ -86,6 +87,7 @@ __all__ = [
     "main_task",
     "nearest",
     "to_dict",
+    "type_remedy",
     "env_settings",
     "fit_mesh",
     "turn_sizes",

@@ -273,7 +273,7 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
 
 def _read_leaf(field: dataclasses.Field, value: Any, key: str) -> Any:
     """A leaf's value, of its type and within its limits."""
-    remedy = _type_remedy(value, field.type)
+    remedy = type_remedy(value, field.type)
     limit = field.metadata.get("limit")
     # Arrays count in int32; the seed has a limit of its own.
     if remedy is None and field.type is int and abs(value) >= 2**31 and key != "seed":
@@ -292,7 +292,7 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _type_remedy(value: Any, kind: Any) -> str | None:
+def type_remedy(value: Any, kind: Any) -> str | None:
     """What to choose instead of a value of the wrong type, or None.
 
     An int may stand for a float, but a bool never for a number.

@@ -11,7 +11,6 @@ itself.
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 if __name__ == "__main__":
     # Before transformers is imported: it advises to install PyTorch, which nothing
@@ -20,11 +19,12 @@ if __name__ == "__main__":
 
 from ragen_jax import envs
 from ragen_jax.envs import base
+from ragen_jax.envs.interface import FunctionError
 from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_dynamics import CheckError
-from ragen_jax.testing.check_splits import check_splits
+from ragen_jax.testing.check_splits import check_levels_come, check_splits
 from ragen_jax.utils import user_modules
 
 __all__ = ["CheckError", "check_env"]
@@ -58,6 +58,8 @@ def check_env(
     report("names, phrases and instruction can be used")
     dynamics.check_types(env)
     report("a step keeps the state's shapes and types")
+    check_levels_come(env)
+    report("every split has levels")
     functions = dynamics.compile_functions(env)
     play = dynamics.make_player(env, plays, steps)
     played = play()
@@ -70,8 +72,11 @@ def check_env(
     if env.longest_observation is not None:
         texts.check_longest(env, played)
         report("longest_observation holds, however phrases are cut into tokens")
-    texts.check_tokens(env, played)
-    report("the tokens joined on device read as the text on the host")
+    most, room = texts.check_tokens(env, played)
+    report(
+        "the tokens joined on device read as the text on the host: up to"
+        f" {most} of the embedded model's, with room for {room}"
+    )
     has_ended = env.solve is not None and dynamics.check_solve(env, functions, played)
     if env.solve is not None:
         report("solutions lead to success, where the result is not random")
@@ -85,8 +90,12 @@ def check_env(
     report("no action changes nothing")
     dynamics.check_starts(played)
     report("members of a group begin alike")
-    count = check_splits(env)
-    report(f"each level is of one split, of {count} levels of each")
+    drawn = check_splits(env)
+    numbers = zip(drawn.different, base.SPLITS, strict=True)
+    report(
+        f"each level is of one split, of {drawn.count} of each: different ones are"
+        f" {', '.join(f'{number} of {split}' for number, split in numbers)}"
+    )
     _check_answers_and_helpers(env, played, report)
 
 
@@ -151,12 +160,18 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if not envs.is_path(name):
             raise
-        line = user_modules.in_one_line(error, Path(name).resolve())
-        print(f"broken: {name}, {line}", file=sys.stderr)
+        cause: BaseException = error
+        part = ""
+        if isinstance(error, FunctionError) and error.__cause__ is not None:
+            part, cause = f"{error.part} fails: ", error.__cause__
+        line = user_modules.in_one_line(cause, user_modules.resolved(name))
+        print(f"broken: {name}, {part}{line}", file=sys.stderr)
         return 1
     print("ok")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # Not sys.exit: a level may still be searched for, in a thread.

@@ -1,8 +1,9 @@
-"""A check that no level is of two splits, on far more levels than are played."""
+"""Checks of levels: that every split has some, and that none is of two splits."""
 
 import functools
+import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from ragen_jax.testing.check_dynamics import level_key, require
 _BATCH = 256  # levels of each split that are drawn at once
 _BATCHES = 8
 _SECONDS = 5.0  # No batch begins later: some levels are slow to draw.
+_PATIENCE = 60.0  # seconds, for a single level
 _PAIRS = (
     (base.TEST, base.TRAIN),
     (base.VALIDATION, base.TRAIN),
@@ -21,18 +23,48 @@ _PAIRS = (
 )
 
 
-def check_splits(env: base.Environment) -> int:
+class Drawn(NamedTuple):
+    """Levels that `check_splits` drew."""
+
+    count: int  # of each split
+    different: tuple[int, ...]  # by split, how many of those were different levels
+
+
+def check_levels_come(env: base.Environment) -> None:
+    """Draws one level of each split, by a clock: a search for one may never end.
+
+    Raises:
+      CheckError: if one does not come within a minute. The search then goes on in a
+        thread that ends with the process.
+    """
+    reset = jax.jit(env.reset).lower(level_key(0), jnp.int32(0)).compile()
+    for split, name in enumerate(base.SPLITS):
+        is_drawn = threading.Event()
+
+        def draw(split: int = split, is_drawn: threading.Event = is_drawn) -> None:
+            try:
+                jax.block_until_ready(reset(level_key(0), jnp.int32(split)))
+            finally:
+                is_drawn.set()
+
+        threading.Thread(target=draw, daemon=True).start()
+        require(
+            is_drawn.wait(_PATIENCE),
+            f"reset has drawn no {name} level in {_PATIENCE:g} s: let it draw each time"
+            " with another key, from so many levels that every split has some",
+        )
+
+
+def check_splits(env: base.Environment) -> Drawn:
     """Draws levels of each split, and compares them.
 
     Two levels are one where all that is shown of them and all whole numbers of their
     states agree. Floats and uint32, of which keys consist, do not count: noise that is
     drawn in advance makes no other level.
 
-    Returns:
-      How many levels of each split were drawn.
-
     Raises:
-      CheckError: if a level came up in two splits; how many did.
+      CheckError: if a level came up in two splits, and how many did; or if every key
+        gives the same one.
     """
     drawn = _draw(env)
     found = [set(levels) for levels in drawn]
@@ -44,7 +76,14 @@ def check_splits(env: base.Environment) -> int:
             f" {base.SPLITS[other]} levels too: let reset draw again until"
             " base.split_of(base.content_hash(...)) is the split it is asked for",
         )
-    return len(drawn[0])
+    different = tuple(map(len, found))
+    for split, name in enumerate(base.SPLITS):
+        require(
+            different[split] > 1,
+            f"reset gives one {name} level for all of {len(drawn[split])} keys: let it"
+            " draw from its key, among several levels of each split",
+        )
+    return Drawn(len(drawn[0]), different)
 
 
 def _draw(env: base.Environment) -> list[list[bytes]]:

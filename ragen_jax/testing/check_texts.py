@@ -82,8 +82,12 @@ def check_longest(env: base.Environment, plays: Plays) -> None:
         )
 
 
-def check_tokens(env: base.Environment, plays: Plays) -> None:
-    """The tokens that are joined on device read as the text on the host."""
+def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
+    """The tokens that are joined on device read as the text on the host.
+
+    Returns:
+      The most tokens of an observation looked at, and the room that is kept for one.
+    """
     ids = plays.observation.reshape(-1, env.observation_phrases)
     ids = np.unique(ids, axis=0)
     ids = ids[np.linspace(0, len(ids) - 1, 64, dtype=int)]
@@ -109,6 +113,7 @@ def check_tokens(env: base.Environment, plays: Plays) -> None:
             f"the tokens of an observation read {read!r} and its text {text!r}: write"
             " its phrases in other symbols",
         )
+    return int(counts.max()), capacity
 
 
 # Actions by name ---------------------------------------------------------------------

@@ -47,10 +47,15 @@ def check_context(
             " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
         )
     if needed > config.longest_context:
+        remedy = (
+            "lower rollout.turns or rollout.reply_tokens, or let rollout.history ="
+            " 'window' forget old turns"
+        )
+        if max(tokens.first_capacity, tokens.window_capacity) > config.longest_context:
+            remedy = _show_less(task)
         raise UserError(
             f"{parts} can need {needed} tokens, more than the {config.longest_context}"
-            " positions that model.path was made for; lower rollout.turns or"
-            " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
+            f" positions that model.path was made for; {remedy}"
         )
     if context > config.longest_context:
         raise UserError(
@@ -73,9 +78,12 @@ def _check_window(
     if settings.env.mix or settings.env.evaluate:
         one, some = f"{task.label}: {one}", f"{task.label}: {some}"
     if least > positions:
+        remedy = "lower rollout.reply_tokens"
+        if least - rollout.reply_tokens > positions:
+            remedy = _show_less(task)
         raise UserError(
             f"{one}, more than the {positions} positions that model.path was made for;"
-            " lower rollout.reply_tokens"
+            f" {remedy}"
         )
     if 0 < rollout.context < least:
         raise UserError(
@@ -88,6 +96,17 @@ def _check_window(
             f" set rollout.context to {positions}, which drops the oldest turns where"
             f" they do not fit, or rollout.window to fewer than {rollout.window_turns}"
         )
+
+
+def _show_less(task: Task) -> str:
+    """What to do where a single message is too long for the model."""
+    remedy = "let the environment show less, or choose a model of more positions"
+    if task.env.longest_observation is not None:
+        return remedy
+    return (
+        f"its observations are taken to be {task.env.observation_phrases} times the"
+        f" longest phrase: add longest_observation if they are shorter, {remedy}"
+    )
 
 
 def check_reply(settings: Settings, tokens: DialogueTokens) -> None:

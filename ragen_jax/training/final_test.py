@@ -6,6 +6,7 @@ and ends in the same files.
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,11 @@ def _write(
 
 def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
     """Says so where both tables are of the same policy."""
-    spreads = [line.get("filter/reward_std") or 0.0 for line in metrics.read(workdir)]
-    said = safety.nothing_learned(run.settings, state, max(spreads, default=0.0))
+    name = "filter/reward_std"
+    spreads = [line[name] for line in metrics.read(workdir) if name in line]
+    # What is not finite is written as none.
+    spread = math.nan if None in spreads else max(spreads, default=0.0)
+    said = safety.nothing_learned(run.settings, state, spread)
     if said:
         console.line(f"warning: {said}")
 

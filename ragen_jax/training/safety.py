@@ -1,5 +1,6 @@
 """Reasons for which a run stops itself, with a saved state."""
 
+import math
 from collections.abc import Sequence
 
 from ragen_jax.learning.train_state import TrainState
@@ -33,14 +34,16 @@ def problem(
       gaps: nats, `update/logprob_gap` of the last iterations, at most GAP_ITERATIONS.
         Rounding in bfloat16 makes it jump: the limit is for their mean, once there are
         so many, and a single one may be GROSS_GAP times as large.
-      spread: units of reward, `filter/reward_std` of the last iteration.
+      spread: units of reward, `filter/reward_std` of the last iteration; not finite
+        where rewards of the environment were not.
     """
     safety = settings.safety
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
         return (
             f"gradients were not finite in {int(state.bad_in_row)} iterations running"
-            f" (safety.max_bad_updates = {safety.max_bad_updates}); the state was"
-            " saved: start in another --workdir with a lower optimizer.actor_lr, or"
+            f" (safety.max_bad_updates = {safety.max_bad_updates})"
+            f"{_cause_of_bad_gradients(spread)}; the state was saved: start in another"
+            f" --workdir with {_finite_gradients(settings, spread)}, or"
             " delete the last of this one's checkpoints to continue from an earlier one"
         )
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
@@ -74,7 +77,8 @@ def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str
     Args:
       settings: of the run.
       state: after its last iteration.
-      spread: units of reward, the largest `filter/reward_std` of its iterations.
+      spread: units of reward, the largest `filter/reward_std` of its iterations; not
+        finite if one of them was not.
     """
     if int(state.updates):
         return ""
@@ -82,9 +86,9 @@ def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str
     if empty < iterations:
         return (
             f"nothing was learned: no update was made in {iterations} iterations, for"
-            f" {int(state.skipped_bad)} gradients were not finite, and in {empty}"
-            " iterations no group was kept: try a lower optimizer.actor_lr in another"
-            " --workdir"
+            f" {int(state.skipped_bad)} gradients were not finite"
+            f"{_cause_of_bad_gradients(spread)}, and in {empty} iterations no group was"
+            f" kept: try {_finite_gradients(settings, spread)} in another --workdir"
         )
     return (
         f"nothing was learned: no group was kept in any of {iterations} iterations, for"
@@ -101,6 +105,8 @@ def why_nothing_is_kept(settings: Settings, spread: float) -> str:
       spread: units of reward, mean in-group standard deviation of the task's return.
     """
     chosen = settings.filter
+    if not math.isfinite(spread):
+        return _NOT_FINITE
     if _keeps_what_is_above_zero(settings):
         margin = f" and filter.margin = {chosen.margin:g}"
         return (
@@ -124,6 +130,23 @@ def _keeps_what_is_above_zero(settings: Settings) -> bool:
     return by_share and chosen.metric in ("return_mean", "return_sum")
 
 
+_NOT_FINITE = "rewards of the environment were not finite"
+_SOUND = "an environment that passes python -m ragen_jax.testing.check_env"
+
+
+def _cause_of_bad_gradients(spread: float) -> str:
+    return "" if math.isfinite(spread) else f", for {_NOT_FINITE}"
+
+
+def _finite_gradients(settings: Settings, spread: float) -> str:
+    if not math.isfinite(spread):
+        return _SOUND
+    hook = ", with rewards of reward.hook that are finite" * bool(settings.reward.hook)
+    return f"a lower optimizer.actor_lr{hook}"
+
+
 def _what_would_be_kept(settings: Settings, spread: float) -> str:
+    if not math.isfinite(spread):
+        return _SOUND
     is_of_settings = spread or _keeps_what_is_above_zero(settings)
     return "other values of those" if is_of_settings else "an easier environment"

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -95,19 +96,38 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
     except (Exception, SystemExit) as error:  # One that exits ends no run.
         del sys.modules[unique]
         raise SettingsError(
-            f"{setting} = {name!r} cannot be imported: {in_one_line(error, path)}:"
-            " fix it"
+            f"{setting} = {name!r} cannot be imported: {in_one_line(error, path)}"
         ) from error
     _LOADED[version] = module
     return module
 
 
 def in_one_line(error: BaseException, path: Path) -> str:
-    """An error that code of the file raised, in one line with the file's own line."""
+    """An error that code of the file raised, in one line with the file's own line.
+
+    It ends in what to do: the cure for what JAX cannot trace, else "fix it".
+    """
     if isinstance(error, SyntaxError) and error.lineno is not None:
-        return f"line {error.lineno}: {error.msg}"
+        return f"line {error.lineno}: {error.msg}: fix it"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     where = f"line {lines[-1]}: " if lines else ""
-    message = " ".join(str(error).split())
-    return f"{where}{type(error).__name__}: {message}"
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    if "not a valid JAX type" in message:
+        return f"{where}{kind}: {message}: {_ARRAYS}"
+    if cure := _CURES.get(kind):
+        # JAX goes on to advise in several sentences, and names a page of its own.
+        message = re.split(r"\. | The error occurred| See https", message)[0]
+    return f"{where}{kind}: {message}: {cure or 'fix it'}"
+
+
+_ARRAYS = "return arrays, or a flax.struct.dataclass of arrays"
+_STATIC = "let sizes, ranges and indices of Python follow from the settings alone"
+# By the name of the error, so that JAX need not be imported.
+_CURES = {
+    "TracerBoolConversionError": "choose with jnp.where, not with if, while, and, or",
+    "TracerArrayConversionError": "write jnp for np",
+    "TracerIntegerConversionError": _STATIC,
+    "ConcretizationTypeError": _STATIC,
+    "NonConcreteBooleanIndexError": "keep the shape, and choose with jnp.where",
+}

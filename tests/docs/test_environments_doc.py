@@ -31,7 +31,7 @@ def at_root(monkeypatch):
 def test_the_example_passes_the_checks(at_root, capsys):
     assert check_env.main([EXAMPLE, "--length=9"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "ok" and len(lines) == 14
+    assert lines[-1] == "ok" and len(lines) == 15
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,10 @@ def test_the_command_reports_a_mistake_in_one_sentence(
     ("change", "message"),
     [
         (("& (action != base.NO_ACTION)", ""), "broken: NO_ACTION"),
-        (("1 + shown", "shown + nothing"), "my_env.py, line 109: NameError"),
+        (
+            ("1 + shown", "shown + nothing"),
+            "my_env.py, observe fails: line 109: NameError",
+        ),
     ],
 )
 def test_the_command_reports_what_an_environment_breaks(

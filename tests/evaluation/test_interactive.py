@@ -83,6 +83,19 @@ def test_a_line_with_something_else_is_explained(table, line):
         interactive.read_line(line, table.env, None)
 
 
+def test_of_many_names_a_few_are_listed_with_their_number(table):
+    cells = named(
+        *(f"open row {row} column {column}" for row, column in np.ndindex(9, 9))
+    )
+    with pytest.raises(ValueError) as found:
+        interactive.read_line("shut", cells, None)
+    assert str(found.value) == (
+        "'shut' is no action here: choose open row 0 column 0, open row 0 column 1,"
+        " open row 0 column 2, open row 0 column 3, open row 0 column 4, open row 0"
+        " column 5, ... (81 in all), or unambiguous beginnings of them"
+    )
+
+
 def named(*names):
     env = frozen_lake.make(FrozenLake())
     return base.Environment(**{**vars(env), "action_names": names})

@@ -1,6 +1,7 @@
 """Every environment passes the checks, and the checks find what is wrong with one."""
 
 import dataclasses
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_splits as splits
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_env import CheckError, check_env, main
-from ragen_jax.testing.check_splits import check_splits
+from ragen_jax.testing.check_splits import check_levels_come, check_splits
 
 # Settings of each environment in which every part of its observation, or its end,
 # is seen.
@@ -192,7 +193,9 @@ def _of_any_split(lake):
 def test_levels_that_are_of_several_splits_are_found_and_counted(monkeypatch):
     monkeypatch.setattr(splits, "_SECONDS", 600.0)  # However busy the machine is.
     lake = frozen_lake.make(dataclasses.replace(LAKE, size=3))
-    assert check_splits(lake) == 2048
+    drawn = check_splits(lake)
+    assert drawn.count == 2048
+    assert all(1 < number < 2048 for number in drawn.different)
     with pytest.raises(CheckError, match=r"of 2048 test levels \d+ are train levels"):
         check_splits(_of_any_split(lake))
 
@@ -227,6 +230,34 @@ def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake):
     check_splits(secret(spread=0))
     with pytest.raises(CheckError, match="are train levels too"):
         check_splits(secret(spread=11))
+
+
+def test_a_reset_that_ignores_its_key_is_found(lake):
+    def reset(key, split):
+        return lake.reset(jax.random.key(0), split)
+
+    with pytest.raises(CheckError, match="one train level for all of 2048 keys"):
+        check_splits(dataclasses.replace(lake, reset=reset))
+
+
+def test_a_search_for_a_level_that_never_ends_is_found(lake, monkeypatch):
+    monkeypatch.setattr(splits, "_PATIENCE", 0.5)
+    comes = threading.Event()
+
+    def wait(split):
+        assert split != base.VALIDATION or comes.wait(60)
+        return split
+
+    def reset(key, split):
+        # No loop, which nothing would end: the test goes on beside it.
+        shape = jax.ShapeDtypeStruct((), jnp.int32)
+        return lake.reset(key, jax.pure_callback(wait, shape, split))
+
+    try:
+        with pytest.raises(CheckError, match="has drawn no validation level in 0.5 s"):
+            check_levels_come(dataclasses.replace(lake, reset=reset))
+    finally:
+        comes.set()
 
 
 def test_numbers_that_are_not_finite_are_found(plays):

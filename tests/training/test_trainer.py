@@ -1,6 +1,8 @@
 """Whole runs within one process: signals, more iterations, and runs that stop."""
 
+import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from helpers import runs
 from ragen_jax.diagnostics import monitor
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat
+from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.training import (
     final_test,
@@ -289,6 +292,40 @@ def test_a_run_without_any_update_says_why_nothing_was_learned(run):
     assert "4 gradients were" in safety.nothing_learned(run.settings, bad, 0.1)
     learned = empty.replace(updates=jnp.int32(1))
     assert safety.nothing_learned(run.settings, learned, 0.0) == ""
+
+
+def test_rewards_that_are_not_finite_are_named_as_the_cause(run):
+    state = weights.new_state(run).replace(iteration=jnp.int32(4))
+    unread = dict(optimizer__actor_lr=1e-4, safety__max_empty_updates=3)
+    settings = runs.settings(**unread, safety__max_bad_updates=2)
+    empty = state.replace(skipped_empty=jnp.int32(4), empty_in_row=jnp.int32(4))
+    bad = state.replace(skipped_bad=jnp.int32(4), bad_in_row=jnp.int32(4))
+    for said in (
+        safety.nothing_learned(settings, empty, math.nan),
+        safety.nothing_learned(settings, bad, math.nan),
+        safety.problem(settings, empty, [], math.nan),
+        safety.problem(settings, bad, [], math.nan),
+    ):
+        assert ", for rewards of the environment were not finite" in said
+        assert "an environment that passes python -m ragen_jax.testing.che" in said
+        assert "easier" not in said and "actor_lr" not in said
+    assert "actor_lr" in safety.problem(settings, bad, [], 0.1)
+
+
+def test_the_warning_of_a_finished_run_reads_which_rewards_were_not_finite(
+    run, tmp_path
+):
+    state = weights.new_state(run).replace(
+        iteration=jnp.int32(2), skipped_empty=jnp.int32(2)
+    )
+    lines = [{"iteration": 1, "filter/reward_std": 0.5}, {"iteration": 2}]
+    for last, cause in ((0.0, "though returns differ"), (None, "were not finite")):
+        lines[1]["filter/reward_std"] = last
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / metrics.FILE).write_text(text)
+        seen = io.StringIO()
+        final_test._warn(run, state, tmp_path, console_lib.Console(seen))
+        assert cause in seen.getvalue()
 
 
 def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gross(

@@ -1,0 +1,42 @@
+"""A record made by hand is scored whole, or refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import models, updates
+
+from ragen_jax import starpo
+from ragen_jax.learning.forward import UpdatePlan
+
+
+@pytest.mark.parametrize(
+    ("more", "groups", "message"),
+    [
+        (0, updates.PROMPTS, None),
+        (3, updates.PROMPTS, "rows have T = 27 tokens and the plan 24"),
+        (-22, updates.PROMPTS, "rows have T = 2 tokens and the plan 24"),
+        (0, 3, r"there are B = 12 episodes, and rollout.prompts \* .* = 4 \* 4: make"),
+    ],
+)
+def test_a_record_of_other_sizes_than_the_plans_is_refused(more, groups, message):
+    chosen = updates.settings()
+    mesh = models.one_device()
+    placed = updates.shardings(chosen, mesh, None)
+    plan = UpdatePlan(
+        chosen, updates.CONFIG, mesh, jnp.float32, placed, (updates.LENGTH,)
+    )
+    rows, episodes = jax.tree.map(
+        lambda x: x[: groups * updates.GROUP_SIZE], updates.record()
+    )
+    rows = jax.tree.map(
+        lambda x: x if x.ndim == 1 else jnp.resize(x, (len(x), x.shape[1] + more)), rows
+    )
+    score = functools.partial(jax.eval_shape, functools.partial(starpo.score, plan))
+    record = updates.new_state(chosen), {}, updates.reference(chosen), rows, episodes
+    if message is None:
+        score(*record)
+        return
+    with pytest.raises(ValueError, match=message):
+        score(*record)
