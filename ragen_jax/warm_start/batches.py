@@ -12,7 +12,7 @@ from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
 from ragen_jax.text.phrases import tokenize_phrases
-from ragen_jax.warm_start import looks
+from ragen_jax.warm_start import symbol_sets
 from ragen_jax.warm_start.recipe import Variant
 
 
@@ -33,7 +33,7 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
     """A function from a key to a Batch, for `jit`."""
     dialogues = [
         _dialogue(env, legend, variant, pieces, stage.short)
-        for env, legend in variant.looks or ((variant.env, ""),)
+        for env, legend in variant.symbol_sets or ((variant.env, ""),)
     ]
     tokens = prompts_lib.tokenize_dialogue(
         dialogues[0], variant.env, pieces, tokenizer, vocabulary
@@ -48,7 +48,7 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
             key, variant.env, dialogues[0], tokens, reply_table, stop, context
         )
 
-    if not variant.looks:
+    if not variant.symbol_sets:
         opening = jnp.array(prompts_lib.opening_tokens(tokens))
 
         def as_it_is(key):
@@ -56,17 +56,19 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
             return Batch(*jax.vmap(play, (0, None))(keys, tokens), opening)
 
         return as_it_is
-    drawn, offset = looks.tokenize(dialogues, tokenizer), dialogues[0].env_offset
+    drawn, offset = symbol_sets.tokenize(dialogues, tokenizer), dialogues[0].env_offset
     # Rows that begin alike share their opening; where they need not, each has its own.
     is_shared = not (stage.short or stage.read_layers)
 
-    def in_looks(key):
-        look_key, key = jax.random.split(key)
+    def in_symbol_sets(key):
+        set_key, key = jax.random.split(key)
         shape = () if is_shared else (rows,)
-        which = jax.random.randint(look_key, shape, 0, len(dialogues))
+        which = jax.random.randint(set_key, shape, 0, len(dialogues))
         keys = jax.random.split(key, rows)
         played = jax.vmap(
-            lambda key, index: play(key, looks.put_on(tokens, drawn, index, offset))
+            lambda key, index: play(
+                key, symbol_sets.with_symbols(tokens, drawn, index, offset)
+            )
         )(keys, jnp.broadcast_to(which, (rows,)))
         batch = Batch(*played, drawn.openings[which] if is_shared else None)
         if not stage.read_layers:
@@ -75,7 +77,7 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         length = prompts_lib.opening_length(tokens)
         return batch._replace(meant=meant, opening_length=length)
 
-    return in_looks
+    return in_symbol_sets
 
 
 def _dialogue(env: Environment, legend: str, variant: Variant, pieces, short: bool):

@@ -16,8 +16,8 @@ from ragen_jax.envs.sokoban import demonstrations as sokoban_demonstrations
 from ragen_jax.envs.webshop import demonstrations as shop_demonstrations
 from ragen_jax.errors import UserError
 from ragen_jax.text import prompts as prompts_lib
-from ragen_jax.warm_start import looks
-from ragen_jax.warm_start.looks import Look
+from ragen_jax.warm_start import symbol_sets
+from ragen_jax.warm_start.symbol_sets import SymbolSet
 
 _DEMONSTRATIONS = {
     "frozen_lake": lake_demonstrations,
@@ -36,7 +36,8 @@ class Kind:
     env: str
     changes: dict[str, Any]  # of the environment's settings in the config
     thinking: bool = True
-    looks: int = 0  # sets of symbols that rows are drawn in; 0: the environment's own
+    # Sets of symbols that rows are drawn in; 0: the environment's own alone.
+    symbol_sets: int = 0
 
 
 LAKES = (
@@ -53,7 +54,7 @@ KINDS = {
     "lake": LAKES[:1],
     "lakes": LAKES,
     "sokoban": (Kind(1, "sokoban", {}),),
-    "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, looks=4096),),
+    "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
@@ -71,7 +72,7 @@ KINDS = {
 # and what comes on every line of a page.
 WORDS = {"tiny": NAMES, "tiny_sokoban": NAMES, "tiny_words": ()}
 # Symbols that are one token each behind a space, by model.
-SYMBOLS = {"tiny": "", "tiny_sokoban": looks.SYMBOLS, "tiny_words": ""}
+SYMBOLS = {"tiny": "", "tiny_sokoban": symbol_sets.SYMBOLS, "tiny_words": ""}
 MARKS = {
     "tiny": (),
     "tiny_sokoban": (),
@@ -90,7 +91,7 @@ class Variant:
     context: int  # tokens that hold it
     short_context: int  # the same without the system prompt
     rows: int  # in place of one row of a stage
-    looks: tuple[Look, ...] = ()  # the same in other symbols; none: as it is
+    symbol_sets: tuple[SymbolSet, ...] = ()  # none: the environment's own alone
 
 
 def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
@@ -112,7 +113,9 @@ def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
     )
     context = section.context, section.short_context
     rows = section.get("rows_for_one", 1)
-    drawn = looks.draw(settings, kind.looks, config.seed) if kind.looks else ()
+    drawn: tuple[SymbolSet, ...] = ()
+    if kind.symbol_sets:
+        drawn = symbol_sets.draw(settings, kind.symbol_sets, config.seed)
     return Variant(kind.weight, env, limits, kind.thinking, *context, rows, drawn)
 
 

@@ -15,7 +15,7 @@ from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.phrases import encode
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.warm_start import looks
+from ragen_jax.warm_start import symbol_sets
 
 LIMITS = TurnLimits(turns=5, actions_per_turn=5, actions=10, reply_tokens=64)
 
@@ -23,25 +23,27 @@ LIMITS = TurnLimits(turns=5, actions_per_turn=5, actions=10, reply_tokens=64)
 @pytest.fixture(scope="module")
 def tokenizer():
     return tiny_tokenizer.with_cells(
-        sources.locate("tiny").read_tokenizer(), looks.SYMBOLS
+        sources.locate("tiny").read_tokenizer(), symbol_sets.SYMBOLS
     )
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    return looks.draw(Sokoban(), 40, seed=3)
+    return symbol_sets.draw(Sokoban(), 40, seed=3)
 
 
-def test_every_fourth_look_is_the_rooms_own_and_no_other_one_is(drawn):
+def test_every_fourth_set_is_the_rooms_own_and_no_other_one_is(drawn):
     own = sokoban.make(Sokoban()).instruction
-    assert [look.env.instruction == own for look in drawn] == [True, *[False] * 3] * 10
+    assert [one.env.instruction == own for one in drawn] == [True, *[False] * 3] * 10
 
 
-def test_no_look_shares_the_meaning_of_two_symbols_with_the_test(drawn):
+def test_no_set_shares_the_meaning_of_two_symbols_with_the_test(drawn):
     held_out = cli.load_config(f"{ROOT / 'configs' / 'sokoban.py'}:newvocab")
-    assert tuple(held_out.env.symbols) == looks.HELD_OUT
+    assert tuple(held_out.env.symbols) == symbol_sets.HELD_OUT
     for symbols in _drawn_symbols(400):
-        shared = [a for a, b in zip(symbols, looks.HELD_OUT, strict=True) if a == b]
+        shared = [
+            a for a, b in zip(symbols, symbol_sets.HELD_OUT, strict=True) if a == b
+        ]
         assert len(shared) < 2 and symbols[0] not in "_OP"
 
 
@@ -49,28 +51,28 @@ def test_each_symbol_of_the_test_is_drawn_for_what_it_means_there_too():
     # Else each would say what it is not. Of 300 sets a symbol has a given meaning in 5.
     counts = np.zeros(7)
     for symbols in _drawn_symbols(4000):
-        counts += [a == b for a, b in zip(symbols, looks.HELD_OUT, strict=True)]
-    expected = 3000 / len(looks.SYMBOLS)
+        counts += [a == b for a, b in zip(symbols, symbol_sets.HELD_OUT, strict=True)]
+    expected = 3000 / len(symbol_sets.SYMBOLS)
     assert (np.abs(counts - expected) < 4 * expected**0.5).all()
 
 
 def _drawn_symbols(count):
-    """The symbols of looks, without the environments, which take their time."""
+    """Drawn symbols, without the environments, which take their time."""
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks.sokoban, "make", lambda settings: settings.symbols)
-        for index, look in enumerate(looks.draw(Sokoban(), count, seed=0)):
+        patch.setattr(symbol_sets.sokoban, "make", lambda settings: settings.symbols)
+        for index, one in enumerate(symbol_sets.draw(Sokoban(), count, seed=0)):
             if index % 4:
-                made.append(look.env)
+                made.append(one.env)
     return made
 
 
 def test_every_symbol_is_one_token_behind_a_space(tokenizer):
-    assert len(set(looks.SYMBOLS)) == len(looks.SYMBOLS) == 63
-    ids = [encode(tokenizer, f" {symbol}") for symbol in looks.SYMBOLS]
+    assert len(set(symbol_sets.SYMBOLS)) == len(symbol_sets.SYMBOLS) == 63
+    ids = [encode(tokenizer, f" {symbol}") for symbol in symbol_sets.SYMBOLS]
     assert all(len(one) == 1 for one in ids) and len({one[0] for one in ids}) == 63
     assert len(tokenizer) == TINY.vocabulary
-    for symbol, one in zip(looks.SYMBOLS, ids, strict=True):
+    for symbol, one in zip(symbol_sets.SYMBOLS, ids, strict=True):
         assert tokenizer.decode(one) == f" {symbol}"
         assert encode(tokenizer, f", {symbol} wall,")[1] == one[0]
 
@@ -89,16 +91,18 @@ def test_cells_leave_the_texts_of_the_environments_as_they_were(tokenizer):
 
 
 def test_cells_that_are_there_are_not_added_again(tokenizer):
-    again = tiny_tokenizer.with_cells(tokenizer, looks.SYMBOLS)
+    again = tiny_tokenizer.with_cells(tokenizer, symbol_sets.SYMBOLS)
     assert again.get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize("index", [0, 1, 17, 39])
-def test_a_look_put_on_has_the_tokens_of_its_own_dialogue(tokenizer, drawn, index):
+def test_a_dialogue_in_other_symbols_has_the_tokens_of_its_own_texts(
+    tokenizer, drawn, index
+):
     pieces = chat_template.cut_pieces(tokenizer, "tiny")
     dialogues = [
-        prompts_lib.make_dialogue(look.env, LIMITS, pieces, thinking=True)
-        for look in drawn
+        prompts_lib.make_dialogue(one.env, LIMITS, pieces, thinking=True)
+        for one in drawn
     ]
     first, wanted = (
         prompts_lib.tokenize_dialogue(
@@ -106,8 +110,8 @@ def test_a_look_put_on_has_the_tokens_of_its_own_dialogue(tokenizer, drawn, inde
         )
         for i in (0, index)
     )
-    tables = looks.tokenize(dialogues, tokenizer)
-    found = looks.put_on(
+    tables = symbol_sets.tokenize(dialogues, tokenizer)
+    found = symbol_sets.with_symbols(
         first, tables, jnp.int32(index), dialogues[0].env_offset
     ).phrases
     np.testing.assert_array_equal(found.lengths, wanted.phrases.lengths)
@@ -115,7 +119,7 @@ def test_a_look_put_on_has_the_tokens_of_its_own_dialogue(tokenizer, drawn, inde
         found.tokens, wanted.phrases.tokens, np.asarray(found.lengths), strict=True
     ):
         np.testing.assert_array_equal(row[:length], other[:length])
-    # Room enough for what any look says.
+    # Room enough in any symbols.
     assert wanted.first_capacity <= first.first_capacity
     assert wanted.next_capacity <= first.next_capacity
 
@@ -124,14 +128,14 @@ def test_a_tokenizer_without_the_symbols_is_refused():
     plain = sources.locate("tiny").read_tokenizer()
     pieces = chat_template.cut_pieces(plain, "tiny")
     dialogues = [
-        prompts_lib.make_dialogue(look.env, LIMITS, pieces, thinking=True)
-        for look in looks.draw(Sokoban(), 8, seed=0)
+        prompts_lib.make_dialogue(one.env, LIMITS, pieces, thinking=True)
+        for one in symbol_sets.draw(Sokoban(), 8, seed=0)
     ]
     with pytest.raises(ValueError, match="more than one token"):
-        looks.tokenize(dialogues, plain)
+        symbol_sets.tokenize(dialogues, plain)
 
 
-def test_looks_differ_in_their_texts_alone(drawn):
+def test_symbols_change_the_texts_alone(drawn):
     key = jax.random.key(5)
     one, other = drawn[0].env, drawn[1].env
     states = [env.reset(key, jnp.int32(0)) for env in (one, other)]

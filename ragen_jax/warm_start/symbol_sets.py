@@ -21,36 +21,42 @@ SYMBOLS = "W.C@*%$&!?+=DFHJKLNQUGBA#_OXPS-0123456789<EITabcdfghmnoprstuwx√"
 # what it is not.)
 HELD_OUT = ("W", ".", "G", "B", "C", "A", "@")
 _NOT_WALLS = "_OP"  # They are one token with the end of a line, which walls stand at.
-_OWN_EVERY = 4  # One of so many looks is the environment's own.
+_OWN_EVERY = 4  # One of so many sets is the environment's own.
 
 
-class Look(NamedTuple):
+class SymbolSet(NamedTuple):
     """An environment in some symbols."""
 
     env: Environment  # which differs from the others in its texts alone
     legend: str  # what each symbol means
 
 
-class LookTokens(NamedTuple):
-    """What differs between looks, of n looks."""
+class SymbolSetTokens(NamedTuple):
+    """What differs between dialogues in n sets of symbols."""
 
     openings: jax.Array  # int32[n, S], the dialogue's first phrase
     cells: PhraseTokens  # int32[n, phrases, longest] and int32[n, phrases]
 
 
-def draw(settings: Sokoban, count: int, seed: int) -> tuple[Look, ...]:
-    """So many looks of an environment, every fourth its own, the first one too."""
+def draw(settings: Sokoban, count: int, seed: int) -> tuple[SymbolSet, ...]:
+    """So many sets of symbols for rooms; every fourth is their own, the first one too.
+
+    Args:
+      settings: of the rooms.
+      count: n.
+      seed: of the draws.
+    """
     generator = np.random.default_rng(seed)
-    looks = []
+    drawn = []
     for index in range(count):
         symbols = settings.symbols
         while index % _OWN_EVERY and not _can_be_drawn(symbols, settings):
             symbols = tuple(
                 map(str, generator.choice(list(SYMBOLS), len(HELD_OUT), False))
             )
-        look = dataclasses.replace(settings, symbols=symbols)
-        looks.append(Look(sokoban.make(look), texts.legend(look)))
-    return tuple(looks)
+        changed = dataclasses.replace(settings, symbols=symbols)
+        drawn.append(SymbolSet(sokoban.make(changed), texts.legend(changed)))
+    return tuple(drawn)
 
 
 def _can_be_drawn(symbols: tuple[str, ...], settings: Sokoban) -> bool:
@@ -60,7 +66,7 @@ def _can_be_drawn(symbols: tuple[str, ...], settings: Sokoban) -> bool:
 
 def tokenize(
     dialogues: list[Dialogue], tokenizer: PreTrainedTokenizerFast
-) -> LookTokens:
+) -> SymbolSetTokens:
     """The tokens of dialogues that differ in first phrase and environment's phrases.
 
     Their first phrases have equally many tokens, for each symbol is one.
@@ -73,26 +79,26 @@ def tokenize(
     cells = tokenize_phrases(
         tokenizer, tuple(text for d in dialogues for text in d.phrases[offset:])
     )
-    return LookTokens(
+    return SymbolSetTokens(
         openings=openings.tokens,
         cells=jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), cells),
     )
 
 
-def put_on(
-    tokens: DialogueTokens, looks: LookTokens, index: jax.Array, env_offset: int
+def with_symbols(
+    tokens: DialogueTokens, sets: SymbolSetTokens, index: jax.Array, env_offset: int
 ) -> DialogueTokens:
-    """A dialogue's tokens in one of the looks.
+    """A dialogue's tokens in one of the sets of symbols.
 
     Args:
-      tokens: of the dialogue in its first look.
-      looks: from `tokenize`.
+      tokens: of the dialogue in the first one.
+      sets: from `tokenize`.
       index: int32[], which of them.
       env_offset: where the environment's phrases begin.
     """
     phrases = tokens.phrases
-    length, width = looks.openings.shape[1], looks.cells.tokens.shape[2]
-    table = phrases.tokens.at[0, :length].set(looks.openings[index])
-    table = table.at[env_offset:, :width].set(looks.cells.tokens[index])
-    lengths = phrases.lengths.at[env_offset:].set(looks.cells.lengths[index])
+    length, width = sets.openings.shape[1], sets.cells.tokens.shape[2]
+    table = phrases.tokens.at[0, :length].set(sets.openings[index])
+    table = table.at[env_offset:, :width].set(sets.cells.tokens[index])
+    lengths = phrases.lengths.at[env_offset:].set(sets.cells.lengths[index])
     return tokens.replace(phrases=PhraseTokens(tokens=table, lengths=lengths))
