@@ -65,11 +65,12 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         shape = () if is_shared else (rows,)
         which = jax.random.randint(set_key, shape, 0, len(dialogues))
         keys = jax.random.split(key, rows)
-        played = jax.vmap(
-            lambda key, index: play(
-                key, symbol_sets.with_symbols(tokens, drawn, index, offset)
-            )
-        )(keys, jnp.broadcast_to(which, (rows,)))
+
+        def play_in(key, index):
+            changed = symbol_sets.with_symbols(tokens, drawn, index, offset)
+            return play(key, changed)
+
+        played = jax.vmap(play_in)(keys, jnp.broadcast_to(which, (rows,)))
         batch = Batch(*played, drawn.openings[which] if is_shared else None)
         if not stage.read_layers:
             return batch
