@@ -97,37 +97,79 @@ def _one_update(
 def _add_up(plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_first):
     """((actor, critic) gradients, counts, TokenSums) of the first `count` microbatches.
 
+    First the actor's of all of them, then the critic's: of each microbatch the gradient
+    and what it is computed from exist beside the sums, and so for one of the two only.
+    """
+
+    def of_actor(actor, prefix, piece: Batch):
+        return actor_loss(plan, frozen, actor, prefix, piece, is_first, old.iteration)
+
+    def of_critic(critic, prefix, piece: Batch):
+        loss, mean = critic_loss(plan, frozen, critic, prefix, piece)
+        return loss, (mean.count, no_sums().replace(value_loss=mean))
+
+    add_up = functools.partial(_add_up_one, plan, frozen, old, pieces, count)
+    actor, actor_count, sums = add_up("actor", of_actor)
+    critic, critic_count = old.critic, jnp.zeros(())
+    if plan.settings.has_critic:
+        critic, critic_count, of_values = add_up("critic", of_critic)
+        sums = merge(sums, of_values)
+    return (actor, critic), (actor_count, critic_count), sums
+
+
+def _add_up_one(
+    plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, name: str, loss
+):
+    """(gradient, count, TokenSums) of one loss of the first `count` microbatches.
+
     All of them read one prefix: their gradients of its keys and values are added up as
     well, and the prefix is differentiated once, at the end.
+
+    Args:
+      plan, frozen, old: as for `optimize`.
+      pieces: microbatches in front.
+      count: int32[].
+      name: of the state's trainable tree by which the loss is differentiated.
+      loss: (tree, prefix, microbatch) -> (float32[], (float32[] count, TokenSums)).
     """
-    learned = old.actor, old.critic
-    prefixes, pull = jax.vjp(functools.partial(_prefixes, plan, frozen), learned)
+    learned = getattr(old, name)
+
+    def prefix_of(learned):
+        remat = plan.settings.model.remat
+        return prefix_states(plan, plan.assemble(learned, frozen), remat=remat)
+
+    def shared(gradient):  # Like the parameters: no device adds up whole gradients.
+        if plan.mesh is None:
+            return gradient
+        return jax.lax.with_sharding_constraint(gradient, getattr(plan.shardings, name))
+
+    prefix, pull = jax.vjp(prefix_of, learned)
+    by_both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
     def gradients_of(length: int, piece: Batch):
-        return _gradients(plan, frozen, old, prefixes, cut(piece, length), is_first)
+        (_, (counted, sums)), (own, of_prefix) = by_both(
+            learned, prefix, cut(piece, length)
+        )
+        return (shared(own), of_prefix), counted, sums
 
     def accumulate(index, carry):
         piece = jax.tree.map(lambda x: x[index], pieces)
         return _add(carry, by_length(plan, gradients_of, piece.is_reply, piece))
 
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), learned)
-    # In float32, whatever the prefixes are in.
-    blank_prefixes = jax.tree.map(lambda x: jnp.zeros(x.shape), prefixes)
-    blank = (none, blank_prefixes), (jnp.zeros(()), jnp.zeros(())), no_sums()
-    (own, of_prefixes), counts, sums = jax.lax.fori_loop(0, count, accumulate, blank)
-    of_prefixes = jax.tree.map(lambda g, x: g.astype(x.dtype), of_prefixes, prefixes)
-    (through,) = pull(of_prefixes)
-    return _shared(plan, jax.tree.map(jnp.add, own, through)), counts, sums
+    # In float32, whatever the prefix is in.
+    blank_prefix = jax.tree.map(lambda x: jnp.zeros(x.shape), prefix)
+    blank = (none, blank_prefix), jnp.zeros(()), no_sums()
+    (own, of_prefix), counted, sums = jax.lax.fori_loop(0, count, accumulate, blank)
 
+    def add_prefix(own):
+        cast = jax.tree.map(lambda g, x: g.astype(x.dtype), of_prefix, prefix)
+        (through,) = pull(cast)
+        return shared(jax.tree.map(jnp.add, own, through))
 
-def _prefixes(plan: UpdatePlan, frozen, learned):
-    """What rows attend to of the prefix, of (actor, critic) as `learned`."""
-    actor, critic = learned
-    remat = plan.settings.model.remat
-    of_actor = prefix_states(plan, plan.assemble(actor, frozen), remat=remat)
-    if not plan.settings.has_critic:
-        return of_actor, ()
-    return of_actor, prefix_states(plan, plan.assemble(critic, frozen), remat=remat)
+    # In a branch, which is always taken: else the compiler makes room for the prefix's
+    # gradient, as large as the parameters, before the loop and keeps it throughout.
+    return jax.lax.cond(count > 0, add_prefix, lambda own: own, own), counted, sums
 
 
 def _adds_up_apart(mesh: Mesh | None) -> bool:
@@ -160,39 +202,6 @@ def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_f
         out_specs=everywhere,
         check_vma=False,
     )(frozen, old, pieces, count, is_first)
-
-
-def _gradients(
-    plan: UpdatePlan, frozen, old: TrainState, prefixes, piece: Batch, is_first
-):
-    """Gradients of the loss sums of one microbatch, their counts, TokenSums.
-
-    The gradients: of (actor, critic), and of their two prefixes.
-    """
-    of_actor = functools.partial(actor_loss, plan, frozen)
-    of_critic = functools.partial(critic_loss, plan, frozen)
-    by_both = functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
-    (_, (actor_count, sums)), (actor, actor_prefix) = by_both(of_actor)(
-        old.actor, prefixes[0], piece, is_first, old.iteration
-    )
-    critic, critic_prefix = old.critic, prefixes[1]
-    critic_count, value_loss = jnp.zeros(()), Mean.zero()
-    if plan.settings.has_critic:
-        (_, value_loss), (critic, critic_prefix) = by_both(of_critic)(
-            old.critic, prefixes[1], piece
-        )
-        critic_count = value_loss.count
-    gradients = _shared(plan, (actor, critic)), (actor_prefix, critic_prefix)
-    return gradients, (actor_count, critic_count), sums.replace(value_loss=value_loss)
-
-
-def _shared(plan: UpdatePlan, gradients):
-    """Shared like the parameters, so that no device adds up whole gradients."""
-    if plan.mesh is None:
-        return gradients
-    return jax.lax.with_sharding_constraint(
-        gradients, (plan.shardings.actor, plan.shardings.critic)
-    )
 
 
 def actor_loss(

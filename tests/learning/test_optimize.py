@@ -117,6 +117,38 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
     assert len([shapes for shapes in once if common in shapes]) > 7 * 3
 
 
+def test_only_one_models_gradient_is_held_beside_the_sums():
+    """What a branch of a length gives exists beside what it is added to."""
+    chosen, lengths = updates.settings(optimizer__microbatch=2), (14, updates.LENGTH)
+    plan = forward.UpdatePlan(
+        chosen, updates.CONFIG, None, jnp.float32, None, lengths, updates.OPENING
+    )
+    pieces = forward.microbatches(plan, _batch(FIRST))
+    state = updates.new_state(chosen)
+    traced = jax.make_jaxpr(functools.partial(optimize._add_up, plan, {}))(
+        state, pieces, jnp.int32(8), jnp.asarray(True)
+    )
+    actor, critic = (
+        sum(x.size for x in jax.tree.leaves(tree))
+        for tree in (state.actor, state.critic)
+    )
+    given = sorted(_given_by_branches(traced.jaxpr))
+    # Each model's own of its microbatches, and with the prefix's at the end.
+    assert sum(size >= min(actor, critic) for size in given) == 4
+    assert max(given) < 1.2 * max(actor, critic)
+
+
+def _given_by_branches(jaxpr) -> list[int]:
+    """The numbers that each `cond` or `switch` has as its result."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "cond":
+            found.append(sum(x.aval.size for x in equation.outvars))
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            found.extend(_given_by_branches(inner))
+    return found
+
+
 def _products(jaxpr, in_loop=False) -> tuple[list[set[int]], list[set[int]]]:
     """The sizes in each matrix product: of those in `while` loops, of the others."""
     found: tuple[list[set[int]], list[set[int]]] = ([], [])
