@@ -144,7 +144,7 @@ def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
     gradient, mean = jax.lax.fori_loop(
         0, count, accumulate, (none, aggregation.Mean.zero())
     )
-    return optax.global_norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
+    return optax.tree.norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
 
 
 def _steady(plan: UpdatePlan, iteration: int) -> UpdatePlan:

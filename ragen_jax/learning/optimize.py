@@ -328,7 +328,7 @@ def _apply(
         jax.tree.map(lambda g, c=c: g / jnp.maximum(c, 1), gradient)
         for gradient, c in zip(gradients, counts, strict=True)
     )
-    sizes = tuple(optax.global_norm(g) for g in gradients)
+    sizes = tuple(optax.tree.norm(g) for g in gradients)
     optimizers = (optimizer, train_state.critic_optimizer(settings))
     before = (
         (old.actor, old.actor_optimizer),

@@ -34,9 +34,6 @@ class ShapeSource(Source):
         """The model's shape."""
         return SHAPES[self.shape]
 
-    def check_parameters(self, config: ModelConfig, declared: Parameters) -> None:
-        """There is nothing that could be wrong."""
-
     def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
         """Refused: a plan reads no weights."""
         raise UserError(

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -244,17 +244,3 @@ def large_vocabulary_collectives(
         for collective in block.collectives
         if collective.bytes > most
     ]
-
-
-def totals(block: Block, measure: Callable[[Kernel], float], trips: int = 1) -> float:
-    """A sum over kernels: known loops as often as they go, others `trips` times.
-
-    Of a condition the most expensive branch counts.
-    """
-    total = sum(map(measure, block.kernels))
-    for loop in block.loops:
-        each = totals(loop.body, measure, trips)
-        total += each * (trips if loop.trips is None else loop.trips)
-    for choice in block.choices:
-        total += max(totals(branch, measure, trips) for branch in choice.branches)
-    return total

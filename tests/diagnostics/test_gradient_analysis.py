@@ -101,7 +101,7 @@ def plain_gradient(actor, batch, which):
         values = which[0] * task + which[1] * entropy + which[2] * divergence
         return jnp.where(batch.is_reply, values, 0).sum() / batch.is_reply.sum()
 
-    return optax.global_norm(jax.grad(component)(actor))
+    return optax.tree.norm(jax.grad(component)(actor))
 
 
 def plain_norms(rows: np.ndarray) -> tuple[list[float], int]:

@@ -88,7 +88,7 @@ def test_a_plan_is_written_out_for_a_person(default):
 @compiles
 def test_the_paper_fits_into_half_of_an_h100(paper):
     update = paper.program(UPDATE)
-    assert update.peak < 40 * GIB and update.temporary < 14 * GIB
+    assert update.peak < 40 * GIB and update.temporary < 10 * GIB
     assert programs.has_cudnn_attention(paper.tree(UPDATE))
 
 
