@@ -118,18 +118,19 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _read_symbols(config: ConfigDict) -> None:
-    """The stages of `tiny_sokoban`: behind a legend alone, in the prompt, and played.
+    """The stages of `tiny_sokoban`.
 
-    The first two teach new first layers to read each cell as what it means; `kinds`
-    draws symbols for each row, most steps are on short rows.
+    New first layers learn to read each cell as what it means, on short rows behind a
+    sentence that explains the symbols, then behind the whole system prompt; and the
+    whole model imitates the solver again.
     """
     config.model = "tiny_sokoban"
     config.symbols_legend = _stage(
-        2000, lr=3e-3, random_plan=0.0, draws=31, rows=64, context=88
+        1800, lr=3e-3, random_plan=0.0, draws=31, rows=64, context=88
     )
     config.symbols_legend.update(short=True, read_layers=3)
     config.symbols_prompt = _stage(
-        600, lr=1e-3, random_plan=0.0, draws=32, rows=32, context=384
+        600, lr=2e-3, random_plan=0.0, draws=32, rows=32, context=320
     )
     config.symbols_prompt.read_layers = 3
     config.symbols_dialogues = _stage(
