@@ -187,7 +187,6 @@ def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
         env_shards=(part,),
         episodes=batch,
         group_size=1,
-        groups=batch,
         slots=batch,
         extend_width=batch,
         context=conversation.row,

@@ -159,7 +159,10 @@ def test_shapes_are_those_of_the_models_that_they_are_named_after():
     }
     assert counts == {
         "tiny_words": 1_206_592,
-        "tiny": parameters.count(models.read_model(presets.EMBEDDED["tiny"])[0]),
+        **{
+            name: parameters.count(models.read_model(presets.EMBEDDED[name])[0])
+            for name in ("tiny", "tiny_sokoban")
+        },
         "smollm2": 134_515_008,
         "qwen2.5-0.5b": 494_032_768,
         "qwen2.5-1.5b": 1_543_714_304,
