@@ -134,7 +134,7 @@ def _read_symbols(config: ConfigDict) -> None:
     )
     config.symbols_prompt.read_layers = 3
     config.symbols_dialogues = _stage(
-        240, lr=7e-4, random_plan=0.0, draws=33, rows=16, context=704
+        150, lr=7e-4, random_plan=0.0, draws=33, rows=16, context=704
     )
     for name in ("symbols_legend", "symbols_prompt", "symbols_dialogues"):
         config[name].kinds = "sokoban_in_any_symbols"

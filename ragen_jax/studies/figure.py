@@ -127,8 +127,12 @@ def _draw_row(
 
 
 def _share_limits(column: Any) -> None:
-    """Gives the panels of one curve the same axes, wide enough for each."""
+    """Gives the panels of one curve the same axes, wide enough for each.
+
+    Empty panels, whose axes go from 0 to 1, widen none.
+    """
+    filled = [axis for axis in column if axis.lines] or column
     for side in ("xlim", "ylim"):
-        low, high = zip(*(axis.properties()[side] for axis in column), strict=True)
+        low, high = zip(*(axis.properties()[side] for axis in filled), strict=True)
         for axis in column:
             axis.set(**{side: (min(low), max(high))})

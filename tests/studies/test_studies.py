@@ -432,6 +432,22 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
     assert axes[4].lines[1].get_color() == axes[2].lines[3].get_color() == colors[1]
 
 
+def test_a_panel_without_curves_does_not_widen_the_axes_of_the_others(
+    tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(figure.plt, "close", drawn.append)
+    curves = ("train/success", "update/clip_fraction")
+    small = {curves[0]: [0.1, 0.2], curves[1]: [0.001, 0.002]}
+    runs = {f"A, {number}": [record(0, [1], **small)] for number in range(3)}
+    runs |= {f"B, {n}": [record(0, [1], **{curves[0]: [0, 1]})] for n in range(3)}
+    arms = {name: {"seed": number} for number, name in enumerate(runs)}
+    chosen = dataclasses.replace(STUDY, curves=curves, arms=arms)
+    assert figure.draw(chosen, runs, tmp_path / "figure.png")
+    with_curves, without = drawn[0].axes[1], drawn[0].axes[3]
+    assert not without.lines and with_curves.get_ylim()[1] < 0.01
+
+
 def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):
     study = dataclasses.replace(
         STUDY,
