@@ -14,7 +14,7 @@ continues from the embedded model with what a solver does in rooms of Sokoban, a
 forgets the other environments. Another,
 
   python launch/warm_start.py --config=configs/warm_start.py:symbols --start=my_solver \
-      --out=my_tiny_sokoban
+      --out=my_tiny_symbols
 
 adds three layers, which learn to read rooms in whatever symbols the prompt explains.
 """
@@ -118,13 +118,13 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _read_symbols(config: ConfigDict) -> None:
-    """The stages of `tiny_sokoban`.
+    """The stages of `tiny_symbols`.
 
     New first layers learn to read each cell as what it means, on short rows behind a
     sentence that explains the symbols, then behind the whole system prompt; and the
     whole model imitates the solver again.
     """
-    config.model = "tiny_sokoban"
+    config.model = "tiny_symbols"
     config.symbols_legend = _stage(
         1800, lr=3e-3, random_plan=0.0, draws=31, rows=64, context=88
     )
@@ -134,7 +134,7 @@ def _read_symbols(config: ConfigDict) -> None:
     )
     config.symbols_prompt.read_layers = 3
     config.symbols_dialogues = _stage(
-        150, lr=7e-4, random_plan=0.0, draws=33, rows=16, context=704
+        45, lr=2e-4, random_plan=0.0, draws=33, rows=16, context=704
     )
     for name in ("symbols_legend", "symbols_prompt", "symbols_dialogues"):
         config[name].kinds = "sokoban_in_any_symbols"

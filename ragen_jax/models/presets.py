@@ -6,10 +6,10 @@ from pathlib import Path
 from ragen_jax.models.config import ModelConfig
 
 # The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
-# and of environments in words.
+# the same with rooms in any symbols, and of environments in words.
 EMBEDDED = {
     name: Path(__file__).parent / name
-    for name in ("tiny", "tiny_sokoban", "tiny_words")
+    for name in ("tiny", "tiny_sokoban", "tiny_symbols", "tiny_words")
 }
 
 # About 1 M parameters: Qwen2-shaped, so that every path it takes is a real model's.
@@ -29,7 +29,7 @@ TINY = ModelConfig(
     longest_context=4096,
 )
 
-TINY_SOKOBAN = dataclasses.replace(TINY, layers=8)
+TINY_SYMBOLS = dataclasses.replace(TINY, layers=8)
 TINY_WORDS = dataclasses.replace(TINY, vocabulary=2048)
 
 _QWEN = ModelConfig(
@@ -56,7 +56,7 @@ def _qwen(**changes) -> ModelConfig:
 # As the files' metadata say: SmolLM2-135M-Instruct and Qwen2.5's Instruct models.
 SHAPES = {
     "tiny": TINY,
-    "tiny_sokoban": TINY_SOKOBAN,
+    "tiny_symbols": TINY_SYMBOLS,
     "tiny_words": TINY_WORDS,
     "smollm2": ModelConfig(
         family="llama",

@@ -7,8 +7,8 @@ STAGES = {
         *("sokoban_boards", "sokoban_dialogues", "sokoban_aimed", "sokoban_mixed"),
         *("bandit_dialogues", "bandit_mixed"),
     ),
-    "tiny_sokoban": ("symbols_legend", "symbols_prompt", "symbols_dialogues"),
+    "tiny_symbols": ("symbols_legend", "symbols_prompt", "symbols_dialogues"),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }
 # Models that begin with another one's weights.
-GROWN = ("tiny_sokoban",)
+GROWN = ("tiny_symbols",)

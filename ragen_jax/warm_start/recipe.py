@@ -70,12 +70,12 @@ KINDS = {
 }
 # Texts that are one token each wherever they stand, by model: names that are copied,
 # and what comes on every line of a page.
-WORDS = {"tiny": NAMES, "tiny_sokoban": NAMES, "tiny_words": ()}
+WORDS = {"tiny": NAMES, "tiny_symbols": NAMES, "tiny_words": ()}
 # Symbols that are one token each behind a space, by model.
-SYMBOLS = {"tiny": "", "tiny_sokoban": symbol_sets.SYMBOLS, "tiny_words": ""}
+SYMBOLS = {"tiny": "", "tiny_symbols": symbol_sets.SYMBOLS, "tiny_words": ""}
 MARKS = {
     "tiny": (),
-    "tiny_sokoban": (),
+    "tiny_symbols": (),
     "tiny_words": (" [SEP]\n", "Price: $", " (chosen)\n", "b000"),
 }
 

@@ -43,8 +43,8 @@ def test_a_model_grows_by_layers_alone_and_to_twice_its_own(change, can):
 
 
 def test_the_embedded_model_of_rooms_grows_from_the_first_one():
-    assert growth.can_grow(SHAPES["tiny"], SHAPES["tiny_sokoban"])
-    assert not growth.can_grow(SHAPES["tiny_sokoban"], SHAPES["tiny"])
+    assert growth.can_grow(SHAPES["tiny"], SHAPES["tiny_symbols"])
+    assert not growth.can_grow(SHAPES["tiny_symbols"], SHAPES["tiny"])
 
 
 def test_drawn_embeddings_are_as_long_as_the_others_and_leave_these():
