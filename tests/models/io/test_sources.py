@@ -67,8 +67,7 @@ def test_a_path_that_leads_nowhere_is_refused_without_a_network(path, monkeypatc
     assert message.startswith("model.path: there is no folder ")
     assert (
         "; give 'tiny', 'tiny_sokoban', 'tiny_symbols', 'tiny_words' or 'smollm2', a"
-        " Hugging Face"
-        in message
+        " Hugging Face" in message
     )
 
 
