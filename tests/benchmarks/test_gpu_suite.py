@@ -192,6 +192,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.slow
 def test_with_a_stage_ends_what_it_has_started(monkeypatch):
     monkeypatch.setattr(suite, "_GRACE", 1.0)
     process = subprocess.Popen(

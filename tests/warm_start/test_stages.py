@@ -15,6 +15,7 @@ from ragen_jax.warm_start import stages
 from ragen_jax.warm_start.batches import Batch
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_stage_and_names_its_rate(
     capsys,
 ):

@@ -45,6 +45,7 @@ def test_no_set_shares_the_meaning_of_two_symbols_with_the_test(drawn):
         assert sum(a == b for a, b in pairs) < 2 and symbols[0] not in "_OP"
 
 
+@pytest.mark.slow
 def test_each_symbol_of_the_test_is_drawn_for_what_it_means_there_too():
     # Else each would say what it is not. Of 300 sets a symbol has a given meaning in 5.
     counts = np.zeros(7)
@@ -133,6 +134,7 @@ def test_a_tokenizer_without_the_symbols_is_refused():
         symbol_sets.tokenize(dialogues, plain)
 
 
+@pytest.mark.slow
 def test_symbols_change_the_texts_alone(drawn):
     key = jax.random.key(5)
     one, other = drawn[0].env, drawn[1].env
