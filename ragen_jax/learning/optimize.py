@@ -167,8 +167,8 @@ def _add_up_one(
         (through,) = pull(cast)
         return shared(jax.tree.map(jnp.add, own, through))
 
-    # In a branch, which is always taken: else the compiler makes room for the prefix's
-    # gradient, as large as the parameters, before the loop and keeps it throughout.
+    # In a branch, taken if there is a microbatch: else the compiler makes room for the
+    # prefix's gradient, as large as the parameters, before the loop and keeps it.
     return jax.lax.cond(count > 0, add_prefix, lambda own: own, own), counted, sums
 
 

@@ -104,6 +104,12 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
         for env in sorted(envs):
             _check_section(config, env, _ENV)
             _check_section(config, f"{env}.limits", _LIMITS)
+        if stage.read_layers and not all(k.symbol_sets for k in KINDS[stage.kinds]):
+            raise SettingsError(
+                f"{name}.read_layers = {stage.read_layers} trains layers to read"
+                f" symbols drawn anew, and {name}.kinds = {stage.kinds!r} draws none:"
+                f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
+            )
         if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
             raise SettingsError(
                 f"{name}.rows = {stage.rows} and {name}.context = {stage.context} make"

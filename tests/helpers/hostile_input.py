@@ -95,6 +95,9 @@ WARM_START = {
     "size": warm("frozen_lake.size = 0", "choose", frozen_lake__env__size=0),
     "turns": warm("limits.turns = 1000000000", frozen_lake__limits__turns=10**9),
     "kinds": warm("kinds = 'x'", "choose one of", lake_boards__kinds="x"),
+    "read layers": warm(
+        "lake_boards.read_layers = 2", "choose 0", lake_boards__read_layers=2
+    ),
     "momentum": warm("optimizer.beta2 = 1.0", "below 1", optimizer__beta2=1.0),
     "out below a file": warm("--out={place}/file/x", "cannot be", out="{place}/file/x"),
     "out a file": warm("is not empty", "new folder", out="{place}/file"),
