@@ -83,8 +83,8 @@ def _stages(model: str) -> tuple[str, ...]:
             )
     if model in GROWN and not _START.value:
         raise UserError(
-            f"{model} begins with the weights of another model: give --start, a folder"
-            " that --config=configs/warm_start.py:solver wrote"
+            f"{model} begins with the weights of another model: give"
+            " --start=tiny_sokoban, or a folder that the variant solver wrote"
         )
     if model not in GROWN and (first != known[0]) != bool(_START.value):
         raise UserError(

@@ -166,8 +166,8 @@ def test_a_model_that_grows_from_another_one_is_not_begun_without_it(tmp_path):
     ended = warm_process.attempt(SCRIPT, [config, f"--out={tmp_path / 'o'}"], tmp_path)
     assert (ended.code, ended.output, ended.made) == (2, "", [])
     assert ended.errors == (
-        "error: tiny_symbols begins with the weights of another model: give --start, a"
-        " folder that --config=configs/warm_start.py:solver wrote\n"
+        "error: tiny_symbols begins with the weights of another model: give"
+        " --start=tiny_sokoban, or a folder that the variant solver wrote\n"
     )
 
 
