@@ -1,10 +1,15 @@
 """Strategies and scores of the filter (arXiv:2604.06268, Table 9).
 
-python launch/study.py --study=configs/studies/filter_choice.py --jobs=2
+python launch/study.py --study=configs/studies/filter_choice.py --only=Bandit
 """
 
 from ragen_jax.studies.definition import Claim, Study
 
+# The paper's table is of Sokoban; episodes of Bandit, one turn each, cost far less.
+_ENVIRONMENTS = {
+    "Sokoban": {"config": "configs/sokoban.py"},
+    "Bandit": {"config": "configs/bandit.py", "iterations": 60, "every.evaluate": 10},
+}
 _STRATEGIES = {
     "top-p 1": ("top_p", 1.0),
     "top-p 0.9": ("top_p", 0.9),
@@ -25,14 +30,14 @@ _SCORES = {
 
 def get_study() -> Study:
     """The study."""
-    arms = {
+    choices = {
         f"spread of return, {title}": {
             "filter.strategy": strategy,
             "filter.fraction": fraction,
         }
         for title, (strategy, fraction) in _STRATEGIES.items()
     }
-    arms |= {
+    choices |= {
         f"{title}, top-p 0.9": {
             "filter.strategy": "top_p",
             "filter.fraction": 0.9,
@@ -40,32 +45,22 @@ def get_study() -> Study:
         }
         for title, metric in _SCORES.items()
     }
-    arms["spread of return, the lower half"] = {
+    choices["spread of return, the lower half"] = {
         "filter.strategy": "top_fraction",
         "filter.fraction": 0.5,
         "filter.prefer": "smallest",
     }
-    by_spread = "spread of return, top-p 0.9"
-    scores = tuple(
+    arms = {
+        f"{name}, {title}": {**chosen, **choice}
+        for name, chosen in _ENVIRONMENTS.items()
+        for title, choice in choices.items()
+    }
+    claims = tuple(
         Claim(
-            text=f"Filtering by the spread of returns ends above filtering by {title}.",
-            left=by_spread,
-            right=f"{title}, top-p 0.9",
+            text=f"On {name} {text}.", left=f"{name}, {left}", right=f"{name}, {right}"
         )
-        for title in _SCORES
-    )
-    others = (
-        Claim(
-            text="The upper half by spread ends above the lower half.",
-            left="spread of return, half",
-            right="spread of return, the lower half",
-        ),
-        Claim(
-            text="Dropping prompts of little spread ends above dropping only those of"
-            " none.",
-            left=by_spread,
-            right="spread of return, top-p 1",
-        ),
+        for name in _ENVIRONMENTS
+        for text, left, right in _claims()
     )
     return Study(
         name="filter_choice",
@@ -82,8 +77,37 @@ def get_study() -> Study:
             "last_reward_std",
         ),
         curves=("validation/success", "filter/kept_fraction"),
-        claims=(*scores, *others),
-        paper={"iterations": 400, "rollout.actions_per_turn": 2},
+        claims=claims,
+        paper={"iterations": 400},
+        paper_arms={
+            arm: {"rollout.actions_per_turn": 2} for arm in arms if "Sokoban" in arm
+        },
         notes="PPO without a KL term. A score's unit decides what top-p keeps: a summed"
         " return may be negative, and then nothing is kept and the update is skipped.",
     )
+
+
+def _claims() -> list[tuple[str, str, str]]:
+    """What is claimed of each environment: in words, and of which two choices."""
+    by_spread = "spread of return, top-p 0.9"
+    scores = [
+        (
+            f"filtering by the spread of returns ends above filtering by {title}",
+            by_spread,
+            f"{title}, top-p 0.9",
+        )
+        for title in _SCORES
+    ]
+    return [
+        *scores,
+        (
+            "the upper half by spread ends above the lower half",
+            "spread of return, half",
+            "spread of return, the lower half",
+        ),
+        (
+            "dropping prompts of little spread ends above dropping only those of none",
+            by_spread,
+            "spread of return, top-p 1",
+        ),
+    ]

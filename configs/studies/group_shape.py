@@ -1,10 +1,15 @@
 """The shape of the batch, with and without a filter (arXiv:2604.06268, Table 5).
 
-python launch/study.py --study=configs/studies/group_shape.py --jobs=2
+python launch/study.py --study=configs/studies/group_shape.py --only=Bandit
 """
 
 from ragen_jax.studies.definition import SMOKE, Claim, Study
 
+# The paper's table is of Sokoban; episodes of Bandit, one turn each, cost far less.
+_ENVIRONMENTS = {
+    "Sokoban": {"config": "configs/sokoban.py"},
+    "Bandit": {"config": "configs/bandit.py", "iterations": 60, "every.evaluate": 10},
+}
 _SHAPES = ((64, 2), (32, 4), (8, 16))
 _FILTERS = {
     "all": {"filter.strategy": "none"},
@@ -14,38 +19,42 @@ _FILTERS = {
 
 def get_study() -> Study:
     """The study."""
-    arms = {
-        f"{prompts} x {size}, {title}": {
-            "rollout.prompts": prompts,
-            "rollout.group_size": size,
+    arms = {}
+    for name, chosen in _ENVIRONMENTS.items():
+        for prompts, size in _SHAPES:
+            for title, filtered in _FILTERS.items():
+                arms[f"{name}, {prompts} x {size}, {title}"] = {
+                    **chosen,
+                    "rollout.prompts": prompts,
+                    "rollout.group_size": size,
+                    **filtered,
+                }
+        arms[f"{name}, 128 x 1, all"] = {
             **chosen,
+            "rollout.prompts": 128,
+            "rollout.group_size": 1,
+            "filter.strategy": "none",
         }
-        for prompts, size in _SHAPES
-        for title, chosen in _FILTERS.items()
-    }
-    arms["128 x 1, all"] = {
-        "rollout.prompts": 128,
-        "rollout.group_size": 1,
-        "filter.strategy": "none",
-    }
+    shapes = [(name, *shape) for name in _ENVIRONMENTS for shape in _SHAPES]
     better = tuple(
         Claim(
-            text=f"{prompts} prompts x {size} episodes: filtered training ends above"
-            " training on all.",
-            left=f"{prompts} x {size}, filtered",
-            right=f"{prompts} x {size}, all",
+            text=f"On {name}, {prompts} prompts x {size} episodes, filtered training"
+            " ends above training on all.",
+            left=f"{name}, {prompts} x {size}, filtered",
+            right=f"{name}, {prompts} x {size}, all",
         )
-        for prompts, size in _SHAPES
+        for name, prompts, size in shapes
     )
     faster = tuple(
         Claim(
-            text=f"{prompts} prompts x {size} episodes: it takes less time, too.",
-            left=f"{prompts} x {size}, filtered",
-            right=f"{prompts} x {size}, all",
+            text=f"On {name}, {prompts} prompts x {size} episodes, it takes less time,"
+            " too.",
+            left=f"{name}, {prompts} x {size}, filtered",
+            right=f"{name}, {prompts} x {size}, all",
             measure="seconds",
             relation="less",
         )
-        for prompts, size in _SHAPES
+        for name, prompts, size in shapes
     )
     return Study(
         name="group_shape",
@@ -60,7 +69,10 @@ def get_study() -> Study:
         claims=(*better, *faster),
         # The arms' own shapes, which are the question.
         smoke={key: SMOKE[key] for key in SMOKE if not key.startswith("rollout.")},
-        paper={"iterations": 400, "rollout.actions_per_turn": 2},
+        paper={"iterations": 400},
+        paper_arms={
+            arm: {"rollout.actions_per_turn": 2} for arm in arms if "Sokoban" in arm
+        },
         notes="PPO without a KL term, clip 0.2 / 0.28; the filter keeps the prompts"
         " that hold 90 % of the summed standard deviations. The source reports the"
         " highest validation success of one run each; the claims here are about the"

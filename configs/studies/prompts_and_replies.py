@@ -50,6 +50,6 @@ def get_study() -> Study:
         smoke={key: SMOKE[key] for key in SMOKE if not key.startswith("rollout.")},
         paper={"iterations": 200},
         notes="StarPO-S with PPO. One episode of each prompt cannot be filtered and"
-        " learns from all. The embedded model's supervised start knows FrozenLake and"
-        " the new symbols already, which the paper's model does not.",
+        " learns from all. The embedded model's supervised start knows FrozenLake"
+        " already, which the paper's model does not, and cannot read the new symbols.",
     )
