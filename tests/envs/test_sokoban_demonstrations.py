@@ -10,9 +10,10 @@ import pytest
 from helpers.sokoban_rooms import one_by_one, room
 
 from ragen_jax.envs import base
-from ragen_jax.envs.sokoban import demonstrations
+from ragen_jax.envs.sokoban import demonstrations, distances
 from ragen_jax.envs.sokoban import env as sokoban
-from ragen_jax.envs.sokoban.demonstrations import UNSOLVABLE, Demonstrator
+from ragen_jax.envs.sokoban.demonstrations import Demonstrator
+from ragen_jax.envs.sokoban.distances import UNSOLVABLE
 from ragen_jax.envs.sokoban.env import Sokoban
 from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.solver import shortest_solution
@@ -63,7 +64,7 @@ def _demonstrate(states, ignore_target, random_plan, noise, *, longest, thinking
     env = env_of(player, thinking)
     show = lambda key, state: (
         env.demonstrate(key, state),
-        demonstrations.plan(key, state, player),
+        demonstrations.plan(key, state, demonstrations.next_task(state, 1), player),
     )
     return jax.vmap(show)(jax.random.split(jax.random.key(1), COUNT), states)
 
@@ -200,10 +201,14 @@ def test_actions_left_equal_the_solvers_from_every_place():
         room("######", "#PX_O#", "#_##_#", "#_##_#", "#____#", "######"),
         room("######", "##P#X#", "#___O#", "##_###", "######", "######"),
     ]
-    is_open = jnp.stack([jnp.asarray(s.tiles != WALL).reshape(-1) for s in states])
+    is_open = jnp.stack([jnp.asarray(s.tiles != WALL) for s in states])
     targets = jnp.array([np.argmax(s.tiles == TARGET) for s in states])
-    count = jax.jit(jax.vmap(demonstrations.actions_left))
-    left = np.asarray(count(is_open, targets)).reshape(3, 6, 6, 6, 6)
+    players, boxes = jnp.divmod(jnp.arange(36 * 36), 36)
+    count = lambda *room: distances.actions_left(
+        distances.measure(*room), players, boxes
+    )
+    left = jax.jit(jax.vmap(count))(is_open, targets)
+    left = np.asarray(left).reshape(3, 6, 6, 6, 6)
     for state, table in zip(states, left, strict=True):
         floor = np.argwhere(state.tiles != WALL)
         expected = np.full_like(table, UNSOLVABLE)
@@ -220,9 +225,62 @@ def test_actions_left_equal_the_solvers_from_every_place():
         np.testing.assert_array_equal(table, expected)
 
 
-def test_several_boxes_are_refused():
-    settings = Sokoban(size=8, boxes=2)
-    with pytest.raises(ValueError, match="sokoban.boxes = 2 .*: choose 1"):
+@functools.cache
+def rooms_of_two():
+    """32 training levels of 7 x 7 cells with two boxes, leaves as numpy."""
+    draw = jax.jit(jax.vmap(lambda key: env_of_two().reset(key, base.TRAIN)))
+    return jax.device_get(draw(jax.random.split(jax.random.key(2), 32)))
+
+
+def env_of_two() -> base.Environment:
+    settings = Sokoban(size=7, boxes=2)
+    player = Demonstrator(ignore_target=0.0, noise=0.0)
+    return demonstrations.with_demonstrations(
+        sokoban.make(settings), settings, player, thinking=True
+    )
+
+
+def test_of_two_boxes_plans_bring_one_after_the_other_to_its_target():
+    env = env_of_two()
+    player = Demonstrator(ignore_target=0.0, noise=0.0, longest=5)
+
+    def play(key, state):
+        def turn(state, key):
+            task = demonstrations.next_task(state, 2)
+            actions, cells, _ = demonstrations.plan(key, state, task, player)
+            for action in actions:
+                state, _ = env.step(key, state, action)
+            return state, (cells, state.player, state.boxes)
+
+        return jax.lax.scan(turn, state, jax.random.split(key, 20))
+
+    keys = jax.random.split(jax.random.key(3), 32)
+    after, (cells, players, _) = jax.jit(jax.vmap(play))(keys, rooms_of_two())
+    # What a thought says of the player's last place is so, up to the end.
+    last = jnp.where(cells >= 0, cells, -1)
+    last = jnp.take_along_axis(last, (last >= 0).sum(-1, keepdims=True) - 1, axis=-1)
+    assert (last[:, 0, 0] == players[:, 0] @ np.array([7, 1])).all()
+    assert after.done.mean() > 0.9
+
+
+def test_a_plan_for_two_boxes_is_no_shorter_than_a_shortest_solution():
+    task = jax.jit(jax.vmap(lambda state: demonstrations.next_task(state, 2)))
+    states = rooms_of_two()
+    found = task(states)
+    count = jax.vmap(distances.actions_left)
+    at = states.player @ np.array([7, 1])
+    left = np.asarray(count(found.left, at.astype(np.int32), found.box))
+    for index, state in enumerate(one_by_one(states)):
+        shortest = shortest_solution(state.tiles, state.boxes, state.player)
+        is_box = state.boxes.reshape(-1)
+        assert is_box[found.box[index]]
+        assert state.tiles.reshape(-1)[found.target[index]] == TARGET
+        assert left[index] < len(shortest) or left[index] == UNSOLVABLE
+
+
+def test_three_boxes_are_refused():
+    settings = Sokoban(size=8, boxes=3)
+    with pytest.raises(ValueError, match="sokoban.boxes = 3 .*: choose 1 or 2"):
         demonstrations.with_demonstrations(
             sokoban.make(settings), settings, Demonstrator(), thinking=True
         )

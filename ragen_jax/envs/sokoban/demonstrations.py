@@ -1,13 +1,15 @@
-"""Imperfect demonstrations for Sokoban with one box, by a player that reads the room.
+"""Imperfect demonstrations for Sokoban, by a player that reads the room.
 
 The thought names where the player, the box and the target are, then walks the plan:
 each action with the cell that the player is in after it. Plans are sensible but not
 good: some push the box whichever way it goes, some actions are random, and a share of
-them never looks at the box and wanders.
+them never looks at the box and wanders. Of two boxes a plan names one, and its target,
+and takes the other for a wall.
 """
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +17,11 @@ import numpy as np
 
 from ragen_jax.envs import walks
 from ragen_jax.envs.base import Environment
-from ragen_jax.envs.sokoban import texts
+from ragen_jax.envs.sokoban import distances, texts
+from ragen_jax.envs.sokoban.distances import UNSOLVABLE
 from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.types import Sokoban, State
 
-UNSOLVABLE = 100_000  # Stands for an infinite number of actions.
 _LANDMARKS = (", box", ", target")
 
 
@@ -39,26 +41,29 @@ def with_demonstrations(
     """`env` with `reply_phrases` and `demonstrate` filled in.
 
     Raises:
-      ValueError: if there are several boxes, for which the plan would cost too much.
+      ValueError: if there are more than two boxes, whose order is not planned.
     """
-    if settings.boxes != 1:
+    if settings.boxes > 2:
         raise ValueError(
             f"sokoban.boxes = {settings.boxes} has no demonstrations, whose plans know"
-            " a single box: choose 1"
+            " two boxes at most: choose 1 or 2"
         )
     return dataclasses.replace(
         env,
         reply_phrases=walks.walk_phrases(_LANDMARKS, settings.size, env.action_names),
-        demonstrate=functools.partial(_demonstrate, player=player, thinking=thinking),
+        demonstrate=functools.partial(
+            _demonstrate, player=player, boxes=settings.boxes, thinking=thinking
+        ),
     )
 
 
 def _demonstrate(
-    key: jax.Array, state: State, player: Demonstrator, thinking: bool
+    key: jax.Array, state: State, player: Demonstrator, boxes: int, thinking: bool
 ) -> jax.Array:
     """int32[Md], one reply as phrase ids, without the end-of-turn token."""
-    actions, cells, random_plan = plan(key, state, player)
-    at, *landmarks = _places(state)
+    task = next_task(state, boxes)
+    actions, cells, random_plan = plan(key, state, task, player)
+    at, landmarks = _player_at(state), (task.box, task.target)
     return walks.walk_reply(
         actions,
         cells,
@@ -71,14 +76,71 @@ def _demonstrate(
     )
 
 
+class Task(NamedTuple):
+    """A box to push, and where to."""
+
+    box: jax.Array  # int32[], row * S + column
+    target: jax.Array  # int32[], the same
+    is_open: jax.Array  # bool[S * S], no wall and no other box
+    left: distances.Distances  # to the target, the other box being a wall
+
+
+def next_task(state: State, boxes: int) -> Task:
+    """The box to push next: the only one, or that of the shortest way to the solution.
+
+    Of two boxes, either comes first and goes to either target; the other is a wall
+    meanwhile, and the first one is when it has arrived. A few rooms can be solved only
+    otherwise: their plans are made as those of rooms beyond hope are.
+
+    Args:
+      state: with 1 or 2 boxes; not over.
+      boxes: how many there are.
+    """
+    is_open = state.tiles != WALL
+    stand = jnp.argwhere(state.boxes, size=boxes).astype(jnp.int32)
+    homes = jnp.argwhere(state.tiles == TARGET, size=boxes).astype(jnp.int32)
+    size = state.tiles.shape[0]
+    stand, homes = stand @ jnp.array([size, 1]), homes @ jnp.array([size, 1])
+    if boxes == 1:
+        left = distances.measure(is_open, homes[0])
+        return Task(stand[0], homes[0], is_open.reshape(-1), left)
+
+    # Each way to go on: which box comes first, and to which target.
+    first, goal = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
+    box, other, target, rest = (
+        stand[first],
+        stand[1 - first],
+        homes[goal],
+        homes[1 - goal],
+    )
+    without = jax.vmap(lambda cell: is_open.reshape(-1).at[cell].set(False))
+    square = lambda cells: cells.reshape(-1, size, size)
+    opens = without(other)
+    before = jax.vmap(distances.measure)(square(opens), target)
+    after = jax.vmap(distances.measure)(square(without(target)), rest)
+    count = jax.vmap(distances.actions_left)
+    now = count(before, jnp.broadcast_to(_player_at(state), (4,)), box)
+    # The last push of the first box leaves the player beside its target.
+    beside = target[:, None] + jnp.asarray(_steps(size))[None]
+    later = jax.vmap(lambda a, p, b: distances.actions_left(a, p, b).min())(
+        after, beside, jnp.broadcast_to(other[:, None], (4, 4))
+    )
+    total = now + jnp.where(other == rest, 0, later)
+    total = jnp.where(box == target, 4 * UNSOLVABLE, total)  # It is there already.
+    best = jnp.argmin(total)
+    left = jax.tree.map(lambda leaf: leaf[best], before)
+    return Task(box[best], target[best], opens[best], left)
+
+
 def plan(
-    key: jax.Array, state: State, player: Demonstrator
+    key: jax.Array, state: State, task: Task, player: Demonstrator
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A plan of at least one action.
 
     Args:
       key: consumed.
-      state: with one box; not over.
+      state: not over.
+      task: the box to push.
       player: how imperfect the plan is.
 
     Returns:
@@ -92,77 +154,42 @@ def plan(
     ignore_target = jax.random.bernoulli(ignore_target_key, player.ignore_target)
     length = jax.random.randint(length_key, (), 1, player.longest + 1)
     size = state.tiles.shape[0]
-    is_open = (state.tiles != WALL).reshape(-1)
-    start, box, target = _places(state)
-    left = actions_left(is_open, target)
+    is_wall = (state.tiles == WALL).reshape(-1)
 
     def one(carry, key):
         at, box, over, step = carry
         choice_key, noise_key, random_key = jax.random.split(key, 3)
-        next_at, next_box = _after(at, box, is_open)
+        next_at, next_box = _after(at, box, task.is_open)
         # Plans without regard to the target go straight to the box and push on.
         ahead = at + jnp.asarray(_steps(size))
         rows, columns = ahead // size - box // size, ahead % size - box % size
         cost = jnp.where(
-            ignore_target, jnp.abs(rows) + jnp.abs(columns), left[next_at, next_box]
+            ignore_target,
+            jnp.abs(rows) + jnp.abs(columns),
+            distances.actions_left(task.left, next_at, next_box),
         )
         cost = jnp.where(next_at == at, 2 * UNSOLVABLE, cost)
         # Among equally good actions each is equally likely.
         best = jnp.argmin(cost + jax.random.uniform(choice_key, cost.shape))
         random = jax.random.randint(random_key, (), 0, len(MOVES))
         is_random = jax.random.bernoulli(noise_key, noise)
+        # Not against the other box, which this plan does not follow.
+        is_random &= task.is_open[ahead[random]] | is_wall[ahead[random]]
         action = jnp.where(is_random, random, best)
         now_over = over | (step >= length)
         written = jnp.where(now_over, -1, jnp.stack([action, next_at[action]]))
         at = jnp.where(now_over, at, next_at[action])
         box = jnp.where(now_over, box, next_box[action])
-        return (at, box, now_over | (box == target), step + 1), written
+        return (at, box, now_over | (box == task.target), step + 1), written
 
-    carry = (start, box, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    carry = (
+        _player_at(state),
+        task.box,
+        jnp.zeros((), bool),
+        jnp.zeros((), jnp.int32),
+    )
     _, written = jax.lax.scan(one, carry, jax.random.split(key, player.longest))
     return written[:, 0], written[:, 1], random_plan
-
-
-def actions_left(is_open: jax.Array, target: jax.Array) -> jax.Array:
-    """Fewest actions to the solution from every place of player and box.
-
-    Breadth first from the solved places: each pass adds those one action farther.
-
-    Args:
-      is_open: bool[S * S], the cells, row by row, that are no wall; none is on the
-        border.
-      target: int32[], the cell where the box belongs.
-
-    Returns:
-      int32[S * S, S * S], player by box; 0 with the box on the target, `UNSOLVABLE`
-      where no play leads there, or player and box cannot be.
-    """
-    cells = is_open.shape[0]
-    size = int(np.sqrt(cells))
-    index = np.arange(cells)
-    is_place = is_open[:, None] & is_open[None] & (index[:, None] != index[None])
-    # Shifts go around the border, where nothing is open: no state comes from beyond.
-    is_ahead = [np.roll(np.eye(cells, dtype=bool), s, axis=1) for s in _steps(size)]
-
-    def widen(carry):
-        left, is_reached, _, count = carry
-        found = is_reached
-        for step, ahead in zip(_steps(size), is_ahead, strict=True):
-            # A walk: from [p, b] to [p + step, b]. A push: from [p, p + step] to
-            # [p + step, p + 2 step], which is `pushed` of p + step.
-            pushed = (is_reached & ahead).any(axis=1)
-            found |= jnp.roll(is_reached, -step, axis=0)
-            found |= ahead & jnp.roll(pushed, -step)[:, None]
-        found &= is_place
-        is_new = found & ~is_reached
-        left = jnp.where(is_new, count, left)
-        return left, found, is_new.any(), count + 1
-
-    is_solved = is_place & (index[None] == target)
-    left = jnp.where(is_solved, 0, UNSOLVABLE).astype(jnp.int32)
-    start = (left, is_solved, is_solved.any(), jnp.ones((), jnp.int32))
-    # Ends: each pass but the last adds at least one of finitely many states.
-    return jax.lax.while_loop(lambda carry: carry[2], widen, start)[0]
 
 
 def _after(
@@ -177,13 +204,9 @@ def _after(
     return next_at, jnp.where(can_move & is_push, beyond, box)
 
 
-def _places(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """int32[] each, row * S + column of the player, the box and the target."""
-    size = state.tiles.shape[0]
-    at = state.player[0] * size + state.player[1]
-    box = jnp.argmax(state.boxes.reshape(-1))
-    target = jnp.argmax(state.tiles.reshape(-1) == TARGET)
-    return tuple(place.astype(jnp.int32) for place in (at, box, target))
+def _player_at(state: State) -> jax.Array:
+    """int32[], row * S + column of the player."""
+    return state.player @ jnp.array([state.tiles.shape[0], 1])
 
 
 def _steps(size: int) -> np.ndarray:
