@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the settings; `variant` is "", "smoke", "solver" or "symbols"."""
-    if variant not in ("", "smoke", "solver", "symbols"):
+    """Returns the settings; `variant` is "" or one of those that are told below."""
+    if variant not in ("", "smoke", "solver", "symbols", "rooms"):
         raise ValueError(
             f"unknown variant {variant!r}; choose '', 'smoke', 'solver' or 'symbols'"
         )
@@ -96,7 +96,7 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     config.bandit_mixed = _stage(170, lr=1e-3, random_plan=0.65, draws=9, rows=16)
     config.bandit_mixed.update(context=704, kinds="all")
-    if variant in ("solver", "symbols"):
+    if variant in ("solver", "symbols", "rooms"):
         config.sokoban.demonstrator.update(ignore_target=0.0, noise=0.05)
         config.sokoban_boards = _stage(
             1100, lr=2e-3, random_plan=0.0, draws=21, rows=48, context=176
@@ -108,6 +108,8 @@ def get_config(variant: str = "") -> ConfigDict:
         config.sokoban_dialogues.kinds = "sokoban"
     if variant == "symbols":
         _read_symbols(config)
+    if variant == "rooms":
+        _all_rooms(config)
     if variant == "smoke":
         for section in config.values():
             if isinstance(section, ConfigDict) and "steps" in section:
@@ -140,6 +142,33 @@ def _read_symbols(config: ConfigDict) -> None:
         config[name].kinds = "sokoban_in_any_symbols"
 
 
+def _all_rooms(config: ConfigDict) -> None:
+    """The stages of `tiny_rooms`.
+
+    One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, in rooms
+    of 6 and 7: first without the system prompt, then in whole dialogues.
+    """
+    config.model = "tiny_rooms"
+    config.sokoban_large = ConfigDict(
+        dict(
+            env=dict(size=6, boxes=2),
+            limits=dict(turns=10, actions_per_turn=5, actions=20, reply_tokens=64),
+            demonstrator=config.sokoban.demonstrator.to_dict(),
+            context=1536,
+            short_context=192,
+        )
+    )
+    config.rooms_boards = _stage(
+        1500, lr=2e-3, random_plan=0.0, draws=41, rows=48, context=192
+    )
+    config.rooms_boards.update(short=True, turns=2)
+    config.rooms_dialogues = _stage(
+        150, lr=5e-4, random_plan=0.0, draws=42, rows=12, context=1152
+    )
+    for name in ("rooms_boards", "rooms_dialogues"):
+        config[name].kinds = "rooms"
+
+
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:
     return ConfigDict(
         dict(
@@ -153,5 +182,6 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             kinds="lakes",
             new_words=False,
             read_layers=0,
+            turns=0,
         )
     )

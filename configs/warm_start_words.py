@@ -68,5 +68,6 @@ def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDi
             kinds="search_and_shop",
             new_words=False,
             read_layers=0,
+            turns=0,
         )
     )

@@ -29,7 +29,7 @@ TINY = ModelConfig(
     longest_context=4096,
 )
 
-TINY_SYMBOLS = dataclasses.replace(TINY, layers=8)
+TINY_SYMBOLS = TINY_ROOMS = dataclasses.replace(TINY, layers=8)
 TINY_WORDS = dataclasses.replace(TINY, vocabulary=2048)
 
 _QWEN = ModelConfig(
@@ -57,6 +57,7 @@ def _qwen(**changes) -> ModelConfig:
 SHAPES = {
     "tiny": TINY,
     "tiny_symbols": TINY_SYMBOLS,
+    "tiny_rooms": TINY_ROOMS,
     "tiny_words": TINY_WORDS,
     "smollm2": ModelConfig(
         family="llama",

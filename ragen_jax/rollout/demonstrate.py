@@ -27,6 +27,7 @@ def demonstrate_episode(
     reply_table: PhraseTokens,
     end_of_turn: int,
     context: int,
+    turns: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Plays a training level as the environment demonstrates it. `vmap` over keys.
 
@@ -37,6 +38,7 @@ def demonstrate_episode(
       reply_table: tokens of `env.reply_phrases`.
       end_of_turn: id of the token that closes every reply.
       context: T.
+      turns: played at most; 0: all that the limits allow.
 
     Returns:
       int32[T] tokens, bool[T] is_reply, and bool[] whether the episode succeeded.
@@ -90,7 +92,7 @@ def demonstrate_episode(
         return (row, is_reply, length + size + added, env_episode), None
 
     carry = (row, jnp.zeros(context, bool), length, turn_lib.start_env_episode(start))
-    rounds = jnp.arange(limits.turns)
+    rounds = jnp.arange(min(turns or limits.turns, limits.turns))
     (row, is_reply, _, env_episode), _ = jax.lax.scan(one_turn, carry, rounds)
     return row, is_reply, env_episode.success
 

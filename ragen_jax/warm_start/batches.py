@@ -45,7 +45,14 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
 
     def play(key, tokens):
         return demonstrate.demonstrate_episode(
-            key, variant.env, dialogues[0], tokens, reply_table, stop, context
+            key,
+            variant.env,
+            dialogues[0],
+            tokens,
+            reply_table,
+            stop,
+            context,
+            stage.turns,
         )
 
     if not variant.symbol_sets:

@@ -50,6 +50,7 @@ _STAGE = {
     "short": _FLAG,
     "new_words": _FLAG,
     "read_layers": _whole(0, 1000),
+    "turns": _whole(0, 1000),
 }
 
 
@@ -95,7 +96,7 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
                 f"{name}.kinds = {stage.get('kinds')!r} is unknown: choose one of"
                 f" {', '.join(KINDS)}"
             )
-        envs = {kind.env for kind in KINDS[stage.kinds]}
+        envs = {kind.settings for kind in KINDS[stage.kinds]}
         if missing := sorted(envs - set(config)):
             raise SettingsError(
                 f"{name}.kinds = {stage.kinds!r} needs the section {missing[0]}: copy"

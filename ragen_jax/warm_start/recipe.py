@@ -38,6 +38,12 @@ class Kind:
     thinking: bool = True
     # Sets of symbols that rows are drawn in; 0: the environment's own alone.
     symbol_sets: int = 0
+    section: str = ""  # of the config, in place of the environment's name
+
+    @property
+    def settings(self) -> str:
+        """The config's section."""
+        return self.section or self.env
 
 
 LAKES = (
@@ -48,6 +54,14 @@ LAKES = (
     Kind(1, "frozen_lake", {"observation": "both"}),
 )
 _BARE_SOKOBAN = Kind(1, "sokoban", {}, thinking=False)
+# Never 8 x 8 cells, which are for tests.
+_ROOMS = (
+    Kind(4, "sokoban", {}),
+    Kind(2, "sokoban", {"size": 7, "boxes": 1}, section="sokoban_large"),
+    Kind(3, "sokoban", {"size": 9, "boxes": 1}, section="sokoban_large"),
+    Kind(2, "sokoban", {"size": 6}, section="sokoban_large"),
+    Kind(3, "sokoban", {"size": 7}, section="sokoban_large"),
+)
 _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
 KINDS = {
@@ -55,6 +69,7 @@ KINDS = {
     "lakes": LAKES,
     "sokoban": (Kind(1, "sokoban", {}),),
     "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
+    "rooms": _ROOMS,
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
@@ -70,12 +85,25 @@ KINDS = {
 }
 # Texts that are one token each wherever they stand, by model: names that are copied,
 # and what comes on every line of a page.
-WORDS = {"tiny": NAMES, "tiny_symbols": NAMES, "tiny_words": ()}
+WORDS = {"tiny": NAMES, "tiny_symbols": NAMES, "tiny_rooms": NAMES, "tiny_words": ()}
 # Symbols that are one token each behind a space, by model.
-SYMBOLS = {"tiny": "", "tiny_symbols": symbol_sets.SYMBOLS, "tiny_words": ""}
+SYMBOLS = {
+    "tiny": "",
+    "tiny_symbols": symbol_sets.SYMBOLS,
+    "tiny_rooms": "",
+    "tiny_words": "",
+}
+# Tokens that the model begun with has never met, drawn anew when it is grown: rows and
+# columns of larger rooms.
+UNMET = {
+    "tiny_symbols": (),
+    "tiny_rooms": tuple(f" ({n}" for n in range(5, 10))
+    + tuple(f", {n})" for n in range(5, 10)),
+}
 MARKS = {
     "tiny": (),
     "tiny_symbols": (),
+    "tiny_rooms": (),
     "tiny_words": (" [SEP]\n", "Price: $", " (chosen)\n", "b000"),
 }
 
@@ -95,21 +123,21 @@ class Variant:
 
 
 def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
-    module, section = _DEMONSTRATIONS[kind.env], config[kind.env]
+    module, section = _DEMONSTRATIONS[kind.env], config[kind.settings]
     settings_type, make = envs.lookup(kind.env)
     settings = _made(
-        settings_type, {**section.env.to_dict(), **kind.changes}, f"{kind.env}.env"
+        settings_type, {**section.env.to_dict(), **kind.changes}, f"{kind.settings}.env"
     )
     chosen = section.demonstrator.to_dict()
     chosen |= {k: v for k, v in player_changes.items() if k in chosen}
     env = module.with_demonstrations(
         make(settings),
         settings,
-        _made(module.Demonstrator, chosen, f"{kind.env}.demonstrator"),
+        _made(module.Demonstrator, chosen, f"{kind.settings}.demonstrator"),
         thinking=kind.thinking,
     )
     limits = _made(
-        prompts_lib.TurnLimits, section.limits.to_dict(), f"{kind.env}.limits"
+        prompts_lib.TurnLimits, section.limits.to_dict(), f"{kind.settings}.limits"
     )
     context = section.context, section.short_context
     rows = section.get("rows_for_one", 1)

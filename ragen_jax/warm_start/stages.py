@@ -25,6 +25,7 @@ from ragen_jax.warm_start.recipe import (
     LAKES,
     MARKS,
     SYMBOLS,
+    UNMET,
     WORDS,
     corpus,
     make_variant,
@@ -95,6 +96,11 @@ def _grown(tokenizer, weights, found: ModelConfig, config):
         old, tokenizer = tokenizer, tiny_tokenizer.with_cells(tokenizer, symbols)
         weights = growth.add_tokens(
             weights, old.get_vocab(), tokenizer.get_vocab(), jax.random.key(config.seed)
+        )
+    if unmet := UNMET[config.model]:
+        ids = [tokenizer(text)["input_ids"][0] for text in unmet]
+        weights = growth.draw_embeddings(
+            weights, jnp.array(ids), jax.random.key(config.seed)
         )
     return tokenizer, jax.device_put(weights)
 

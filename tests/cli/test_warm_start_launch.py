@@ -206,3 +206,33 @@ def test_stages_of_symbols_add_layers_that_alone_learn_to_read(tmp_path):
         ]
         np.testing.assert_array_equal(*rows)
     assert len(new) == 1024 and new.decode(new.encode(" W")) == " W"
+
+
+@pytest.mark.slow
+def test_the_stage_of_larger_rooms_begins_with_new_rows_and_columns(tmp_path):
+    out = tmp_path / "out"
+    small = (*_SMALL, "turns")
+    ended = subprocess.run(
+        [
+            *(sys.executable, str(SCRIPT)),
+            f"--config={ROOT / 'configs' / 'warm_start.py'}:rooms",
+            *(f"--start={TINY}", f"--out={out}", "--last_stage=rooms_boards"),
+            *(f"--config.rooms_boards.{key}=1" for key in small),
+            "--config.rooms_boards.lr=0",
+        ],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    before, after = (
+        load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+        for folder in (TINY, out)
+    )
+    tokenizer = sources.locate(str(TINY)).read_tokenizer()
+    places = "".join(f" ({n}, {n})" for n in range(5, 10))
+    drawn = tokenizer.encode(places, add_special_tokens=False)
+    assert len(set(drawn)) == 10
+    is_new = (before != after).any(1)
+    np.testing.assert_array_equal(np.flatnonzero(is_new), sorted(drawn))

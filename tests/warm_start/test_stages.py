@@ -11,8 +11,9 @@ from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
-from ragen_jax.warm_start import stages
+from ragen_jax.warm_start import STAGES, stages
 from ragen_jax.warm_start.batches import Batch
+from ragen_jax.warm_start.recipe import KINDS
 
 
 @pytest.mark.slow
@@ -60,3 +61,13 @@ def test_no_stage_of_one_seed_draws_the_levels_of_anothers():
 def test_seed_0_draws_what_the_librarys_own_models_were_trained_on():
     for draws in (1, 22, 2**31 - 1):
         assert stages._draw_seed(0, draws) == draws
+
+
+def test_the_rooms_of_tiny_rooms_never_have_the_size_that_is_tested():
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
+    larger = cli.load_config(f"{ROOT / 'configs' / 'sokoban.py'}:larger")
+    for name in STAGES["tiny_rooms"]:
+        for kind in KINDS[config[name].kinds]:
+            settings = config[kind.settings].env.to_dict() | kind.changes
+            assert settings["size"] != larger.env.size
+            assert not kind.symbol_sets
