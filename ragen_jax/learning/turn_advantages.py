@@ -138,7 +138,7 @@ def turn_group_advantages(
         return to_go, to_go
 
     turn_rewards = turn_rewards.astype(jnp.float32)
-    # Of the rewards, and of their absolute values: the terms that rounding is judged by.
+    # Of the rewards, and of their absolute values, by which rounding is judged.
     each = jnp.stack([turn_rewards.T, jnp.abs(turn_rewards).T], axis=1)  # [K, 2, B]
     _, sums = jax.lax.scan(backwards, jnp.zeros_like(each[0]), each, reverse=True)
     to_go, terms = sums.transpose(1, 2, 0).reshape(2, -1)
