@@ -6,9 +6,9 @@ regularizers (entropy and KL): where spread is small the task's signal is small,
 regularizers' is not. No optimizer is touched, and no state changes.
 
 A bucket is cut at random into minibatches of the update's size; norms are means over
-them, as in RAGEN's code. Each minibatch's gradient is divided by what it really counts (tokens or
-rows, by `loss.aggregation`), where RAGEN divides by the full size and so makes small
-buckets look quiet.
+them, as in RAGEN's code. Each minibatch's gradient is divided by what it really counts
+(tokens or rows, by `loss.aggregation`), where RAGEN divides by the full size and so
+makes small buckets look quiet.
 """
 
 import dataclasses
