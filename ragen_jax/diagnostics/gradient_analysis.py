@@ -208,7 +208,8 @@ def analyze(
     """Norms, losses and counts of every bucket and of "all", by name.
 
     `BUCKET/COMPONENT` is the mean norm over minibatches; `per_sample` and `per_token`
-    divide it by the minibatch's rows and reply tokens, as RAGEN's tables do.
+    divide each by the minibatch's own rows and reply tokens, where RAGEN divides the
+    mean by those of the whole bucket, so that large buckets look quiet.
 
     Args:
       plan: of the update; its minibatch and microbatch are used.
