@@ -4,7 +4,7 @@ Each series has a direction in which it is unhealthy (Signal). A one-sided CUSUM
 1954, Biometrika 41) adds up how far the series lies on that side of what its own recent
 past leads to expect, in robust standard deviations, and rings above a threshold:
   z_t = sign * (x_t - expected_t) / spread
-  S_t = max(0, S_{t-1} + min(z_t, CLIP) - slack)
+  S_t = max(0, S_{t-1} + clip(z_t, -CLIP, CLIP) - slack), at most twice the threshold
 Why so: training changes its series slowly all the time, so the reference is not the
 run's beginning but the last WINDOW values before the newest LAG, a median with the
 Theil-Sen slope where that slope already leads the unhealthy way: healthy drift is

@@ -5,10 +5,10 @@ compares, in each, the gradient of the task (the clipped policy loss) with those
 regularizers (entropy and KL): where spread is small the task's signal is small, and the
 regularizers' is not. No optimizer is touched, and no state changes.
 
-A bucket is cut into minibatches of the update's size; norms are means over them, as in
-RAGEN's code. Each minibatch's gradient is divided by what it really counts (tokens or
-rows, by `loss.aggregation`), where RAGEN divides by the full size and so makes small
-buckets look quiet.
+A bucket is cut at random into minibatches of the update's size; norms are means over
+them, as in RAGEN's code. Each minibatch's gradient is divided by what it really counts
+(tokens or rows, by `loss.aggregation`), where RAGEN divides by the full size and so
+makes small buckets look quiet.
 """
 
 import dataclasses
@@ -208,7 +208,8 @@ def analyze(
     """Norms, losses and counts of every bucket and of "all", by name.
 
     `BUCKET/COMPONENT` is the mean norm over minibatches; `per_sample` and `per_token`
-    divide it by the minibatch's rows and reply tokens, as RAGEN's tables do.
+    divide each by the minibatch's own rows and reply tokens, where RAGEN divides the
+    mean by those of the whole bucket, so that large buckets look quiet.
 
     Args:
       plan: of the update; its minibatch and microbatch are used.
@@ -250,7 +251,7 @@ def _bucket_norms(
     """Means over the minibatches of the given rows."""
     size = plan.settings.optimizer.minibatch
     sums: dict[str, float] = {}
-    cuts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    cuts = minibatches_of(rows, size)
     for own in cuts:
         found = jax.device_get(gradients(actor, frozen, minibatch_of(batch, own, size)))
         for index, name in enumerate(COMPONENTS):
@@ -264,6 +265,21 @@ def _bucket_norms(
             for key, value in new.items():
                 sums[key] = sums.get(key, 0.0) + value
     return {key: value / len(cuts) for key, value in sums.items()}
+
+
+def minibatches_of(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """The rows cut into minibatches in random order, the same one each time.
+
+    As the update mixes them. Scored rows stand longest first: in their own order each
+    minibatch would hold rows of one length, which may have won or lost together, and
+    its gradient would be larger than any that the update sees.
+
+    Args:
+      rows: int[n].
+      size: rows of a minibatch; the last may have fewer.
+    """
+    mixed = np.random.default_rng(0).permutation(rows)
+    return [mixed[i : i + size] for i in range(0, len(mixed), size)]
 
 
 def minibatch_of(batch: Batch, rows: np.ndarray, size: int) -> Batch:

@@ -56,7 +56,7 @@ class Information:
     mutual: jax.Array  # float32[], I(X; Z)
     conditional_entropy: jax.Array  # float32[], H(Z | X)
     entropy: jax.Array  # float32[], H(Z)
-    bound: jax.Array  # float32[], the largest I(X; Z) that M prompts can show
+    bound: jax.Array  # float32[], the largest I(X; Z) that M unequal prompts can show
     marginal_std: jax.Array  # float32[], population std of the marginals
     zscore: jax.Array  # float32[], mean((matched - marginal) / (std + 1e-3))
 

@@ -1,7 +1,8 @@
 """Samples of thoughts and prompts for mutual information, drawn on the host.
 
 As RAGEN-2's code (arXiv:2604.06268) samples: first turns, whose columns are the
-distinct prompts among them, and turns of whole trajectories, each its own column.
+groups among them, and turns of whole trajectories, each its own column. Columns may
+hold equal prompts.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def _thought_length(tokens: np.ndarray, token_bytes: Sequence[bytes]) -> int:
 def sample_first_turns(
     rows: Rows, turns: Turns, group: np.ndarray, *, samples: int, seed: int
 ) -> Pairs:
-    """At most `samples` first turns without replacement; a column for each prompt.
+    """At most `samples` first turns without replacement; a column for each group.
 
     Args:
       rows: host arrays.

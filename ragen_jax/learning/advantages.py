@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning.groups import group_statistics
+from ragen_jax.learning.groups import deviations, group_statistics
 from ragen_jax.parallel import backend_choices
 from ragen_jax.trajectory import Rows
 
@@ -191,13 +191,16 @@ def group_advantages(
     group: jax.Array,
     groups: int,
     members: jax.Array | None = None,
+    terms: jax.Array | None = None,
     *,
     divide_by_std: bool = True,
 ) -> jax.Array:
     """GRPO: how far an episode's return lies from its group's mean, in group stds.
 
     A = (R - mean) / std, and exactly 0 where std < 1e-6, or within the rounding of
-    equal returns; without the division it is Dr. GRPO. The std is the sample's (n - 1).
+    equal returns; without the division it is Dr. GRPO, which is exactly 0 there as
+    well, lest whitening makes that rounding as large as returns. The std is the
+    sample's (n - 1).
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Dr. GRPO, Liu et al.
     2025, arXiv:2503.20783. RAGEN and verl add 1e-6 to the std instead, which turns a
@@ -209,13 +212,15 @@ def group_advantages(
       group: int32[B], 0-based group of each episode.
       groups: P, groups there are; static.
       members: bool[B], the episodes that are compared; None: all.
+      terms: float[B], units of reward, of which the returns are sums: as for
+        `group_statistics`.
       divide_by_std: False for Dr. GRPO.
 
     Returns:
       float32[B], standard deviations, or units of reward for Dr. GRPO.
     """
-    statistics = group_statistics(returns, group, groups, members)
-    centred = returns.astype(jnp.float32) - statistics.mean[group]
+    statistics = group_statistics(returns, group, groups, members, terms)
+    centred = deviations(returns, group, statistics)
     if not divide_by_std:
         return centred
     std = statistics.std[group]
@@ -228,11 +233,12 @@ def leave_one_out(
     group: jax.Array,
     groups: int,
     members: jax.Array | None = None,
+    terms: jax.Array | None = None,
 ) -> jax.Array:
     """RLOO: an episode's return minus the mean return of the others in its group.
 
     Equal to (R - mean) * n / (n - 1), with the mean over all n members; 0 for the only
-    member of a group.
+    member of a group, and where all are equal but for rounding.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019.
 
@@ -241,8 +247,8 @@ def leave_one_out(
     Returns:
       float32[B], units of reward.
     """
-    statistics = group_statistics(returns, group, groups, members)
-    centred = returns.astype(jnp.float32) - statistics.mean[group]
+    statistics = group_statistics(returns, group, groups, members, terms)
+    centred = deviations(returns, group, statistics)
     count = statistics.count[group].astype(jnp.float32)
     return centred * count / jnp.maximum(count - 1, 1)
 

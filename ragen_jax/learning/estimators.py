@@ -137,13 +137,15 @@ def _by_episode(settings: Settings, evidence: Evidence, compare: Callable) -> Es
     Args:
       settings: of the run.
       evidence: what there is to read.
-      compare: (float32[B] returns, int32[B] group, P, members) -> float32[B].
+      compare: (float32[B] returns, int32[B] group, P, members, terms) -> float32[B].
     """
+    paid = _paid_by_turn(settings, evidence)
     gains = compare(
-        _paid_by_turn(settings, evidence).sum(axis=1),
+        paid.sum(axis=1),
         evidence.episodes.group,
         settings.rollout.prompts,
         _compared(settings, evidence),
+        jnp.abs(paid).sum(axis=1),
     )
     tokens = advantages.broadcast_to_tokens(gains, evidence.rows)
     return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))

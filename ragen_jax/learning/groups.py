@@ -22,27 +22,33 @@ def group_statistics(
     group: jax.Array,
     groups: int,
     members: jax.Array | None = None,
+    terms: jax.Array | None = None,
 ) -> GroupStatistics:
     """Mean and sample standard deviation within each group, whatever its order.
 
     The std has n - 1 below the line, as in RAGEN, verl and TRL; it is exactly 0 where
     all members are equal, or differ by no more than the rounding of the same rewards
-    added in another order: a std of up to 1e-6 of the group's largest value.
+    added in another order: a std of up to 1e-6 of the largest of the group's `terms`.
 
     Args:
       values: float[B], one number an episode, such as its return.
       group: int32[B], 0-based group of each episode.
       groups: P, groups there are; static.
       members: bool[B], the episodes that count; None: all.
+      terms: float[B], in the unit of the values: the sum of the absolute numbers that
+        each was added up from. Where those cancel, a value is far smaller than they
+        are, and its rounding is theirs. None: the absolute values.
     """
-    chex.assert_rank([values, group], 1)
-    chex.assert_equal_shape([values, group])
+    terms = jnp.abs(values) if terms is None else terms
+    chex.assert_rank([values, group, terms], 1)
+    chex.assert_equal_shape([values, group, terms])
     values = values.astype(jnp.float32)
     if members is not None:  # The others go to a group of their own.
         statistics = group_statistics(
             jnp.where(members, values, 0.0),
             jnp.where(members, group, groups),
             groups + 1,
+            terms=terms,
         )
         return jax.tree.map(lambda x: x[:groups], statistics)
 
@@ -59,6 +65,19 @@ def group_statistics(
     mean_above = total(above_lowest) / counted
     squares = total(jnp.square(above_lowest - mean_above[group]))
     std = jnp.sqrt(squares / jnp.maximum(counted - 1, 1))
-    largest = jax.ops.segment_max(jnp.abs(values), group, groups)
+    largest = jax.ops.segment_max(terms.astype(jnp.float32), group, groups)
     std = jnp.where(std <= _ROUNDING * largest, 0.0, std)
     return GroupStatistics(mean=lowest + mean_above, std=std, count=count)
+
+
+def deviations(
+    values: jax.Array, group: jax.Array, statistics: GroupStatistics
+) -> jax.Array:
+    """float32[B], each value minus its group's mean; exactly 0 where the std is 0.
+
+    Args:
+      values, group: as for `group_statistics`.
+      statistics: of them.
+    """
+    centred = values.astype(jnp.float32) - statistics.mean[group]
+    return jnp.where(statistics.std[group] == 0, 0.0, centred)

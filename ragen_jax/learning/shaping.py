@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards
 from ragen_jax.learning.batch import OldScores
-from ragen_jax.learning.groups import group_statistics
+from ragen_jax.learning.groups import deviations, group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
 from ragen_jax.trajectory import Episodes, Rows, blank_episodes, is_played
@@ -169,11 +169,12 @@ def normalize(
         "environment": episodes.environment,
     }[by]
     total = earned.sum(axis=1)
-    statistics = group_statistics(total, sets, groups)
-    mean, std = statistics.mean[sets], statistics.std[sets]
+    terms = jnp.abs(earned).sum(axis=1)
+    statistics = group_statistics(total, sets, groups, terms=terms)
+    std = statistics.std[sets]
     is_spread = std > _SMALLEST_STD
     scale = jnp.ones_like(std) if method == "mean" else jnp.where(is_spread, std, 1.0)
-    wanted = (total - mean) / scale
+    wanted = deviations(total, sets, statistics) / scale
     if method == "asym_clip":
         wanted = jnp.clip(wanted, *_ASYMMETRIC)
     scaled = earned / scale[:, None]

@@ -137,19 +137,21 @@ def turn_group_advantages(
         to_go = reward + turn_gamma * to_go
         return to_go, to_go
 
-    nothing = jnp.zeros(turn_rewards.shape[0], jnp.float32)
-    _, to_go = jax.lax.scan(
-        backwards, nothing, turn_rewards.astype(jnp.float32).T, reverse=True
-    )
+    turn_rewards = turn_rewards.astype(jnp.float32)
+    # Of the rewards, and of their absolute values, by which rounding is judged.
+    each = jnp.stack([turn_rewards.T, jnp.abs(turn_rewards).T], axis=1)  # [K, 2, B]
+    _, sums = jax.lax.scan(backwards, jnp.zeros_like(each[0]), each, reverse=True)
+    to_go, terms = sums.transpose(1, 2, 0).reshape(2, -1)
     turn = jnp.arange(count)[None]
     played = turn < turns[:, None]
     if members is not None:
         played &= members[:, None]
     gains = group_advantages(
-        to_go.T.reshape(-1),
+        to_go,
         (group[:, None] * count + turn).reshape(-1),
         groups * count,
         played.reshape(-1),
+        terms,
         divide_by_std=divide_by_std,
     )
     return jnp.where(played, gains.reshape(played.shape), 0.0)

@@ -65,7 +65,7 @@ METRICS: dict[str, Metric] = {
     "rollout/episode_tokens": Metric(
         "tokens", "mean tokens of all rows of an episode; windows may share some"
     ),
-    "rollout/utilization": Metric("1", "kept tokens / (slots x passes)"),
+    "rollout/utilization": Metric("1", "sampled tokens / (slots x passes)"),
     "rollout/tokens_per_second": Metric(
         "tokens/s", "reply tokens sampled, all devices"
     ),

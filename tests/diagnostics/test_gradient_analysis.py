@@ -12,6 +12,7 @@ from helpers import models, updates
 
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
+from ragen_jax.learning.batch import reply_lengths
 from ragen_jax.learning.forward import UpdatePlan
 
 CHANGES = dict(
@@ -132,12 +133,33 @@ def test_norms_equal_plain_gradients_and_a_small_bucket_is_not_made_quiet():
         assert values[f"one/{name}"] == pytest.approx(norm, rel=1e-3)
         assert values[f"one/{name}/per_sample"] == pytest.approx(norm / 4, rel=1e-3)
         assert values[f"one/{name}/per_token"] == pytest.approx(norm / tokens, rel=1e-3)
-    halves = [plain_norms(np.arange(0, 8))[0], plain_norms(np.arange(8, 16))[0]]
+    halves = [plain_norms(own)[0] for own in analysis.minibatches_of(np.arange(16), 8)]
     for index, name in enumerate(analysis.COMPONENTS):
         mean = (halves[0][index] + halves[1][index]) / 2
         assert values[f"all/{name}"] == pytest.approx(mean, rel=1e-3)
     assert values["none/rows"] == 0 and "none/task" not in values
     assert values["one/row_share"] == 0.25
+
+
+def test_minibatches_of_a_bucket_are_mixed_as_the_updates_are():
+    """Scored rows stand longest first: cut up as they stand, wins and losses part."""
+    found = scored()
+    is_short = np.arange(16) >= 8
+    lengths = np.asarray(reply_lengths(found.batch.is_reply))
+    assert lengths[is_short].max() <= lengths[~is_short].min()
+    sign = jnp.where(is_short, 1.0, -1.0)  # Whoever is short has won.
+    gains = jnp.broadcast_to(sign[:, None], found.batch.advantages.shape)
+    found = found.replace(batch=found.batch.replace(advantages=gains))
+
+    def net_gain(actor, frozen, batch):
+        """As if each row's gradient were its sign: 1 where all have the same."""
+        net = jnp.abs(batch.advantages[:, 0].mean())
+        return analysis.ComponentGradients(jnp.full(3, net), jnp.zeros(3), jnp.ones(()))
+
+    group = np.asarray(updates.record()[1].group)
+    values = analysis.analyze(plan(), net_gain, None, {}, found, group, [])
+    # Eight of sixteen at random: one in 6,435 draws has only one sign.
+    assert values["all/task"] < 0.6
 
 
 @pytest.mark.slow
