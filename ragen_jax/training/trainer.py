@@ -28,6 +28,7 @@ from ragen_jax.training import (
     final_test,
     memory_plan,
     messages,
+    resumed,
     room,
     validation,
     weights,
@@ -206,8 +207,10 @@ def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
         return weights.new_state(run)
     done, total = found[0], run.settings.iterations
     console.line(f"resuming after iteration {done}")
-    was = saved.read_info(done).get("settings", {}).get("iterations")
-    if said := messages.changed_schedule(run.settings, was):
+    was = saved.read_info(done).get("settings", {})
+    if said := messages.changed_schedule(run.settings, was.get("iterations")):
+        console.line(said)
+    if said := resumed.changed_evaluation(run.settings, was):
         console.line(said)
     if done > total:
         console.line(messages.beyond(done, total))
@@ -239,9 +242,10 @@ def _iterate(
     durations: list[float] = []
     validated: list[float] = []  # Seconds of each, 0 where the iteration had none.
     rollbacks = _count_rollbacks(outputs.workdir)
-    remembered = _saved_health(saved, int(state.iteration), rollbacks)
-    best, gaps = _best_score(saved), _saved_gaps(saved, int(state.iteration))
-    for done in range(int(state.iteration) + 1, total + 1):
+    begun = int(state.iteration)
+    remembered = resumed.remembered(saved, begun, rollbacks, settings)
+    best, gaps = resumed.best_score(saved), resumed.gaps(saved, begun)
+    for done in range(begun + 1, total + 1):
         started = time.perf_counter()
         outputs.watchdog.expect_within(stalled_after(durations))
         outputs.console.status(f"iteration {done}/{total}: sampling and learning ...")
@@ -354,24 +358,6 @@ def _show(
 
 def _is_due(done: int, every: int, total: int) -> bool:
     return every > 0 and (done % every == 0 or done == total)
-
-
-def _best_score(saved: Checkpoints) -> float:
-    """Of the checkpoints that are kept; -1 without any."""
-    step = saved.best_step()
-    score = None if step is None else saved.read_info(step)["validation"]
-    return -1.0 if score is None else score
-
-
-def _saved_gaps(saved: Checkpoints, done: int) -> list[float]:
-    """The last iterations' `update/logprob_gap` as saved after iteration `done`."""
-    return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
-
-
-def _saved_health(saved: Checkpoints, done: int, rollbacks: int) -> HealthState:
-    """What was remembered of the run's health after iteration `done`."""
-    found = health.from_json(saved.read_info(done).get("health") if done else None)
-    return health.with_rollbacks(found, rollbacks) if rollbacks else found
 
 
 def _info(

@@ -24,6 +24,7 @@ from ragen_jax.training import (
     final_test,
     interrupts,
     messages,
+    resumed,
     safety,
     trainer,
     weights,
@@ -198,11 +199,11 @@ def test_a_process_that_stands_still_shows_its_stacks_and_ends_for_another_try()
 
 def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
     with Checkpoints(tmp_path, keep_last=9, keep_best=1) as saved:
-        assert trainer._best_score(saved) == -1
+        assert resumed.best_score(saved) == -1
         saved.save(1, {"x": jnp.zeros(1)}, {"validation": None}, score=None)
-        assert trainer._best_score(saved) == -1
+        assert resumed.best_score(saved) == -1
         saved.save(2, {"x": jnp.zeros(1)}, {"validation": 0.0}, score=0.0)
-        assert trainer._best_score(saved) == 0
+        assert resumed.best_score(saved) == 0
 
 
 def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
