@@ -18,7 +18,7 @@ from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.studies import gpus, measures
 from ragen_jax.studies.definition import PlannedRun
-from ragen_jax.utils import folder_lock
+from ragen_jax.utils import atomic_files, folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _TRAINING = "training"  # by another process
@@ -255,7 +255,8 @@ def _start(
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / _FAILURE).unlink(missing_ok=True)
     if steps[0][0] == str(train):
-        (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
+        record = json.dumps(_arguments(run)) + "\n"
+        atomic_files.write_text(workdir / _ARGUMENTS, record)
     share = next((s for s in shares if s not in {item.gpus for item in running}), None)
     own = {} if share is None else {gpus.VARIABLE: share}
     with open(workdir / _LOG, "ab") as log:

@@ -89,6 +89,29 @@ def test_a_run_that_began_elsewhere_while_ours_was_starting_is_no_failure(
     assert not (workdir / "study_failure.json").exists()
 
 
+def test_a_disk_that_is_full_leaves_what_a_run_was_started_with(
+    tmp_path, go, monkeypatch
+):
+    resource = pytest.importorskip("resource")  # Not on Windows.
+    start, (run, _) = runner._start, planned_runs(STUDY)
+    workdir = tmp_path / "one-seed0"
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    (workdir / "study_run.json").write_text(json.dumps(run.arguments()))
+
+    def start_on_a_full_disk(*given, **options):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            return start(*given, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(runner, "_start", start_on_a_full_disk)
+    with pytest.raises(OSError):
+        go(TRAIN.format(waits=False))
+    runner.check_begun(tmp_path, run)
+
+
 def test_a_run_that_was_finished_elsewhere_meanwhile_is_not_started(
     tmp_path, go, monkeypatch
 ):
