@@ -1,6 +1,8 @@
 """A whole run: start or resume, iterate, validate, save, and report."""
 
 import dataclasses
+import errno
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,6 +94,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
       UserError: if another run trains in the workdir, if its checkpoints began with
         another model, or if training stopped itself: gradients not finite, nothing
         kept, or sampler and update disagreeing, for as long as the settings allow.
+      BrokenPipeError: when it has saved because nobody reads the console any more.
     """
     try:
         with only_run(workdir, run.settings, console.line):
@@ -101,6 +104,8 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
             raise
         where = "" if error.filename else f"{workdir}: "  # An open file has no name.
         raise UserError(f"{where}{said}; {messages.last_saved(workdir)}") from error
+    if console.is_gone and jax.process_count() == 1:  # Several end in step.
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> None:
@@ -152,6 +157,7 @@ def _train(
     with (
         writer,
         InterruptHandler(console.line) as interrupts,
+        console.outlived(interrupts.ask),
         StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
         code = user_modules.digests(run.settings.files())
