@@ -42,6 +42,7 @@ from ragen_jax.training.checkpoint_files import (
     survey,
 )
 from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
+from ragen_jax.utils import machine_errors
 
 __all__ = [
     "FOLDER",
@@ -257,9 +258,14 @@ class Checkpoints:
     def delete_after(self, step: int) -> None:
         """Deletes every later step, damaged or not: a run resumes from `step`."""
         self.wait()
+        gone = {later: self.directory / str(later) for later in self._damaged}
+        self._damaged = {s: why for s, why in self._damaged.items() if s <= step}
         if jax.process_index() == 0:
             # First: while later steps are there, who is killed here is called again.
-            for later, folder in files.set_aside(self.directory).items():
+            for later, folder in (
+                *gone.items(),
+                *files.set_aside(self.directory).items(),
+            ):
                 if later > step:
                     shutil.rmtree(folder, ignore_errors=True)
         self._delete([later for later in self._scores if later > step])
@@ -293,8 +299,8 @@ class Checkpoints:
         good = "none is saved yet" if last is None else f"{last} is whole"
         return UserError(
             f"Checkpoint {step} could not be written to {self.directory}"
-            f" ({_brief(error)}), {good}; free space there or fix its permissions, then"
-            " start the same command again."
+            f" ({machine_errors.brief(error)}), {good}; free space there or fix its"
+            " permissions, then start the same command again."
         )
 
     def _delete(self, steps: Sequence[int]) -> None:
@@ -358,7 +364,7 @@ def restore(
         # What was verified is not damaged: the disk, or this machine, cannot read it.
         kind = UserError if has_digests else DamagedError
         raise kind(
-            f"Checkpoint {folder} cannot be read ({_brief(error)});"
+            f"Checkpoint {folder} cannot be read ({machine_errors.brief(error)});"
             " delete that folder and use another step."
         ) from error
     finally:
@@ -391,9 +397,3 @@ def _handler() -> ocp.CompositeCheckpointHandler:
         state=ocp.PyTreeCheckpointHandler(use_ocdbt=False),
         info=ocp.JsonCheckpointHandler(filename=files.INFO.name),
     )
-
-
-def _brief(error: Exception) -> str:
-    """An error's first line; of a long one the two ends, the cause being the last."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"

@@ -148,7 +148,7 @@ def _train(
         prepared.settings, run.settings
     )
     if not fits and not is_over:
-        prepared = _prepare(run)
+        prepared = _prepare(run, prepared)
     if jax.process_index() == 0:
         episode_log.trim(workdir, done)
     writer = MetricsWriter(
@@ -223,11 +223,19 @@ def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
     return found[1]
 
 
-def _prepare(run: Run) -> _Prepared:
+def _prepare(run: Run, earlier: _Prepared | None) -> _Prepared:
+    """Compiles; the frozen weights are read once, also where a rollback compiles again.
+
+    A second copy would take the room of the first one's, which is still there.
+    """
     chosen = run.settings.evaluation
+    made = programs_lib.make_programs(run, loads=earlier is None)
+    if earlier is not None:
+        had = earlier.programs
+        made = dataclasses.replace(made, frozen=had.frozen, reference=had.reference)
     programs, validators = programs_lib.compile_ahead(
         run,
-        programs_lib.make_programs(run),
+        made,
         validation.make_evaluators(
             run, rollouts=chosen.rollouts, prompts=chosen.prompts
         ),

@@ -64,7 +64,7 @@ def rolled_back(run, tmp_path_factory):
         patch.setattr(
             programs_lib,
             "make_programs",
-            lambda run: made.append(run) or make_programs(run),
+            lambda run, **more: made.append(run) or make_programs(run, **more),
         )
         printed = runs.train(run, workdir)
     return workdir, printed, seen, made
@@ -178,6 +178,20 @@ def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(r
     stricter = health.remedied(starpo_s, 1)
     assert stricter != starpo_s
     assert not programs_lib.share_programs(starpo_s, stricter)
+
+
+def test_a_rollback_that_compiles_again_reads_no_second_copy_of_the_reference(
+    monkeypatch,
+):
+    monkeypatch.setattr(programs_lib, "compile_ahead", lambda run, *made: made)
+    monkeypatch.setattr(programs_lib, "compile_indicators", lambda *given: given[-1])
+    chosen = dict(health__remedy="filter", loss__kl=0.1, rollout__prompts=8)
+    run = runs.prepare(algorithm="starpo_s", **chosen)
+    first = trainer._prepare(run, None)
+    tighter = monitor.remedied_run(run, 1)
+    again = trainer._prepare(tighter, first)
+    assert again.settings == tighter.settings != first.settings
+    assert again.programs.reference is first.programs.reference != {}
 
 
 @pytest.mark.slow
