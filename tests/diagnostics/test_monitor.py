@@ -295,6 +295,24 @@ def test_the_best_and_the_worst_of_each_group_are_chosen():
     assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"lora__rank": 2}, "weights"),  # Under its adapters,
+        ({"loss__kl": 0.1}, "weights"),  # as the reference of its KL term,
+        ({}, "tokens"),  # and as what its prompts are written in.
+    ],
+)
+def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
+    changes, part, tmp_path
+):
+    run = runs.prepare(**changes)
+    with checkpoints.Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        saved.save(4, {"x": jnp.zeros(1)}, {"model": {part: "of another"}}, score=None)
+    with pytest.raises(UserError, match=f"4 began with a model of other {part} than"):
+        diagnosis.diagnose(run, tmp_path, 4, diagnosis.Wanted(), SmoothedStd())
+
+
 @pytest.mark.slow
 def test_a_checkpoint_is_diagnosed(run, rolled_back):
     workdir, *_ = rolled_back
