@@ -89,6 +89,17 @@ def test_a_run_that_began_elsewhere_while_ours_was_starting_is_no_failure(
     assert not (workdir / "study_failure.json").exists()
 
 
+@pytest.mark.parametrize(
+    "end", ["sys.exit(0)", "sys.exit(143)", "os.kill(os.getpid(), 15)"]
+)
+def test_a_run_that_somebody_stopped_is_resumed_by_the_next_command(tmp_path, go, end):
+    failed, said = go(f"import os, sys\n{end}")
+    assert failed == [] and said.count("stopped   one-seed0  (after ") == 1
+    states = [runner.state_of(tmp_path, run) for run in planned_runs(STUDY)]
+    assert states == ["missing", "missing"]
+    assert go(TRAIN.format(waits=False))[1].count("finished  ") == 2
+
+
 def test_a_disk_that_is_full_leaves_what_a_run_was_started_with(
     tmp_path, go, monkeypatch
 ):
