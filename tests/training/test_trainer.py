@@ -367,6 +367,15 @@ def test_an_iteration_without_an_update_counts_for_no_gap(run):
     assert safety.recent_gaps([], empty, 0.0) == []
 
 
+def test_a_gap_that_is_no_number_hides_no_others(run):
+    state, gaps = weights.new_state(run), []
+    for gap in (9.0, 9.0, math.nan, 9.0, math.nan, 9.0, 9.0, math.nan):
+        gaps = safety.recent_gaps(gaps, state, gap)
+    settings = runs.settings(loss__logprob_gap_limit=1.0)
+    assert "in the mean of 5 iter" in safety.problem(settings, state, gaps, 0.1)
+    assert safety.recent_gaps(gaps, state, math.inf)[-1] == math.inf
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once():
     printed = []
     with interrupts.InterruptHandler(printed.append) as handler:
