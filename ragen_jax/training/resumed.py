@@ -13,6 +13,31 @@ from ragen_jax.training.checkpoints import Checkpoints
 _DECISIVE = ("prompts", "rollouts", "temperature")
 
 
+def info(
+    settings: Settings,
+    done: int,
+    score: float | None,
+    gaps: list[float],
+    remembered: HealthState,
+) -> dict[str, Any]:
+    """What the functions below read, as it is saved beside the arrays.
+
+    Args:
+      settings: of the run.
+      done: iterations finished.
+      score: validation success; None where it was not measured.
+      gaps: of the last iterations, nats.
+      remembered: of the run's health.
+    """
+    return {
+        "settings": settings_lib.to_dict(settings),
+        "iteration": done,
+        "validation": score,
+        "logprob_gaps": gaps,
+        "health": health.to_json(remembered),
+    }
+
+
 def best_score(saved: Checkpoints) -> float:
     """Of the checkpoints that are kept; -1 without any."""
     step = saved.best_step()
@@ -35,9 +60,9 @@ def remembered(
     """
     if not done:
         return health.with_rollbacks(HealthState(), rollbacks)
-    info = saved.read_info(done)
-    found = health.from_json(info.get("health"))
-    if changed_evaluation(settings, info.get("settings", {})):
+    was = saved.read_info(done)
+    found = health.from_json(was.get("health"))
+    if changed_evaluation(settings, was.get("settings", {})):
         found = health.without_validations(found)
     return health.with_rollbacks(found, rollbacks) if rollbacks else found
 
@@ -61,4 +86,21 @@ def changed_evaluation(settings: Settings, was: Mapping[str, Any]) -> str:
         f"warning: {', '.join(changed)}: the alarm compares validations from here on"
         " with one another alone; the best checkpoint is still the one of the highest"
         " success, of whatever validation"
+    )
+
+
+def changed_code(code: Mapping[str, str], was: Mapping[str, str]) -> str:
+    """What is to be said where the user's files are not as they were; "" if they are.
+
+    Args:
+      code: digest of each Python file that the settings name.
+      was: the same when the checkpoint was saved.
+    """
+    changed = [name for name in code if was.get(name, code[name]) != code[name]]
+    if not changed:
+        return ""
+    have = "has" if len(changed) == 1 else "have"
+    return (
+        f"warning: {', '.join(changed)} {have} changed since the checkpoint was saved:"
+        " the whole will not equal a run of the one or the other"
     )

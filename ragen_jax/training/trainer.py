@@ -6,15 +6,12 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from ragen_jax import settings as settings_lib
 from ragen_jax import starpo
 from ragen_jax.diagnostics import episode_log, health
 from ragen_jax.diagnostics import monitor as monitor_lib
-from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
@@ -121,7 +118,9 @@ def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> Non
     saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
     with saved:
         room.check(workdir, run, saved.steps(), console.line)
-        rest: tuple = (fingerprint, console, command)
+        # Once: what a rollback continues with was read when the run started.
+        code = user_modules.digests(run.settings.files())
+        rest: tuple = (fingerprint, code, console, command)
         prepared = _train(run, workdir, saved, *rest)
         # Once more after each rollback, which leaves an earlier checkpoint as the last.
         while prepared is not None:
@@ -133,6 +132,7 @@ def _train(
     workdir: Path,
     saved: Checkpoints,
     fingerprint: Mapping[str, str],
+    code: Mapping[str, str],
     console: Console,
     command: str,
     prepared: _Prepared | None = None,
@@ -141,7 +141,7 @@ def _train(
     rollbacks = _count_rollbacks(workdir)
     run = monitor_lib.remedied_run(run, rollbacks)
     _end_rollback(saved, workdir, rollbacks)
-    state = _start(run, saved, console)
+    state = _start(run, saved, code, console)
     done = int(state.iteration)
     is_over = done >= run.settings.iterations
     fits = prepared is not None and programs_lib.share_programs(
@@ -160,7 +160,6 @@ def _train(
         console.outlived(interrupts.ask),
         StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
-        code = user_modules.digests(run.settings.files())
         outputs = _Outputs(
             saved, writer, console, interrupts, watchdog, fingerprint, workdir, code
         )
@@ -207,16 +206,22 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
         saved.delete_after(target)
 
 
-def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
+def _start(
+    run: Run, saved: Checkpoints, code: Mapping[str, str], console: Console
+) -> TrainState:
     found = saved.restore_newest(weights.abstract_state(run), console.line)
     if found is None:
         return weights.new_state(run)
     done, total = found[0], run.settings.iterations
     console.line(f"resuming after iteration {done}")
-    was = saved.read_info(done).get("settings", {})
-    if said := messages.changed_schedule(run.settings, was.get("iterations")):
-        console.line(said)
-    if said := resumed.changed_evaluation(run.settings, was):
+    info = saved.read_info(done)
+    was = info.get("settings", {})
+    warnings = (
+        messages.changed_schedule(run.settings, was.get("iterations")),
+        resumed.changed_evaluation(run.settings, was),
+        resumed.changed_code(code, info.get("code", {})),
+    )
+    for said in filter(None, warnings):
         console.line(said)
     if done > total:
         console.line(messages.beyond(done, total))
@@ -294,7 +299,8 @@ def _iterate(
         # Always in the end: what is finished is found finished.
         due = _is_due(done, settings.every.checkpoint, total) or done == total
         if due or is_best or reason or stops:
-            info = _info(run, outputs, done, score, gaps, remembered)
+            own = dict(model=outputs.fingerprint, code=outputs.code)
+            info = resumed.info(settings, done, score, gaps, remembered) | own
             saved.save(done, state, info, score=score, wait=bool(reason or stops))
             best = max(best, -1.0 if score is None else score)
         if reason:
@@ -372,23 +378,3 @@ def _show(
 
 def _is_due(done: int, every: int, total: int) -> bool:
     return every > 0 and (done % every == 0 or done == total)
-
-
-def _info(
-    run: Run,
-    outputs: _Outputs,
-    done: int,
-    score: float | None,
-    gaps: list[float],
-    remembered: HealthState,
-) -> dict[str, Any]:
-    """What is saved beside the arrays of a checkpoint."""
-    return {
-        "settings": settings_lib.to_dict(run.settings),
-        "iteration": done,
-        "validation": score,
-        "logprob_gaps": gaps,
-        "model": outputs.fingerprint,
-        "health": health.to_json(remembered),
-        "code": outputs.code,
-    }

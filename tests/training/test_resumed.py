@@ -1,12 +1,15 @@
 """What a resumed run still knows: of its health, and of what was validated how."""
 
+import io
+
 import jax.numpy as jnp
 import pytest
 from helpers import runs
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, health
-from ragen_jax.training import resumed
+from ragen_jax.reporting.console import Console
+from ragen_jax.training import resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
 
 
@@ -50,3 +53,18 @@ def test_another_evaluation_is_told_where_the_run_validates():
     assert resumed.changed_evaluation(never, before) == ""
     assert resumed.changed_evaluation(runs.settings(), before) == ""
     assert resumed.changed_evaluation(runs.settings(), {}) == ""  # An older checkpoint.
+
+
+def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
+    run = runs.prepare()
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        info = {"code": {"rooms.py": "a", "hook.py": "b", "gone.py": "c"}}
+        saved.save(3, weights.new_state(run), info, score=None)
+        told = []
+        for hook in ("b", "other"):
+            out = io.StringIO()
+            code = {"rooms.py": "a", "hook.py": hook, "new.py": "d"}
+            trainer._start(run, saved, code, Console(out))
+            told.append(out.getvalue().splitlines()[1:])
+    assert told[0] == [] and len(told[1]) == 1
+    assert told[1][0].startswith("warning: hook.py has changed since the checkpoint")
