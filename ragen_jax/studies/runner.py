@@ -273,7 +273,8 @@ def _start(
     taken = {item.core for item in running}
     core = next((core for core in cores if core not in taken), None)
     if core is not None:
-        os.sched_setaffinity(process.pid, {core})
+        with contextlib.suppress(OSError):  # The system has taken that core from us.
+            os.sched_setaffinity(process.pid, {core})
     return _Running(run, workdir, process, core, share, time.monotonic(), len(steps))
 
 

@@ -1,6 +1,7 @@
 """Runners of studies side by side: whose runs, and whose cores."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -98,6 +99,16 @@ def test_a_run_that_somebody_stopped_is_resumed_by_the_next_command(tmp_path, go
     states = [runner.state_of(tmp_path, run) for run in planned_runs(STUDY)]
     assert states == ["missing", "missing"]
     assert go(TRAIN.format(waits=False))[1].count("finished  ") == 2
+
+
+def test_a_core_that_the_system_has_taken_away_ends_no_study(go, monkeypatch):
+    def refuse(process, cores):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(runner, "_claim_cores", lambda most, claims: [0])
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    failed, said = go(TRAIN.format(waits=False))
+    assert failed == [] and said.count("finished  ") == 2
 
 
 def test_a_disk_that_is_full_leaves_what_a_run_was_started_with(
