@@ -96,7 +96,7 @@ class Checkpoints:
             create_directories_asynchronously=False,
             post_finalization_callback=self._write_digests,
         )
-        self._writer = ocp.AsyncCheckpointer(_handler(), async_options=options)
+        self._writer = ocp.AsyncCheckpointer(leaves.handler(), async_options=options)
 
     def save(
         self,
@@ -193,13 +193,18 @@ class Checkpoints:
     def latest_step(self, until: int | None = None) -> int | None:
         """The last complete step, no later than `until`; None when there is none."""
         self.wait()
-        steps = [step for step in self._scores if until is None or step <= until]
+        steps = [s for s in self._still_there() if until is None or s <= until]
         return agreed_step(max(steps, default=None))
 
     def best_step(self) -> int | None:
         """The complete step of the highest score, the later of equals; else None."""
         self.wait()
-        return agreed_step(best(self._scores))
+        return agreed_step(best(self._still_there()))
+
+    def _still_there(self) -> dict[int, float | None]:
+        """The complete steps but those that the user has deleted by hand."""
+        folders = {step: self.directory / str(step) for step in self._scores}
+        return {s: score for s, score in self._scores.items() if folders[s].is_dir()}
 
     def read_info(self, step: int) -> dict[str, Any]:
         """The `info` that was saved with a step."""
@@ -388,12 +393,3 @@ def _verify(folder: Path, wanted: Mapping[str, Any] | None) -> None:
             found = names[first], "is not as it was written"
     if found is not None:
         raise files.damage(folder, *found)
-
-
-def _handler() -> ocp.CompositeCheckpointHandler:
-    # Not as OCDBT, which puts all leaves into common files: here a file's name says
-    # which leaf is damaged, and whoever reads some leaves verifies those alone.
-    return ocp.CompositeCheckpointHandler(
-        state=ocp.PyTreeCheckpointHandler(use_ocdbt=False),
-        info=ocp.JsonCheckpointHandler(filename=files.INFO.name),
-    )

@@ -132,6 +132,16 @@ def test_an_old_step_that_the_user_has_deleted_ends_no_run(directory):
         assert saved.steps() == [2]
 
 
+def test_no_step_that_the_user_has_deleted_is_gone_back_to_or_the_best(directory):
+    with _open(directory, keep_last=9) as saved:
+        for step, score in ((1, 0.1), (2, 0.9), (3, None)):
+            saved.save(step, _small(), {}, score=score, wait=True)
+        shutil.rmtree(directory / "2")
+        assert saved.latest_step(until=2) == saved.best_step() == 1
+        saved.delete_after(1)
+    assert _names(directory) == ["1"]
+
+
 def test_a_step_that_is_saved_already_is_left_as_it_is(directory):
     with _open(directory) as saved:
         assert saved.save(1, {"x": jnp.zeros(2)}, {"first": True}, score=None)
