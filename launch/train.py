@@ -7,9 +7,9 @@
 trains nothing: it compiles the run's programs for an H100, which need not be here, and
 shows memory, passes, collectives and a time (docs/planning.md).
 
-Ctrl-C or SIGTERM saves; the same command resumes. On several hosts the same command
-runs on each: SLURM and Kubernetes are recognized, else --coordinator, --processes and
---process say who is who.
+Ctrl-C, SIGTERM or a closed terminal saves; the same command resumes. On several hosts
+the same command runs on each: SLURM and Kubernetes are recognized, else --coordinator,
+--processes and --process say who is who.
 """
 
 from ragen_jax.utils import endings

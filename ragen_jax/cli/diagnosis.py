@@ -183,11 +183,14 @@ def diagnose(
       smoothed: from the checkpoint before.
 
     Raises:
-      UserError: if the checkpoint cannot be read, or there is nothing to measure.
+      UserError: if the checkpoint cannot be read, began with another model, or there
+        is nothing to measure.
     """
     from ragen_jax.training import checkpoints, weights
     from ragen_jax.training import programs as programs_lib
 
+    reads = run.model.adapters is not None or run.settings.has_reference
+    weights.check_origin(run.model, folder, step, with_weights=reads)
     plan, programs = programs_lib.update_plan(run), programs_lib.make_programs(run)
     state = weights.abstract_state(run)
     parts = {"actor": state.actor}

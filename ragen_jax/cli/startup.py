@@ -305,5 +305,6 @@ def _ending_in_one_sentence() -> Iterator[None]:
 def _end_with(sentence: str) -> NoReturn:
     """In one line, though a path may have lines' ends in it."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
-    print(f"error: {line}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # Nobody may be left to read it.
+        print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

@@ -134,6 +134,15 @@ def with_rollbacks(state: HealthState, rollbacks: int) -> HealthState:
     return dataclasses.replace(state, rollbacks=rollbacks, warned=False)
 
 
+def without_validations(state: HealthState) -> HealthState:
+    """The state as if the run had not been validated yet."""
+    return dataclasses.replace(
+        state,
+        alarm=dataclasses.replace(state.alarm, validation=AlarmState().validation),
+        stops=dataclasses.replace(state.stops, low_validation=0),
+    )
+
+
 def remedied(settings: Any, rollbacks: int) -> Any:
     """The Settings that a run continues with after so many rollbacks.
 

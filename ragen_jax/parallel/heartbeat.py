@@ -10,6 +10,7 @@ in the last checkpoint.
 import contextlib
 import json
 import os
+import re
 import selectors
 import socket
 import threading
@@ -130,7 +131,10 @@ def name(process: int) -> str:
 def listen(
     processes: int, server: socket.socket, seconds: float, **options: Any
 ) -> Heartbeat:
-    """Process 0's heartbeat, once all others have come to `server`."""
+    """Process 0's heartbeat, once all others have come to `server`.
+
+    Whoever does not name itself as `join` does, such as a scan of ports, is sent away.
+    """
     peers: dict[socket.socket, str] = {}
     deadline = time.monotonic() + seconds
     with server:
@@ -138,7 +142,13 @@ def listen(
             server.settimeout(max(0.01, deadline - time.monotonic()))
             connection, _ = server.accept()
             connection.settimeout(5.0)
-            peers[connection] = _read_line(connection)
+            line = ""
+            with contextlib.suppress(OSError):  # It is silent, or went away again.
+                line = _read_line(connection)
+            if re.match(r"process \d+ \(host ", line):
+                peers[connection] = line
+            else:
+                connection.close()
     return Heartbeat(name(0), peers, **options)
 
 

@@ -3,9 +3,11 @@
 Lines stay under 120 columns and align under `header`, which a long log repeats.
 """
 
+import contextlib
+import errno
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 WIDTH = 119
@@ -177,19 +179,35 @@ class Console:
         self._is_terminal = stream.isatty()
         self._status = 0  # characters of the status now on the last line
         self._lines = 0  # iteration lines so far
+        self._notice: Callable[[], None] | None = None
+        self.is_gone = False  # whether it was left without a reader, within `outlived`
+
+    @contextlib.contextmanager
+    def outlived(self, notice: Callable[[], None]) -> Iterator[None]:
+        """Within it nothing fails for want of somebody who reads the stream.
+
+        That is a pipe whose other end is closed, as `tee` closes it at the Ctrl-C that
+        was meant for both, or a terminal that is gone. `notice` is called, and nothing
+        more is written.
+        """
+        self._notice = notice
+        if self.is_gone:
+            notice()
+        try:
+            yield
+        finally:
+            self._notice = None
 
     def line(self, text: str) -> None:
         """Writes text and a line's end, over the status if there is one."""
-        self._stream.write(self._wiped() + text + "\n")
-        self._stream.flush()
+        self._write(self._wiped() + text + "\n")
 
     def status(self, text: str) -> None:
         """Shows what is being done now; writes nothing into a pipe or a file."""
         if self._is_terminal:
             wiped = self._wiped()
             text = text[:WIDTH]
-            self._stream.write(wiped + text)
-            self._stream.flush()
+            self._write(wiped + text)
             self._status = len(text)
 
     def iteration(self, line: str, total: int) -> None:
@@ -198,6 +216,20 @@ class Console:
             self.line(header(total))
         self._lines += 1
         self.line(line)
+
+    def _write(self, text: str) -> None:
+        if self.is_gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            is_hung_up = self._is_terminal and error.errno == errno.EIO
+            is_unread = is_hung_up or isinstance(error, BrokenPipeError)
+            if self._notice is None or not is_unread:
+                raise
+            self.is_gone = True
+            self._notice()
 
     def _wiped(self) -> str:
         blank = "\r" + " " * self._status + "\r" if self._status else ""

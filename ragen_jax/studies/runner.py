@@ -18,7 +18,7 @@ from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.studies import gpus, measures
 from ragen_jax.studies.definition import PlannedRun
-from ragen_jax.utils import folder_lock
+from ragen_jax.utils import atomic_files, endings, folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _TRAINING = "training"  # by another process
@@ -27,6 +27,8 @@ _SETTINGS = "settings.json"  # as launch/train.py leaves them
 _ARGUMENTS = "study_run.json"  # what a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
 _KILL_AFTER = 60.0  # seconds that a run has to save itself
+# Codes of a run that somebody stopped: one that could save itself ends with 0.
+_STOPPED = {0, *endings.CODES.values(), *(-number for number in endings.CODES)}
 
 
 @dataclasses.dataclass
@@ -255,7 +257,8 @@ def _start(
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / _FAILURE).unlink(missing_ok=True)
     if steps[0][0] == str(train):
-        (workdir / _ARGUMENTS).write_text(json.dumps(_arguments(run)) + "\n")
+        record = json.dumps(_arguments(run)) + "\n"
+        atomic_files.write_text(workdir / _ARGUMENTS, record)
     share = next((s for s in shares if s not in {item.gpus for item in running}), None)
     own = {} if share is None else {gpus.VARIABLE: share}
     with open(workdir / _LOG, "ab") as log:
@@ -270,7 +273,8 @@ def _start(
     taken = {item.core for item in running}
     core = next((core for core in cores if core not in taken), None)
     if core is not None:
-        os.sched_setaffinity(process.pid, {core})
+        with contextlib.suppress(OSError):  # The system has taken that core from us.
+            os.sched_setaffinity(process.pid, {core})
     return _Running(run, workdir, process, core, share, time.monotonic(), len(steps))
 
 
@@ -286,7 +290,11 @@ def _is_halfway(item: _Running) -> bool:
 
 
 def _finish(item: _Running, console: console_lib.Console) -> str:
-    """Reports a run that ended, and returns its state."""
+    """Reports a run that ended, and returns its state.
+
+    MISSING, which the next command resumes, for one that a signal of somebody else's
+    has stopped.
+    """
     code, label = item.process.returncode, item.run.label
     took = console_lib.duration(time.monotonic() - item.started)
     if code == 0 and not _missing_steps(item.workdir, item.run):
@@ -294,6 +302,9 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
         return FINISHED
     if folder_lock.is_held(item.workdir):  # It began there while ours was starting.
         return _say_elsewhere(item.run, _TRAINING, console)
+    if code in _STOPPED:
+        console.line(f"stopped   {label}  (after {took}): the same command resumes it")
+        return MISSING
     words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
     last = words[-1] if words else ""
     record = {"exit_code": code, "last_line": last}

@@ -42,6 +42,7 @@ from ragen_jax.training.checkpoint_files import (
     survey,
 )
 from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
+from ragen_jax.utils import machine_errors
 
 __all__ = [
     "FOLDER",
@@ -95,7 +96,7 @@ class Checkpoints:
             create_directories_asynchronously=False,
             post_finalization_callback=self._write_digests,
         )
-        self._writer = ocp.AsyncCheckpointer(_handler(), async_options=options)
+        self._writer = ocp.AsyncCheckpointer(leaves.handler(), async_options=options)
 
     def save(
         self,
@@ -192,13 +193,18 @@ class Checkpoints:
     def latest_step(self, until: int | None = None) -> int | None:
         """The last complete step, no later than `until`; None when there is none."""
         self.wait()
-        steps = [step for step in self._scores if until is None or step <= until]
+        steps = [s for s in self._still_there() if until is None or s <= until]
         return agreed_step(max(steps, default=None))
 
     def best_step(self) -> int | None:
         """The complete step of the highest score, the later of equals; else None."""
         self.wait()
-        return agreed_step(best(self._scores))
+        return agreed_step(best(self._still_there()))
+
+    def _still_there(self) -> dict[int, float | None]:
+        """The complete steps but those that the user has deleted by hand."""
+        folders = {step: self.directory / str(step) for step in self._scores}
+        return {s: score for s, score in self._scores.items() if folders[s].is_dir()}
 
     def read_info(self, step: int) -> dict[str, Any]:
         """The `info` that was saved with a step."""
@@ -257,9 +263,14 @@ class Checkpoints:
     def delete_after(self, step: int) -> None:
         """Deletes every later step, damaged or not: a run resumes from `step`."""
         self.wait()
+        gone = {later: self.directory / str(later) for later in self._damaged}
+        self._damaged = {s: why for s, why in self._damaged.items() if s <= step}
         if jax.process_index() == 0:
             # First: while later steps are there, who is killed here is called again.
-            for later, folder in files.set_aside(self.directory).items():
+            for later, folder in (
+                *gone.items(),
+                *files.set_aside(self.directory).items(),
+            ):
                 if later > step:
                     shutil.rmtree(folder, ignore_errors=True)
         self._delete([later for later in self._scores if later > step])
@@ -293,8 +304,8 @@ class Checkpoints:
         good = "none is saved yet" if last is None else f"{last} is whole"
         return UserError(
             f"Checkpoint {step} could not be written to {self.directory}"
-            f" ({_brief(error)}), {good}; free space there or fix its permissions, then"
-            " start the same command again."
+            f" ({machine_errors.brief(error)}), {good}; free space there or fix its"
+            " permissions, then start the same command again."
         )
 
     def _delete(self, steps: Sequence[int]) -> None:
@@ -358,7 +369,7 @@ def restore(
         # What was verified is not damaged: the disk, or this machine, cannot read it.
         kind = UserError if has_digests else DamagedError
         raise kind(
-            f"Checkpoint {folder} cannot be read ({_brief(error)});"
+            f"Checkpoint {folder} cannot be read ({machine_errors.brief(error)});"
             " delete that folder and use another step."
         ) from error
     finally:
@@ -382,18 +393,3 @@ def _verify(folder: Path, wanted: Mapping[str, Any] | None) -> None:
             found = names[first], "is not as it was written"
     if found is not None:
         raise files.damage(folder, *found)
-
-
-def _handler() -> ocp.CompositeCheckpointHandler:
-    # Not as OCDBT, which puts all leaves into common files: here a file's name says
-    # which leaf is damaged, and whoever reads some leaves verifies those alone.
-    return ocp.CompositeCheckpointHandler(
-        state=ocp.PyTreeCheckpointHandler(use_ocdbt=False),
-        info=ocp.JsonCheckpointHandler(filename=files.INFO.name),
-    )
-
-
-def _brief(error: Exception) -> str:
-    """An error's first line; of a long one the two ends, the cause being the last."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"

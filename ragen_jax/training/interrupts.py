@@ -36,10 +36,10 @@ class StoppedAtOnce(Exception):  # noqa: N818  (a way out, no error)
 
 
 class InterruptHandler:
-    """Turns SIGINT and SIGTERM into a flag that is polled once an iteration.
+    """Turns SIGINT, SIGTERM and SIGHUP into a flag that is polled once an iteration.
 
     One process: its own handlers. Several: jax passes a SIGTERM that any process gets
-    to all of them and names the question at which they stop together; a Ctrl-C is
+    to all of them and names the question at which they stop together; the others are
     handed on as a SIGTERM. A second Ctrl-C raises KeyboardInterrupt in either case, and
     ends the process by force where the main thread cannot be interrupted, for it waits
     for a compiler or a device. Enter it in the main thread, after
@@ -60,7 +60,7 @@ class InterruptHandler:
     def __enter__(self) -> Self:
         self._several = jax.process_count() > 1
         # With several processes SIGTERM belongs to jax's own notifier.
-        own = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
+        own = set(endings.heeded()) - ({signal.SIGTERM} if self._several else set())
         self._context.enter_context(endings.listening(self._hear))
         for number in own:
             self._previous[number] = signal.signal(number, self._handle)
@@ -77,6 +77,11 @@ class InterruptHandler:
         if not self._several:
             return self._received
         return multihost_utils.reached_preemption_sync_point(next(_questions))
+
+    def ask(self) -> None:
+        """Asks the run to stop as a SIGTERM does, without a word, in every process."""
+        self._reported.set()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     @contextlib.contextmanager
     def nothing_to_save(self, last_words: str) -> Iterator[Callable[[], None]]:
@@ -110,9 +115,7 @@ class InterruptHandler:
             raise StoppedAtOnce
         if is_first and not self._reported.is_set():
             self._reported.set()
-            # It may come in the midst of other output.
-            with contextlib.suppress(RuntimeError):
-                self._report(_STOPPING)
+            self._say(_STOPPING)
 
     def _hear(self, number: int) -> None:
         """In a thread of its own, whatever the main thread does."""
@@ -120,7 +123,7 @@ class InterruptHandler:
             return
         if words := self._last_words:
             if not self._left.wait(PATIENCE):
-                self._report(words)
+                self._say(words)
                 endings.leave(0)
         elif self._insisted and number == signal.SIGINT:
             if not self._left.wait(PATIENCE):
@@ -129,7 +132,12 @@ class InterruptHandler:
             self._insisted = True
             if not self._left.wait(0.5) and not self._reported.is_set():
                 self._reported.set()
-                self._report(_STOPPING)
+                self._say(_STOPPING)
+
+    def _say(self, words: str) -> None:
+        """Shows words, which may come in the midst of other output, or find no room."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._report(words)
 
 
 class StallWatchdog:

@@ -17,9 +17,10 @@ def recent_gaps(gaps: Sequence[float], state: TrainState, gap: float) -> list[fl
     Args:
       gaps: of the iterations before it.
       state: after it.
-      gap: `update/logprob_gap` of it, which says nothing where no group was kept.
+      gap: `update/logprob_gap` of it, which says nothing where no group was kept, nor
+        where it is no number: that would hide the others' in their mean.
     """
-    measured = [] if int(state.empty_in_row) else [gap]
+    measured = [] if int(state.empty_in_row) or math.isnan(gap) else [gap]
     return [*gaps, *measured][-GAP_ITERATIONS:]
 
 

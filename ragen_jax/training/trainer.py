@@ -1,18 +1,17 @@
 """A whole run: start or resume, iterate, validate, save, and report."""
 
 import dataclasses
+import errno
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from ragen_jax import settings as settings_lib
 from ragen_jax import starpo
 from ragen_jax.diagnostics import episode_log, health
 from ragen_jax.diagnostics import monitor as monitor_lib
-from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
@@ -28,6 +27,7 @@ from ragen_jax.training import (
     final_test,
     memory_plan,
     messages,
+    resumed,
     room,
     validation,
     weights,
@@ -91,6 +91,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
       UserError: if another run trains in the workdir, if its checkpoints began with
         another model, or if training stopped itself: gradients not finite, nothing
         kept, or sampler and update disagreeing, for as long as the settings allow.
+      BrokenPipeError: when it has saved because nobody reads the console any more.
     """
     try:
         with only_run(workdir, run.settings, console.line):
@@ -100,6 +101,8 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
             raise
         where = "" if error.filename else f"{workdir}: "  # An open file has no name.
         raise UserError(f"{where}{said}; {messages.last_saved(workdir)}") from error
+    if console.is_gone and jax.process_count() == 1:  # Several end in step.
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> None:
@@ -115,7 +118,9 @@ def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> Non
     saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
     with saved:
         room.check(workdir, run, saved.steps(), console.line)
-        rest: tuple = (fingerprint, console, command)
+        # Once: what a rollback continues with was read when the run started.
+        code = user_modules.digests(run.settings.files())
+        rest: tuple = (fingerprint, code, console, command)
         prepared = _train(run, workdir, saved, *rest)
         # Once more after each rollback, which leaves an earlier checkpoint as the last.
         while prepared is not None:
@@ -127,6 +132,7 @@ def _train(
     workdir: Path,
     saved: Checkpoints,
     fingerprint: Mapping[str, str],
+    code: Mapping[str, str],
     console: Console,
     command: str,
     prepared: _Prepared | None = None,
@@ -135,14 +141,14 @@ def _train(
     rollbacks = _count_rollbacks(workdir)
     run = monitor_lib.remedied_run(run, rollbacks)
     _end_rollback(saved, workdir, rollbacks)
-    state = _start(run, saved, console)
+    state = _start(run, saved, code, console)
     done = int(state.iteration)
     is_over = done >= run.settings.iterations
     fits = prepared is not None and programs_lib.share_programs(
         prepared.settings, run.settings
     )
     if not fits and not is_over:
-        prepared = _prepare(run)
+        prepared = _prepare(run, prepared)
     if jax.process_index() == 0:
         episode_log.trim(workdir, done)
     writer = MetricsWriter(
@@ -151,9 +157,9 @@ def _train(
     with (
         writer,
         InterruptHandler(console.line) as interrupts,
+        console.outlived(interrupts.ask),
         StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
-        code = user_modules.digests(run.settings.files())
         outputs = _Outputs(
             saved, writer, console, interrupts, watchdog, fingerprint, workdir, code
         )
@@ -200,25 +206,41 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
         saved.delete_after(target)
 
 
-def _start(run: Run, saved: Checkpoints, console: Console) -> TrainState:
+def _start(
+    run: Run, saved: Checkpoints, code: Mapping[str, str], console: Console
+) -> TrainState:
     found = saved.restore_newest(weights.abstract_state(run), console.line)
     if found is None:
         return weights.new_state(run)
     done, total = found[0], run.settings.iterations
     console.line(f"resuming after iteration {done}")
-    was = saved.read_info(done).get("settings", {}).get("iterations")
-    if said := messages.changed_schedule(run.settings, was):
+    info = saved.read_info(done)
+    was = info.get("settings", {})
+    warnings = (
+        messages.changed_schedule(run.settings, was.get("iterations")),
+        resumed.changed_evaluation(run.settings, was),
+        resumed.changed_code(code, info.get("code", {})),
+    )
+    for said in filter(None, warnings):
         console.line(said)
     if done > total:
         console.line(messages.beyond(done, total))
     return found[1]
 
 
-def _prepare(run: Run) -> _Prepared:
+def _prepare(run: Run, earlier: _Prepared | None) -> _Prepared:
+    """Compiles; the frozen weights are read once, also where a rollback compiles again.
+
+    A second copy would take the room of the first one's, which is still there.
+    """
     chosen = run.settings.evaluation
+    made = programs_lib.make_programs(run, loads=earlier is None)
+    if earlier is not None:
+        had = earlier.programs
+        made = dataclasses.replace(made, frozen=had.frozen, reference=had.reference)
     programs, validators = programs_lib.compile_ahead(
         run,
-        programs_lib.make_programs(run),
+        made,
         validation.make_evaluators(
             run, rollouts=chosen.rollouts, prompts=chosen.prompts
         ),
@@ -239,9 +261,10 @@ def _iterate(
     durations: list[float] = []
     validated: list[float] = []  # Seconds of each, 0 where the iteration had none.
     rollbacks = _count_rollbacks(outputs.workdir)
-    remembered = _saved_health(saved, int(state.iteration), rollbacks)
-    best, gaps = _best_score(saved), _saved_gaps(saved, int(state.iteration))
-    for done in range(int(state.iteration) + 1, total + 1):
+    begun = int(state.iteration)
+    remembered = resumed.remembered(saved, begun, rollbacks, settings)
+    best, gaps = resumed.best_score(saved), resumed.gaps(saved, begun)
+    for done in range(begun + 1, total + 1):
         started = time.perf_counter()
         outputs.watchdog.expect_within(stalled_after(durations))
         outputs.console.status(f"iteration {done}/{total}: sampling and learning ...")
@@ -276,7 +299,8 @@ def _iterate(
         # Always in the end: what is finished is found finished.
         due = _is_due(done, settings.every.checkpoint, total) or done == total
         if due or is_best or reason or stops:
-            info = _info(run, outputs, done, score, gaps, remembered)
+            own = dict(model=outputs.fingerprint, code=outputs.code)
+            info = resumed.info(settings, done, score, gaps, remembered) | own
             saved.save(done, state, info, score=score, wait=bool(reason or stops))
             best = max(best, -1.0 if score is None else score)
         if reason:
@@ -354,41 +378,3 @@ def _show(
 
 def _is_due(done: int, every: int, total: int) -> bool:
     return every > 0 and (done % every == 0 or done == total)
-
-
-def _best_score(saved: Checkpoints) -> float:
-    """Of the checkpoints that are kept; -1 without any."""
-    step = saved.best_step()
-    score = None if step is None else saved.read_info(step)["validation"]
-    return -1.0 if score is None else score
-
-
-def _saved_gaps(saved: Checkpoints, done: int) -> list[float]:
-    """The last iterations' `update/logprob_gap` as saved after iteration `done`."""
-    return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
-
-
-def _saved_health(saved: Checkpoints, done: int, rollbacks: int) -> HealthState:
-    """What was remembered of the run's health after iteration `done`."""
-    found = health.from_json(saved.read_info(done).get("health") if done else None)
-    return health.with_rollbacks(found, rollbacks) if rollbacks else found
-
-
-def _info(
-    run: Run,
-    outputs: _Outputs,
-    done: int,
-    score: float | None,
-    gaps: list[float],
-    remembered: HealthState,
-) -> dict[str, Any]:
-    """What is saved beside the arrays of a checkpoint."""
-    return {
-        "settings": settings_lib.to_dict(run.settings),
-        "iteration": done,
-        "validation": score,
-        "logprob_gaps": gaps,
-        "model": outputs.fingerprint,
-        "health": health.to_json(remembered),
-        "code": outputs.code,
-    }

@@ -104,8 +104,21 @@ def check_same_model(
                 f"{directory / str(step)} began with a model of other {what} than"
                 f" {model.settings.model.path} has now: give the model as it was (of"
                 " the hub OWNER/NAME@COMMIT), in training as --config.model.path, in"
-                " evaluation and export as --model"
+                " evaluation, export and diagnosis as --model"
             )
+
+
+def check_origin(
+    model: Model, directory: Path, step: int, *, with_weights: bool
+) -> None:
+    """`check_same_model` of the model as it is now.
+
+    Args:
+      model, directory, step: as there.
+      with_weights: whether the model's own are read besides the checkpoint's.
+    """
+    parts = model_fingerprint if with_weights else _fingerprint_without_weights
+    check_same_model(model, directory, step, parts(model))
 
 
 def restore_actor(model: Model, directory: Path, step: int) -> Parameters:
@@ -130,11 +143,8 @@ def restore_trained(model: Model, directory: Path, step: int) -> Parameters:
     Raises:
       UserError: as `restore_actor`.
     """
-    if model.adapters is None:  # The weights are its own; the rest must still agree.
-        found = _fingerprint_without_weights(model)
-    else:
-        found = model_fingerprint(model)
-    check_same_model(model, directory, step, found)
+    # Without adapters the weights are its own; the rest must still agree.
+    check_origin(model, directory, step, with_weights=model.adapters is not None)
     shapes = parameters.shapes(model.trained)
     shardings = placement.training_shardings(model.trained, model.mesh)
     wanted = {"actor": placement.abstract(shapes, shardings)}

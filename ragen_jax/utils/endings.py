@@ -16,6 +16,8 @@ from typing import NoReturn
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + number, as shells count
 _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
+    CODES[signal.SIGHUP], _LINES[signal.SIGHUP] = 129, "hung up"
 
 Policy = Callable[[int], None]  # of a signal's number; runs in the watching thread
 
@@ -42,8 +44,15 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
     os._exit(code)
 
 
+def heeded() -> list[int]:
+    """The signals of CODES that end this process: no SIGHUP where `nohup` began it."""
+    may_be_ignored = CODES.keys() - {signal.SIGINT, signal.SIGTERM}
+    ignored = {n for n in may_be_ignored if signal.getsignal(n) == signal.SIG_IGN}
+    return [number for number in CODES if number not in ignored]
+
+
 def install() -> None:
-    """Lets SIGINT and SIGTERM end the process in one line, from now on.
+    """Lets the signals of `heeded` end the process in one line, from now on.
 
     For the first line of a script: before the imports, which take seconds.
     """
@@ -53,33 +62,36 @@ def install() -> None:
     if not _installed:
         _policies.insert(0, leave_by)
         _installed.append(True)
-    for number in CODES:
+    for number in heeded():
         signal.signal(number, _nothing)  # A default one would end it without a word.
 
 
 def release() -> None:
-    """Takes `install` back: both signals do what they do in any Python program."""
+    """Takes `install` back: the signals do what they do in any Python program."""
     _policies.clear()
     _installed.clear()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in heeded():
+        is_interrupt = number == signal.SIGINT
+        default = signal.default_int_handler if is_interrupt else signal.SIG_DFL
+        signal.signal(number, default)
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM, where `raise_instead` was called."""
+    """A SIGTERM, or a lost terminal, where `raise_instead` was called."""
 
 
 def raise_instead() -> None:
     """Takes `install` back: signals raise, and who started processes ends them first.
 
-    SIGINT raises KeyboardInterrupt, SIGTERM its subclass Terminated.
+    SIGINT raises KeyboardInterrupt, the others its subclass Terminated.
     """
 
     def terminate(_number: int, _frame: object) -> NoReturn:
         raise Terminated
 
     release()
-    signal.signal(signal.SIGTERM, terminate)
+    for number in set(heeded()) - {signal.SIGINT}:
+        signal.signal(number, terminate)
 
 
 def leave_by(number: int) -> None:

@@ -54,6 +54,12 @@ def sentence(error: BaseException) -> str:
     return f"{place}{reason}: {REMEDIES[error.errno]}"
 
 
+def brief(error: Exception) -> str:
+    """An error's first line; of a long one the two ends, the cause being the last."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"
+
+
 @contextlib.contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
     """Within it a library's own error of a failed system call becomes an OSError.

@@ -51,7 +51,11 @@ def start(script: str, *arguments: str) -> subprocess.Popen:
 
 @pytest.mark.parametrize(
     ("number", "code", "line"),
-    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+    [
+        (signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGTERM, 143, "terminated\n"),
+        (signal.SIGHUP, 129, "hung up\n"),
+    ],
 )
 def test_a_signal_ends_a_script_at_any_moment_in_one_line(number, code, line):
     process = start(WAITING)
@@ -100,9 +104,8 @@ def speak(*arguments: str, **options) -> subprocess.CompletedProcess:
         [sys.executable, "-c", SPEAKING, *arguments],
         cwd=ROOT,
         check=False,
-        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"},
-        **options,
+        **{"stderr": subprocess.PIPE, **options},
     )
 
 
@@ -118,6 +121,14 @@ def test_a_closed_pipe_ends_quietly():
     done = speak("1000", stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_mistake_that_nobody_reads_of_ends_with_its_code():
+    read, write = os.pipe()
+    os.close(read)
+    done = speak("0", "fail", stdout=subprocess.DEVNULL, stderr=write)
+    os.close(write)
+    assert done.returncode == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")

@@ -64,7 +64,7 @@ def rolled_back(run, tmp_path_factory):
         patch.setattr(
             programs_lib,
             "make_programs",
-            lambda run: made.append(run) or make_programs(run),
+            lambda run, **more: made.append(run) or make_programs(run, **more),
         )
         printed = runs.train(run, workdir)
     return workdir, printed, seen, made
@@ -180,6 +180,20 @@ def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(r
     assert not programs_lib.share_programs(starpo_s, stricter)
 
 
+def test_a_rollback_that_compiles_again_reads_no_second_copy_of_the_reference(
+    monkeypatch,
+):
+    monkeypatch.setattr(programs_lib, "compile_ahead", lambda run, *made: made)
+    monkeypatch.setattr(programs_lib, "compile_indicators", lambda *given: given[-1])
+    chosen = dict(health__remedy="filter", loss__kl=0.1, rollout__prompts=8)
+    run = runs.prepare(algorithm="starpo_s", **chosen)
+    first = trainer._prepare(run, None)
+    tighter = monitor.remedied_run(run, 1)
+    again = trainer._prepare(tighter, first)
+    assert again.settings == tighter.settings != first.settings
+    assert again.programs.reference is first.programs.reference != {}
+
+
 @pytest.mark.slow
 def test_each_iteration_has_its_indicators(rolled_back):
     workdir, *_ = rolled_back
@@ -279,6 +293,24 @@ def test_the_best_and_the_worst_of_each_group_are_chosen():
     returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
     assert episode_log.choose_episodes(returns, group, 9) == [1, 0, 3, 5]
     assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"lora__rank": 2}, "weights"),  # Under its adapters,
+        ({"loss__kl": 0.1}, "weights"),  # as the reference of its KL term,
+        ({}, "tokens"),  # and as what its prompts are written in.
+    ],
+)
+def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
+    changes, part, tmp_path
+):
+    run = runs.prepare(**changes)
+    with checkpoints.Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        saved.save(4, {"x": jnp.zeros(1)}, {"model": {part: "of another"}}, score=None)
+    with pytest.raises(UserError, match=f"4 began with a model of other {part} than"):
+        diagnosis.diagnose(run, tmp_path, 4, diagnosis.Wanted(), SmoothedStd())
 
 
 @pytest.mark.slow

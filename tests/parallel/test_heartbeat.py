@@ -1,6 +1,7 @@
 """Processes that are killed, stopped or fail: the others end in time and say whose."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,8 @@ import time
 import pytest
 from helpers import runs
 from helpers.paths import ROOT
+
+from ragen_jax.parallel import heartbeat
 
 PROCESSES = 3
 SILENT = 3.0  # seconds
@@ -94,6 +97,22 @@ def test_a_process_that_fails_ends_the_others(together):
         assert child.wait(timeout=60) == 75
         errors = child.stderr.read()
         assert errors.startswith("error: process 2 (host ") and "has ended" in errors
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n"])
+def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        lost: list[str] = []
+        joined = heartbeat.join(1, address, lost=lost.append)
+        first = heartbeat.listen(2, server, 30, lost=lost.append)
+        assert list(first._names.values()) == [heartbeat.name(1)]
+    joined.stop()
+    first.stop()
+    assert lost == []
 
 
 def test_processes_that_come_to_their_end_disturb_nobody(together):

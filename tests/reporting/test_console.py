@@ -1,6 +1,8 @@
 """Console lines: aligned, narrow, and honest about what was not measured."""
 
+import contextlib
 import io
+import os
 
 import pytest
 
@@ -207,3 +209,29 @@ def _screen(text):
             shown = part + shown[len(part) :]
         rows.append(shown.rstrip())
     return rows
+
+
+def test_who_outlives_the_reader_of_a_pipe_is_told_once_and_writes_no_more():
+    read, write = os.pipe()
+    told: list[str] = []
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as stream:
+        console = console_lib.Console(stream)
+        console.line("heard")
+        assert os.read(read, 100) == b"heard\n"
+        os.close(read)
+        with console.outlived(lambda: told.append("gone")):
+            console.line("unheard")
+            console.line("unheard")
+        assert told == ["gone"] and console.is_gone
+        console.line("unheard")
+        with console.outlived(lambda: told.append("gone before")):
+            console.line("unheard")
+        assert told == ["gone", "gone before"]
+
+
+def test_a_closed_pipe_is_an_error_to_who_does_not_outlive_it():
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as stream:
+        with pytest.raises(BrokenPipeError):
+            console_lib.Console(stream).line("unheard")

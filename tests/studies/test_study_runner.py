@@ -1,6 +1,7 @@
 """Runners of studies side by side: whose runs, and whose cores."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -87,6 +88,50 @@ def test_a_run_that_began_elsewhere_while_ours_was_starting_is_no_failure(
     assert failed == [] and said.count("training elsewhere: one-seed0\n") == 1
     assert (workdir / "started").exists()
     assert not (workdir / "study_failure.json").exists()
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit(0)", "sys.exit(143)", "os.kill(os.getpid(), 15)"]
+)
+def test_a_run_that_somebody_stopped_is_resumed_by_the_next_command(tmp_path, go, end):
+    failed, said = go(f"import os, sys\n{end}")
+    assert failed == [] and said.count("stopped   one-seed0  (after ") == 1
+    states = [runner.state_of(tmp_path, run) for run in planned_runs(STUDY)]
+    assert states == ["missing", "missing"]
+    assert go(TRAIN.format(waits=False))[1].count("finished  ") == 2
+
+
+def test_a_core_that_the_system_has_taken_away_ends_no_study(go, monkeypatch):
+    def refuse(process, cores):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(runner, "_claim_cores", lambda most, claims: [0])
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    failed, said = go(TRAIN.format(waits=False))
+    assert failed == [] and said.count("finished  ") == 2
+
+
+def test_a_disk_that_is_full_leaves_what_a_run_was_started_with(
+    tmp_path, go, monkeypatch
+):
+    resource = pytest.importorskip("resource")  # Not on Windows.
+    start, (run, _) = runner._start, planned_runs(STUDY)
+    workdir = tmp_path / "one-seed0"
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    (workdir / "study_run.json").write_text(json.dumps(run.arguments()))
+
+    def start_on_a_full_disk(*given, **options):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            return start(*given, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(runner, "_start", start_on_a_full_disk)
+    with pytest.raises(OSError):
+        go(TRAIN.format(waits=False))
+    runner.check_begun(tmp_path, run)
 
 
 def test_a_run_that_was_finished_elsewhere_meanwhile_is_not_started(

@@ -1,5 +1,6 @@
 """Checkpoints: bit for bit, onto any mesh, and whole whenever the process dies."""
 
+import errno
 import os
 import resource
 import shutil
@@ -18,6 +19,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ragen_jax.errors import UserError
 from ragen_jax.training import checkpoints
 from ragen_jax.training.interrupts import InterruptHandler
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -127,6 +130,16 @@ def test_an_old_step_that_the_user_has_deleted_ends_no_run(directory):
         shutil.rmtree(directory / "1")
         saved.save(2, _small(), {}, score=None, wait=True)
         assert saved.steps() == [2]
+
+
+def test_no_step_that_the_user_has_deleted_is_gone_back_to_or_the_best(directory):
+    with _open(directory, keep_last=9) as saved:
+        for step, score in ((1, 0.1), (2, 0.9), (3, None)):
+            saved.save(step, _small(), {}, score=score, wait=True)
+        shutil.rmtree(directory / "2")
+        assert saved.latest_step(until=2) == saved.best_step() == 1
+        saved.delete_after(1)
+    assert _names(directory) == ["1"]
 
 
 def test_a_step_that_is_saved_already_is_left_as_it_is(directory):
@@ -293,9 +306,9 @@ def test_info_that_json_cannot_hold_is_refused_before_writing(directory):
     assert _names(directory) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDING)
 def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number):
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in ENDING]
     printed = []
     with InterruptHandler(printed.append) as interrupts:
         assert not interrupts.should_stop()
@@ -305,7 +318,27 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert printed == ["stopping after this iteration, with a saved state ..."]
-    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert handlers == [signal.getsignal(n) for n in ENDING]
+
+
+def test_a_signal_that_cannot_be_confirmed_is_heeded_all_the_same():
+    def report(line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with InterruptHandler(report) as interrupts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.should_stop()
+
+
+def test_a_lost_terminal_stops_no_run_that_nohup_has_started():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with InterruptHandler(print) as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupts.should_stop()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _open(directory, keep_last=3, keep_best=1):

@@ -155,6 +155,16 @@ def test_a_rollback_leaves_what_was_set_aside_before_its_target(directory):
     assert sorted(p.name for p in directory.iterdir()) == ["2.damaged", "4"]
 
 
+def test_a_rollback_to_the_beginning_that_was_killed_deletes_what_is_damaged_too(
+    directory,
+):
+    (directory / "4" / "digests.json").unlink()
+    with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
+        saved.delete_after(0)  # Before anything was read, as a resumed run ends one.
+        assert saved.restore_newest(ABSTRACT, print) is None
+    assert list(directory.iterdir()) == []
+
+
 def test_every_flipped_bit_within_the_arrays_is_noticed(directory):
     draw = random.Random(0)
     paths = [p for p in (directory / "4" / "state").rglob("*") if p.is_file()]

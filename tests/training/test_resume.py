@@ -92,3 +92,20 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     )
     assert command.strip().startswith("python ")
     assert command.endswith(" ".join(arguments))
+
+
+@pytest.mark.parametrize("sends", ["SIGINT", None])
+def test_a_run_whose_output_nobody_reads_any_more_is_saved(tmp_path, sends):
+    # As in `train.py | tee log`, where Ctrl-C ends both, and in `train.py | head`.
+    arguments = runs.arguments(tmp_path, iterations=500, every__checkpoint=0)
+    process = runs.start(arguments)
+    while "  1/500  " not in process.stdout.readline():
+        assert process.poll() is None
+    process.stdout.close()
+    if sends:
+        process.send_signal(signal.Signals[sends])
+    assert process.wait(timeout=300) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    (step,) = runs.steps(tmp_path)
+    assert runs.records(tmp_path)[-1]["iteration"] == step < 500

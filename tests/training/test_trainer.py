@@ -24,6 +24,7 @@ from ragen_jax.training import (
     final_test,
     interrupts,
     messages,
+    resumed,
     safety,
     trainer,
     weights,
@@ -198,11 +199,11 @@ def test_a_process_that_stands_still_shows_its_stacks_and_ends_for_another_try()
 
 def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
     with Checkpoints(tmp_path, keep_last=9, keep_best=1) as saved:
-        assert trainer._best_score(saved) == -1
+        assert resumed.best_score(saved) == -1
         saved.save(1, {"x": jnp.zeros(1)}, {"validation": None}, score=None)
-        assert trainer._best_score(saved) == -1
+        assert resumed.best_score(saved) == -1
         saved.save(2, {"x": jnp.zeros(1)}, {"validation": 0.0}, score=0.0)
-        assert trainer._best_score(saved) == 0
+        assert resumed.best_score(saved) == 0
 
 
 def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
@@ -364,6 +365,15 @@ def test_an_iteration_without_an_update_counts_for_no_gap(run):
     empty = state.replace(empty_in_row=jnp.int32(1))
     assert safety.recent_gaps([1, 2, 3, 4, 5], empty, 0.0) == [1, 2, 3, 4, 5]
     assert safety.recent_gaps([], empty, 0.0) == []
+
+
+def test_a_gap_that_is_no_number_hides_no_others(run):
+    state, gaps = weights.new_state(run), []
+    for gap in (9.0, 9.0, math.nan, 9.0, math.nan, 9.0, 9.0, math.nan):
+        gaps = safety.recent_gaps(gaps, state, gap)
+    settings = runs.settings(loss__logprob_gap_limit=1.0)
+    assert "in the mean of 5 iter" in safety.problem(settings, state, gaps, 0.1)
+    assert safety.recent_gaps(gaps, state, math.inf)[-1] == math.inf
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once():

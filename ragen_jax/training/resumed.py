@@ -1,0 +1,106 @@
+"""What a resumed run knows of the time before, beside its arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.diagnostics import health
+from ragen_jax.diagnostics.health import HealthState
+from ragen_jax.settings import Settings
+from ragen_jax.training.checkpoints import Checkpoints
+
+# Keys of `evaluation` on which the success of a validation depends.
+_DECISIVE = ("prompts", "rollouts", "temperature")
+
+
+def info(
+    settings: Settings,
+    done: int,
+    score: float | None,
+    gaps: list[float],
+    remembered: HealthState,
+) -> dict[str, Any]:
+    """What the functions below read, as it is saved beside the arrays.
+
+    Args:
+      settings: of the run.
+      done: iterations finished.
+      score: validation success; None where it was not measured.
+      gaps: of the last iterations, nats.
+      remembered: of the run's health.
+    """
+    return {
+        "settings": settings_lib.to_dict(settings),
+        "iteration": done,
+        "validation": score,
+        "logprob_gaps": gaps,
+        "health": health.to_json(remembered),
+    }
+
+
+def best_score(saved: Checkpoints) -> float:
+    """Of the checkpoints that are kept; -1 without any."""
+    step = saved.best_step()
+    score = None if step is None else saved.read_info(step)["validation"]
+    return -1.0 if score is None else score
+
+
+def gaps(saved: Checkpoints, done: int) -> list[float]:
+    """The last iterations' `update/logprob_gap` as saved after iteration `done`."""
+    return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
+
+
+def remembered(
+    saved: Checkpoints, done: int, rollbacks: int, settings: Settings
+) -> HealthState:
+    """What was remembered of the run's health after iteration `done`.
+
+    Nothing of its validations where the settings now validate in another way: such a
+    success is not comparable, and a fall would be the settings' and no decline.
+    """
+    if not done:
+        return health.with_rollbacks(HealthState(), rollbacks)
+    was = saved.read_info(done)
+    found = health.from_json(was.get("health"))
+    if changed_evaluation(settings, was.get("settings", {})):
+        found = health.without_validations(found)
+    return health.with_rollbacks(found, rollbacks) if rollbacks else found
+
+
+def changed_evaluation(settings: Settings, was: Mapping[str, Any]) -> str:
+    """What is to be said where validations are not as they were; "" if they are.
+
+    Args:
+      settings: of the run as it is resumed.
+      was: the settings that the checkpoint was saved with, as `settings.to_dict`.
+    """
+    now, old = settings_lib.to_dict(settings)["evaluation"], was.get("evaluation", {})
+    changed = [
+        f"evaluation.{key} was {old[key]!r} and is {now[key]!r}"
+        for key in _DECISIVE
+        if old.get(key, now[key]) != now[key]
+    ]
+    if not changed or not settings.every.evaluate:
+        return ""
+    return (
+        f"warning: {', '.join(changed)}: the alarm compares validations from here on"
+        " with one another alone; the best checkpoint is still the one of the highest"
+        " success, of whatever validation"
+    )
+
+
+def changed_code(code: Mapping[str, str], was: Mapping[str, str]) -> str:
+    """What is to be said where the user's files are not as they were; "" if they are.
+
+    Args:
+      code: digest of each Python file that the settings name.
+      was: the same when the checkpoint was saved.
+    """
+    changed = [name for name in code if was.get(name, code[name]) != code[name]]
+    if not changed:
+        return ""
+    have = "has" if len(changed) == 1 else "have"
+    return (
+        f"warning: {', '.join(changed)} {have} changed since the checkpoint was saved:"
+        " the whole will not equal a run of the one or the other"
+    )

@@ -1,0 +1,70 @@
+"""What a resumed run still knows: of its health, and of what was validated how."""
+
+import io
+
+import jax.numpy as jnp
+import pytest
+from helpers import runs
+
+from ragen_jax import settings as settings_lib
+from ragen_jax.diagnostics import alarm, health
+from ragen_jax.reporting.console import Console
+from ragen_jax.training import resumed, trainer, weights
+from ragen_jax.training.checkpoints import Checkpoints
+
+
+def validated(state, iteration, success, settings):
+    values = {"validation/success": success, "train/success": 0.9}
+    return health.observe(state, iteration, values, settings.health)
+
+
+@pytest.mark.parametrize(
+    ("now", "level"),
+    [
+        ({}, alarm.COLLAPSE),
+        ({"evaluation__slots": 4}, alarm.COLLAPSE),  # The same episodes, fewer at once.
+        ({"evaluation__temperature": 2.0}, alarm.HEALTHY),
+        ({"evaluation__prompts": 16}, alarm.HEALTHY),
+    ],
+)
+def test_a_fall_that_another_evaluation_makes_is_no_decline(tmp_path, now, level):
+    before = runs.settings(health__on_collapse="rollback")
+    after = runs.settings(health__on_collapse="rollback", **now)
+    state, _ = validated(health.HealthState(), 10, 0.8, before)
+    info = {
+        "settings": settings_lib.to_dict(before),
+        "health": health.to_json(state),
+    }
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        saved.save(10, {"x": jnp.zeros(1)}, info, score=0.8)
+        state = resumed.remembered(saved, 10, 0, after)
+    for iteration in (20, 30):
+        state, decision = validated(state, iteration, 0.5, after)
+    assert decision.verdict.level == level
+    assert decision.action == {alarm.COLLAPSE: health.ROLLBACK}.get(level, "continue")
+
+
+def test_another_evaluation_is_told_where_the_run_validates():
+    before = settings_lib.to_dict(runs.settings(evaluation__temperature=1.0))
+    now = dict(evaluation__temperature=0.0, evaluation__slots=4)
+    said = resumed.changed_evaluation(runs.settings(**now), before)
+    assert said.startswith("warning: evaluation.temperature was 1.0 and is 0.0: the al")
+    never = runs.settings(**now, every__evaluate=0)
+    assert resumed.changed_evaluation(never, before) == ""
+    assert resumed.changed_evaluation(runs.settings(), before) == ""
+    assert resumed.changed_evaluation(runs.settings(), {}) == ""  # An older checkpoint.
+
+
+def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
+    run = runs.prepare()
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        info = {"code": {"rooms.py": "a", "hook.py": "b", "gone.py": "c"}}
+        saved.save(3, weights.new_state(run), info, score=None)
+        told = []
+        for hook in ("b", "other"):
+            out = io.StringIO()
+            code = {"rooms.py": "a", "hook.py": hook, "new.py": "d"}
+            trainer._start(run, saved, code, Console(out))
+            told.append(out.getvalue().splitlines()[1:])
+    assert told[0] == [] and len(told[1]) == 1
+    assert told[1][0].startswith("warning: hook.py has changed since the checkpoint")
