@@ -11,8 +11,9 @@ from helpers.paths import ROOT
 
 # A script whose main thread cannot run a handler of Python's: it waits in C.
 WAITING = """
-import ctypes, sys
+import ctypes, signal, sys
 from ragen_jax.utils import endings
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run behind nohup.
 endings.install()
 print("installed", flush=True)
 for _ in range(60):  # A signal ends the one call, not the loop.

@@ -143,7 +143,9 @@ def test_no_action_keeps_the_player_in_place_even_on_ice_that_always_slips():
     [
         FrozenLake(),
         FrozenLake(size=2, frozen_probability=0.5),
-        FrozenLake(size=5, frozen_probability=0.0),
+        pytest.param(
+            FrozenLake(size=5, frozen_probability=0.0), marks=pytest.mark.slow
+        ),
         pytest.param(
             FrozenLake(size=8, frozen_probability=0.6), marks=pytest.mark.slow
         ),

@@ -162,6 +162,7 @@ def test_the_planner_solves_every_level_also_from_the_middle(environment, step):
     assert tasks == set(house.TASKS) and longest <= 14
 
 
+@pytest.mark.slow
 def test_listed_commands_are_those_that_do_something(environment):
     observe = jax.jit(environment.observe)
     for index in range(0, 3 * LEVELS, 7):

@@ -240,6 +240,7 @@ def env_of_two() -> base.Environment:
     )
 
 
+@pytest.mark.slow
 def test_of_two_boxes_plans_bring_one_after_the_other_to_its_target():
     env = env_of_two()
     player = Demonstrator(ignore_target=0.0, noise=0.0, longest=5)

@@ -39,6 +39,7 @@ def test_a_cpu_reads_by_bucket_and_a_gpu_in_aligned_rows_with_one_bucket():
         assert there.context == 384 and there.buckets == (384,)
 
 
+@pytest.mark.slow
 def test_what_the_settings_say_is_not_chosen_for_them():
     with backend.targeting(target()):
         there = plan(decode_chunk=3, buckets=4)

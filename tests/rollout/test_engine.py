@@ -76,6 +76,7 @@ def test_frozen_lake_stepped_from_python_gives_the_identical_record(driver):
     assert admitted == list(range(driver.plan.episodes))  # In the queue's order.
 
 
+@pytest.mark.slow
 def test_the_kernel_that_knows_lengths_gives_the_same_record():
     """All of its path but cuDNN itself, which needs a GPU."""
     record, _ = _sample(Engine(cache_attention.fused("xla")))

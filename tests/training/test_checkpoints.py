@@ -306,8 +306,15 @@ def test_info_that_json_cannot_hold_is_refused_before_writing(directory):
     assert _names(directory) == []
 
 
+@pytest.fixture
+def not_behind_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number):
+def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number, not_behind_nohup):
     handlers = [signal.getsignal(n) for n in ENDING]
     printed = []
     with InterruptHandler(printed.append) as interrupts:
