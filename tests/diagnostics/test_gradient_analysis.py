@@ -66,6 +66,7 @@ def test_fixed_buckets_hold_their_lower_edge():
     assert buckets[-1].name == "spread_5_inf"
 
 
+@pytest.mark.slow
 def test_the_scored_batch_holds_what_the_update_learned_from():
     rows, episodes = updates.record()
     found = jax.device_get(scored())

@@ -204,7 +204,8 @@ def _read_on_device(texts, numbers, targets, use_all):
     return np.asarray(jax.jit(jax.vmap(read))(table, lengths, numbers, targets))
 
 
-@pytest.mark.parametrize("use_all", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("use_all", [False, True])
 def test_reading_on_device_equals_plain_python_on_any_bytes(use_all):
     texts, numbers, targets = _fuzz()
     ours = _read_on_device(texts, numbers, targets, use_all)

@@ -264,6 +264,7 @@ def test_of_two_boxes_plans_bring_one_after_the_other_to_its_target():
     assert after.done.mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_plan_for_two_boxes_is_no_shorter_than_a_shortest_solution():
     task = jax.jit(jax.vmap(lambda state: demonstrations.next_task(state, 2)))
     states = rooms_of_two()

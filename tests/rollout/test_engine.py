@@ -70,6 +70,7 @@ def driver():
     return Engine()
 
 
+@pytest.mark.slow
 def test_frozen_lake_stepped_from_python_gives_the_identical_record(driver):
     record, admitted = _sample(driver)
     models.check_same_record(record, models.sample_usual())

@@ -102,9 +102,8 @@ def test_every_short_sequence_of_chosen_pieces_agrees_with_the_reference(thinkin
     _check_on_device(tables, tokens, expected)
 
 
-@pytest.mark.parametrize(
-    "thinking", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("thinking", [True, False])
 def test_near_misses_in_merged_tokens_agree_with_the_reference(thinking):
     rng = random.Random(1)
     texts = [_near_miss(rng, thinking) for _ in range(20_000)]
