@@ -96,6 +96,8 @@ SYMBOLS = {
 # Tokens that the model begun with has never met, drawn anew when it is grown: rows and
 # columns of larger rooms.
 UNMET = {
+    "tiny": (),
+    "tiny_words": (),
     "tiny_symbols": (),
     "tiny_rooms": tuple(f" ({n}" for n in range(5, 10))
     + tuple(f", {n})" for n in range(5, 10)),
