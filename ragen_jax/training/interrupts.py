@@ -79,9 +79,18 @@ class InterruptHandler:
         return multihost_utils.reached_preemption_sync_point(next(_questions))
 
     def ask(self) -> None:
-        """Asks the run to stop as a SIGTERM does, without a word, in every process."""
+        """Asks the run to stop as a SIGTERM does, without a word, in every process.
+
+        One process sends itself none: after the block, which may be left at once, the
+        thread that hears of it late would end the program.
+        """
         self._reported.set()
-        os.kill(os.getpid(), signal.SIGTERM)
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self._last_words and threading.current_thread() is threading.main_thread():
+            raise StoppedAtOnce
+        else:
+            self._received = True
 
     @contextlib.contextmanager
     def nothing_to_save(self, last_words: str) -> Iterator[Callable[[], None]]:

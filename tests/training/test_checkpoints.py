@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ragen_jax.errors import UserError
 from ragen_jax.training import checkpoints
-from ragen_jax.training.interrupts import InterruptHandler
+from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -326,6 +326,18 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number, not_behind_no
             os.kill(os.getpid(), signal.SIGINT)
     assert printed == ["stopping after this iteration, with a saved state ..."]
     assert handlers == [signal.getsignal(n) for n in ENDING]
+
+
+def test_one_process_asks_itself_to_stop_without_a_signal(monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
+    with InterruptHandler(print) as interrupts:
+        interrupts.ask()
+        assert interrupts.should_stop()
+    with InterruptHandler(print) as interrupts, pytest.raises(StoppedAtOnce):
+        with interrupts.nothing_to_save("words"):
+            interrupts.ask()
+    assert sent == []
 
 
 def test_a_signal_that_cannot_be_confirmed_is_heeded_all_the_same():
