@@ -305,6 +305,9 @@ def _ending_in_one_sentence() -> Iterator[None]:
 def _end_with(sentence: str) -> NoReturn:
     """In one line, though a path may have lines' ends in it."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
-    with contextlib.suppress(OSError):  # Nobody may be left to read it.
-        print(f"error: {line}", file=sys.stderr)
+    try:
+        print(f"error: {line}", file=sys.stderr, flush=True)
+    except OSError:  # Nobody is left to read it.
+        # What is still in the buffer would fail again at the end, with another code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(2)

@@ -105,7 +105,12 @@ def speak(*arguments: str, **options) -> subprocess.CompletedProcess:
         [sys.executable, "-c", SPEAKING, *arguments],
         cwd=ROOT,
         check=False,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            "PYTHONIOENCODING": "ascii",
+            "PYTHONUNBUFFERED": "",  # What is in a buffer at the end counts, too.
+            "JAX_PLATFORMS": "cpu",
+        },
         **{"stderr": subprocess.PIPE, **options},
     )
 
