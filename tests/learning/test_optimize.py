@@ -31,12 +31,11 @@ CASES = {
 }
 
 
-FIRST, *OTHERS = CASES
+FIRST = next(iter(CASES))
 
 
-@pytest.mark.parametrize(
-    "case", [FIRST, *(pytest.param(c, marks=pytest.mark.slow) for c in OTHERS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     chosen = updates.settings(**CASES[case])
     mesh = models.one_device()

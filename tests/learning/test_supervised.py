@@ -201,6 +201,7 @@ def _replies(found: Demonstrated) -> list[np.ndarray]:
     return said
 
 
+@pytest.mark.slow
 def test_all_episodes_begin_with_the_opening_that_is_computed_once():
     found = demonstrated(ENOUGH)
     opening = prompts_lib.opening_tokens(found.host.task.tokens)

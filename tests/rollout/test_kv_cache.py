@@ -121,9 +121,8 @@ def test_laid_out_weights_are_the_stacked_ones_layer_by_layer_in_the_given_type(
             np.testing.assert_array_equal(weight, expected)
 
 
-@pytest.mark.parametrize(
-    "has_head", [pytest.param(False, marks=pytest.mark.slow), True]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("has_head", [False, True])
 def test_weights_in_8_bits_are_all_matrices_and_score_tokens_a_little_off(has_head):
     config = dataclasses.replace(models.small_config(VOCABULARY), tied=not has_head)
     parameters = models.random_parameters(config)
