@@ -158,7 +158,7 @@ def _all_rooms(config: ConfigDict) -> None:
             limits=dict(turns=10, actions_per_turn=5, actions=20, reply_tokens=64),
             demonstrator=config.sokoban.demonstrator.to_dict(),
             context=1536,
-            short_context=192,
+            short_context=240,
         )
     )
     config.rooms_boards = _stage(
@@ -168,8 +168,13 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_dialogues = _stage(
         150, lr=5e-4, random_plan=0.0, draws=42, rows=12, context=1152
     )
+    config.rooms_frames = _stage(
+        1200, lr=1.5e-3, random_plan=0.0, draws=43, rows=40, context=240
+    )
+    config.rooms_frames.update(short=True, turns=2)
     for name in ("rooms_boards", "rooms_dialogues"):
         config[name].kinds = "rooms"
+    config.rooms_frames.kinds = "rooms_in_frames"
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:

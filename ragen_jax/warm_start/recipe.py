@@ -13,6 +13,7 @@ from ragen_jax.envs.bandit.env import NAMES
 from ragen_jax.envs.frozen_lake import demonstrations as lake_demonstrations
 from ragen_jax.envs.search_qa import demonstrations as search_demonstrations
 from ragen_jax.envs.sokoban import demonstrations as sokoban_demonstrations
+from ragen_jax.envs.sokoban import frames
 from ragen_jax.envs.webshop import demonstrations as shop_demonstrations
 from ragen_jax.errors import UserError
 from ragen_jax.text import prompts as prompts_lib
@@ -39,6 +40,8 @@ class Kind:
     # Sets of symbols that rows are drawn in; 0: the environment's own alone.
     symbol_sets: int = 0
     section: str = ""  # of the config, in place of the environment's name
+    # (rows, columns) of the drawings that Sokoban's rooms lie in; none: the rooms' own.
+    shapes: tuple[tuple[int, int], ...] = ()
 
     @property
     def settings(self) -> str:
@@ -62,6 +65,31 @@ _ROOMS = (
     Kind(2, "sokoban", {"size": 6}, section="sokoban_large"),
     Kind(3, "sokoban", {"size": 7}, section="sokoban_large"),
 )
+
+
+def _shapes(size: int) -> tuple[tuple[int, int], ...]:
+    """Of drawings that hold rooms of a size, up to 10 rows and columns; not 8 x 8."""
+    sides = range(size, 11)
+    return tuple((r, c) for r in sides for c in sides if (r, c) != (8, 8))
+
+
+# The same among more walls: where a cell is has to be counted.
+_ROOMS_IN_FRAMES = (
+    Kind(3, "sokoban", {}),
+    *(
+        Kind(
+            weight,
+            "sokoban",
+            {"size": size, "boxes": boxes},
+            section="sokoban_large",
+            shapes=_shapes(size),
+        )
+        for weight, size, boxes in (
+            *((2, 6, 1), (2, 7, 1), (2, 9, 1)),
+            *((3, 6, 2), (3, 7, 2), (3, 9, 2)),
+        )
+    ),
+)
 _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
 KINDS = {
@@ -70,6 +98,7 @@ KINDS = {
     "sokoban": (Kind(1, "sokoban", {}),),
     "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
     "rooms": _ROOMS,
+    "rooms_in_frames": _ROOMS_IN_FRAMES,
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
@@ -132,8 +161,11 @@ def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
     )
     chosen = section.demonstrator.to_dict()
     chosen |= {k: v for k, v in player_changes.items() if k in chosen}
+    env = make(settings)
+    if kind.shapes:
+        env, settings = frames.in_frames(env, settings, kind.shapes)
     env = module.with_demonstrations(
-        make(settings),
+        env,
         settings,
         _made(module.Demonstrator, chosen, f"{kind.settings}.demonstrator"),
         thinking=kind.thinking,

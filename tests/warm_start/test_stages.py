@@ -11,6 +11,8 @@ from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
+from ragen_jax.models.io import sources
+from ragen_jax.models.presets import SHAPES
 from ragen_jax.warm_start import STAGES, stages
 from ragen_jax.warm_start.batches import Batch
 from ragen_jax.warm_start.recipe import KINDS
@@ -69,5 +71,20 @@ def test_the_rooms_of_tiny_rooms_never_have_the_size_that_is_tested():
     for name in STAGES["tiny_rooms"]:
         for kind in KINDS[config[name].kinds]:
             settings = config[kind.settings].env.to_dict() | kind.changes
-            assert settings["size"] != larger.env.size
+            size = larger.env.size
+            assert settings["size"] != size
+            assert (size, size) not in kind.shapes
             assert not kind.symbol_sets
+
+
+def test_a_model_grown_in_an_earlier_sitting_keeps_what_it_knows_of_its_words():
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
+    shape = SHAPES["tiny_rooms"]
+    weights = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, np.float32),
+        parameters.declare(shape),
+        is_leaf=parameters.is_leaf,
+    )
+    tokenizer = sources.locate("tiny").read_tokenizer()
+    grown = stages._grown(tokenizer, weights, shape, config)[1]
+    np.testing.assert_array_equal(grown["embedding"], weights["embedding"])

@@ -1,0 +1,88 @@
+"""Rooms among more walls, so that drawings have any number of rows and columns.
+
+For demonstrations alone: who has seen few sizes learns each of them by heart, and where
+a cell is in a drawing of another size must be counted.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ragen_jax.envs.base import NO_PHRASE, Environment
+from ragen_jax.envs.sokoban import texts
+from ragen_jax.envs.sokoban.generator import WALL
+from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban, State
+
+
+@struct.dataclass
+class FramedState(State):
+    """A room in the upper left part of a board of S rows and columns, the rest wall."""
+
+    shape: jax.Array  # int32[2], the rows and columns that are drawn
+
+
+def in_frames(
+    env: Environment, settings: Sokoban, shapes: Sequence[tuple[int, int]]
+) -> tuple[Environment, Sokoban]:
+    """`env` whose rooms lie anywhere in drawings of one of `shapes`, and its settings.
+
+    Args:
+      env: of `settings`, drawn as a grid.
+      settings: of the rooms; those that are returned have the size of the board.
+      shapes: (rows, columns), none smaller than a room; each is equally likely. The
+        instruction names the first of them.
+
+    Raises:
+      ValueError: if a shape is smaller than a room, or the board is not a grid.
+    """
+    size, side = settings.size, max(max(shape) for shape in shapes)
+    if min(min(shape) for shape in shapes) < size or settings.observation != "grid":
+        raise ValueError(
+            f"rooms of {size} x {size} cells shown as {settings.observation!r} cannot"
+            f" be drawn in {shapes}: choose 'grid' and shapes that hold them"
+        )
+    board = dataclasses.replace(settings, size=side)
+
+    def reset(key: jax.Array, split: jax.Array) -> FramedState:
+        shape_key, place_key, key = jax.random.split(key, 3)
+        room = env.reset(key, split)
+        shape = jax.random.choice(shape_key, jnp.array(shapes, jnp.int32))
+        place = jax.random.randint(place_key, (2,), 0, shape - size + 1)
+        on_board = lambda cells, fill: jax.lax.dynamic_update_slice(
+            jnp.full((side, side), fill, cells.dtype), cells, tuple(place)
+        )
+        return FramedState(
+            tiles=on_board(room.tiles, WALL),
+            boxes=on_board(room.boxes, False),
+            player=room.player + place,
+            done=room.done,
+            shape=shape,
+        )
+
+    named = "room of {} x {} cells"
+    instruction = env.instruction.replace(
+        named.format(size, size), named.format(*shapes[0])
+    )
+    framed = dataclasses.replace(
+        env,
+        instruction=instruction,
+        reset=reset,
+        observe=observe,
+        observation_phrases=texts.observation_phrases(board),
+        longest_observation=lambda lengths: texts.longest_observation(lengths, board),
+    )
+    return framed, board
+
+
+def observe(state: FramedState) -> jax.Array:
+    """int32[1 + S * S], the drawn part as ids of `grid_text.grid_phrases`."""
+    cells, symbols = texts.symbols_of(state), len(MEANINGS)
+    index = jnp.arange(cells.shape[0])
+    rows, columns = index[:, None], index[None]
+    ids = 1 + cells + jnp.where(columns == state.shape[1] - 1, symbols, 0)
+    is_drawn = (rows < state.shape[0]) & (columns < state.shape[1])
+    ids = jnp.where(is_drawn, ids, NO_PHRASE).reshape(-1)
+    return jnp.concatenate([jnp.zeros((1,), jnp.int32), ids]).astype(jnp.int32)
