@@ -172,9 +172,9 @@ def _all_rooms(config: ConfigDict) -> None:
         1200, lr=1.5e-3, random_plan=0.0, draws=43, rows=40, context=240
     )
     config.rooms_frames.update(short=True, turns=2)
-    for name in ("rooms_boards", "rooms_dialogues"):
-        config[name].kinds = "rooms"
+    config.rooms_boards.kinds = "rooms"
     config.rooms_frames.kinds = "rooms_in_frames"
+    config.rooms_dialogues.kinds = "rooms_in_some_frames"
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:

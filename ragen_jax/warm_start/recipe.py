@@ -57,38 +57,37 @@ LAKES = (
     Kind(1, "frozen_lake", {"observation": "both"}),
 )
 _BARE_SOKOBAN = Kind(1, "sokoban", {}, thinking=False)
-# Never 8 x 8 cells, which are for tests.
-_ROOMS = (
-    Kind(4, "sokoban", {}),
-    Kind(2, "sokoban", {"size": 7, "boxes": 1}, section="sokoban_large"),
-    Kind(3, "sokoban", {"size": 9, "boxes": 1}, section="sokoban_large"),
-    Kind(2, "sokoban", {"size": 6}, section="sokoban_large"),
-    Kind(3, "sokoban", {"size": 7}, section="sokoban_large"),
-)
 
 
-def _shapes(size: int) -> tuple[tuple[int, int], ...]:
+def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind:
+    """Rooms of the config's `sokoban_large`, as they are or in drawings of `shapes`."""
+    changes = {"size": size, "boxes": boxes}
+    return Kind(weight, "sokoban", changes, section="sokoban_large", shapes=shapes)
+
+
+def _shapes(size: int) -> list[tuple[int, int]]:
     """Of drawings that hold rooms of a size, up to 10 rows and columns; not 8 x 8."""
     sides = range(size, 11)
-    return tuple((r, c) for r in sides for c in sides if (r, c) != (8, 8))
+    return [(r, c) for r in sides for c in sides if (r, c) != (8, 8)]
 
 
+# Never drawn with 8 x 8 cells, which are for tests.
+_ROOMS = (
+    Kind(4, "sokoban", {}),
+    *(_rooms(2, 7, 1), _rooms(3, 9, 1), _rooms(2, 6, 2), _rooms(3, 7, 2)),
+)
 # The same among more walls: where a cell is has to be counted.
 _ROOMS_IN_FRAMES = (
     Kind(3, "sokoban", {}),
-    *(
-        Kind(
-            weight,
-            "sokoban",
-            {"size": size, "boxes": boxes},
-            section="sokoban_large",
-            shapes=_shapes(size),
-        )
-        for weight, size, boxes in (
-            *((2, 6, 1), (2, 7, 1), (2, 9, 1)),
-            *((3, 6, 2), (3, 7, 2), (3, 9, 2)),
-        )
-    ),
+    *(_rooms(2, size, 1, *_shapes(size)) for size in (6, 7, 9)),
+    *(_rooms(3, size, 2, *_shapes(size)) for size in (6, 7, 9)),
+)
+# Each with an instruction that names its shape.
+_ROOMS_IN_SOME_FRAMES = (
+    Kind(4, "sokoban", {}),
+    *(_rooms(1, 7, 1, (8, 9)), _rooms(1, 9, 1), _rooms(1, 6, 2), _rooms(1, 7, 2)),
+    *(_rooms(1, 7, 2, shape) for shape in ((8, 7), (7, 8), (9, 8), (8, 10))),
+    _rooms(2, 9, 2),
 )
 _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
@@ -99,6 +98,7 @@ KINDS = {
     "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
     "rooms": _ROOMS,
     "rooms_in_frames": _ROOMS_IN_FRAMES,
+    "rooms_in_some_frames": _ROOMS_IN_SOME_FRAMES,
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
