@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import jinja2
+import markupsafe
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
@@ -169,6 +172,11 @@ def _unusable(where: str, problem: str) -> UserError:
     )
 
 
+def _jinja_folders() -> list[str]:
+    """Where Jinja and what it imports lie, as this process has found them."""
+    return sorted({str(Path(x.__file__).parents[1]) for x in (jinja2, markupsafe)})
+
+
 @functools.lru_cache(maxsize=64)
 def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
     """(texts, "") or ((), why there are none) of `template_process`."""
@@ -186,7 +194,7 @@ def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
         ],
     }
     # -I: nothing of the folder that it is started in is imported.
-    command = [sys.executable, "-I", template_process.__file__]
+    command = [sys.executable, "-I", template_process.__file__, *_jinja_folders()]
     try:
         done = subprocess.run(
             command,

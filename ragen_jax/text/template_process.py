@@ -4,11 +4,15 @@ A template is a program of whoever made the model. Jinja's sandbox keeps it from
 and from Python, and lets it loop for hours and fill the memory; the operating system
 ends a process that does. Reads one JSON object from standard input, and writes one:
 {"texts": [...]} or {"error": "..."}. Imports nothing of this package and no
-transformers, which would take seconds.
+transformers, which would take seconds. Its arguments are the folders of jinja2, where
+isolated Python does not look: PYTHONPATH, or packages of the user alone.
 """
 
 import json
 import sys
+
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]
 
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment

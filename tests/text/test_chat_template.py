@@ -4,6 +4,8 @@ import copy
 import datetime
 import json
 import random
+import sys
+import venv
 
 import pytest
 import tokenizers
@@ -258,6 +260,17 @@ def test_a_template_that_cannot_be_continued_in_place_is_refused(fault):
     with pytest.raises(UserError, match="^folder/x: the chat template .*; choose") as e:
         chat_template.cut_pieces(tokenizer_with(template), "folder/x")
     assert part in str(e.value)
+
+
+def test_a_template_is_read_where_jinja_lies_on_pythons_path_alone(
+    tmp_path, monkeypatch
+):
+    """As packages of a cluster's modules do, and those of `pip install --user`."""
+    venv.create(tmp_path, symlinks=True)  # An interpreter that has no packages.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    tokenizer = tokenizer_with(QWEN2 + "{#- not rendered before -#}")
+    wanted = chat_template.cut_pieces(tokenizer_with(QWEN2), "m")
+    assert chat_template.cut_pieces(tokenizer, "m") == wanted
 
 
 def test_a_tokenizer_without_a_template_is_refused():
