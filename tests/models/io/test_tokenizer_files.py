@@ -35,7 +35,7 @@ def test_an_embedded_models_tokenizer_is_written_as_it_comes(name, tmp_path):
 
 
 def test_a_written_tokenizer_gives_what_the_model_takes_and_no_more(tmp_path):
-    """Without the names transformers 4 adds token_type_ids, which `generate` refuses."""
+    """Else transformers 4 adds token_type_ids, which `generate` refuses."""
     tokenizer_files.write(tmp_path, models.make_tokenizer())
     names = ["input_ids", "attention_mask"]
     assert config_of(tmp_path)["model_input_names"] == names
