@@ -160,6 +160,9 @@ def _find_tensors(
                 heads.append((path, stored))
             elif not _BUFFER.fullmatch(name):
                 unknown.append(name)
+    if heads and wanted[_EMBEDDING] not in found:
+        # `save_model` of safetensors keeps the first of two names of one tensor.
+        found[wanted[_EMBEDDING]] = heads.pop()
     missing = sorted(name for name, where in wanted.items() if where not in found)
     if missing or unknown:
         raise UserError(

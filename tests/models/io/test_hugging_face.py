@@ -113,6 +113,14 @@ def test_a_tied_models_stored_head_may_be_a_copy_of_the_embedding(tmp_path, dtyp
     _assert_identical(models.read_model(folder)[0], wanted)
 
 
+def test_a_tied_models_matrix_may_be_stored_as_its_head_alone(tmp_path):
+    """As `safetensors.torch.save_model` and Accelerate's `save_model` write it."""
+    folder, wanted = _write(tmp_path, TIED)
+    changes = {"lm_head.weight": wanted["embedding"], "model.embed_tokens.weight": None}
+    _change_tensors(folder, changes)
+    _assert_identical(models.read_model(folder)[0], wanted)
+
+
 def test_a_tied_models_stored_head_that_is_no_copy_is_refused(tmp_path):
     """transformers 4 leaves it unread, transformers 5 computes with it."""
     folder, wanted = _write(tmp_path, TIED)
