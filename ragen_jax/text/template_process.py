@@ -8,6 +8,7 @@ transformers, which would take seconds. Its arguments are the folders of jinja2,
 isolated Python does not look: PYTHONPATH, or packages of the user alone.
 """
 
+import contextlib
 import json
 import sys
 
@@ -75,8 +76,12 @@ def _limit() -> None:
         import resource
     except ImportError:  # Not a POSIX system: whoever started this waits for so long.
         return
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limits = {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: MEMORY}
+    for kind, most in limits.items():
+        # One below is set already; or this is macOS, which refuses any of memory that
+        # is less than what it maps into each process (CPython's issue 78783).
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
 
 
 def _render(asked) -> dict:

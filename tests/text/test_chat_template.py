@@ -4,6 +4,7 @@ import copy
 import datetime
 import json
 import random
+import subprocess
 import sys
 import venv
 
@@ -14,7 +15,7 @@ from helpers.paths import GOLDEN
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
-from ragen_jax.text import chat_template
+from ragen_jax.text import chat_template, template_process
 
 # In the manner of Llama 3: a header around each role, a pinned date, texts trimmed.
 LLAMA = """\
@@ -271,6 +272,31 @@ def test_a_template_is_read_where_jinja_lies_on_pythons_path_alone(
     tokenizer = tokenizer_with(QWEN2 + "{#- not rendered before -#}")
     wanted = chat_template.cut_pieces(tokenizer_with(QWEN2), "m")
     assert chat_template.cut_pieces(tokenizer, "m") == wanted
+
+
+MACOS = """
+import resource, runpy, sys
+set_others = resource.setrlimit
+def setrlimit(kind, limits):
+    if kind == resource.RLIMIT_AS:
+        raise ValueError("current limit exceeds maximum limit")
+    set_others(kind, limits)
+resource.setrlimit = setrlimit
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_template_is_read_where_memory_cannot_be_limited():
+    """As macOS answers: it maps gigabytes into each process, and refuses less."""
+    messages = [{"role": "user", "content": "hi"}]
+    given = dict(template=ZEPHYR, tokens={"eos_token": "."}, conversations=[messages])
+    done = subprocess.run(
+        [sys.executable, "-c", MACOS, template_process.__file__],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout) == {"texts": ["<user>\nhi.\n<assistant>\n"]}
 
 
 def test_a_tokenizer_without_a_template_is_refused():
