@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+ADAPTERS = "adapter_config.json"  # says that adapters lie beside it
 _GENERATION = "generation_config.json"
 _STOPS_SAID = {  # The files that say where replies end, and how to correct them.
     _GENERATION: "correct it, or delete it: then config.json says where replies end",
@@ -83,6 +84,12 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if not path.exists():
         _check_kind(folder)
+    elif (folder / ADAPTERS).exists():  # transformers would add them to the model.
+        raise UserError(
+            f"{folder} holds adapters ({ADAPTERS}), which are not read: merge them into"
+            " the model by peft's merge_and_unload and give the folder of that, or copy"
+            " the folder without them"
+        )
     try:
         parsed = json_files.read_object(path)
     except (OSError, ValueError) as error:
@@ -95,7 +102,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _check_kind(folder: Path) -> None:
     """Refuses what is written beside models and taken for one: adapters, a run."""
-    if (folder / "adapter_config.json").exists():
+    if (folder / ADAPTERS).exists():
         raise UserError(
             f"{folder} holds adapters and no model: export the run again, without"
             " --adapter"

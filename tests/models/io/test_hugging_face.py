@@ -328,6 +328,15 @@ def test_without_generation_settings_config_json_says_which_tokens_end_a_reply(
     assert stops(tmp_path) == ()
 
 
+def test_adapters_that_lie_beside_their_model_are_not_left_out_silently(tmp_path):
+    """Of such a folder transformers makes the model with its adapters."""
+    folder, _ = _write(tmp_path, CONFIG)
+    (folder / "adapter_config.json").write_text("{}")
+    message = _refusal(hugging_face.read_config, folder)
+    assert message.startswith(f"{folder} holds adapters (adapter_config.json), which")
+    assert "merge_and_unload" in message and "copy the folder without them" in message
+
+
 def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):
     adapters, run = tmp_path / "adapters", tmp_path / "run"
     adapters.mkdir()
