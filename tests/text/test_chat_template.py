@@ -299,6 +299,13 @@ def test_a_template_is_read_where_memory_cannot_be_limited():
     assert json.loads(done.stdout) == {"texts": ["<user>\nhi.\n<assistant>\n"]}
 
 
+def test_a_template_cannot_read_what_python_holds():
+    """Jinja 3.1.5 let it, by a borrowed `format` (CVE-2025-27516)."""
+    outside = "{{ ('{0.__call__.__globals__[sys].path}' | attr('format'))(dict) }}"
+    with pytest.raises(UserError, match="access to attribute '__call__'"):
+        chat_template.cut_pieces(tokenizer_with(outside + QWEN2), "m")
+
+
 def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match="^folder/x has no chat template; take"):
         chat_template.cut_pieces(tokenizer_with(None), "folder/x")
