@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import signal
 import subprocess
@@ -173,8 +174,9 @@ def _unusable(where: str, problem: str) -> UserError:
 
 
 def _jinja_folders() -> list[str]:
-    """Where Jinja and what it imports lie, as this process has found them."""
-    return sorted({str(Path(x.__file__).parents[1]) for x in (jinja2, markupsafe)})
+    """Where Jinja and then what it imports lie, as this process has found them."""
+    found = (Path(inspect.getfile(module)) for module in (jinja2, markupsafe))
+    return list(dict.fromkeys(str(file.parents[1]) for file in found))
 
 
 @functools.lru_cache(maxsize=64)
@@ -193,8 +195,10 @@ def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
             for texts in conversations
         ],
     }
-    # -I: nothing of the folder that it is started in is imported.
-    command = [sys.executable, "-I", template_process.__file__, *_jinja_folders()]
+    # Nothing of the folder that it is started in is imported (-I), and no other Jinja
+    # than here, such as an older one of the system's (-S).
+    script = template_process.__file__
+    command = [sys.executable, "-I", "-S", script, *_jinja_folders()]
     try:
         done = subprocess.run(
             command,

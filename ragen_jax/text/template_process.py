@@ -4,8 +4,9 @@ A template is a program of whoever made the model. Jinja's sandbox keeps it from
 and from Python, and lets it loop for hours and fill the memory; the operating system
 ends a process that does. Reads one JSON object from standard input, and writes one:
 {"texts": [...]} or {"error": "..."}. Imports nothing of this package and no
-transformers, which would take seconds. Its arguments are the folders of jinja2, where
-isolated Python does not look: PYTHONPATH, or packages of the user alone.
+transformers, which would take seconds. Its arguments are the folders of Jinja and of
+what that imports: isolated Python looks neither on PYTHONPATH nor among the packages of
+the user alone.
 """
 
 import contextlib
