@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import jinja2
+import markupsafe
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
@@ -169,6 +173,12 @@ def _unusable(where: str, problem: str) -> UserError:
     )
 
 
+def _jinja_folders() -> list[str]:
+    """Where Jinja and then what it imports lie, as this process has found them."""
+    found = (Path(inspect.getfile(module)) for module in (jinja2, markupsafe))
+    return list(dict.fromkeys(str(file.parents[1]) for file in found))
+
+
 @functools.lru_cache(maxsize=64)
 def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
     """(texts, "") or ((), why there are none) of `template_process`."""
@@ -185,8 +195,10 @@ def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
             for texts in conversations
         ],
     }
-    # -I: nothing of the folder that it is started in is imported.
-    command = [sys.executable, "-I", template_process.__file__]
+    # Nothing of the folder that it is started in is imported (-I), and no other Jinja
+    # than here, such as an older one of the system's (-S).
+    script = template_process.__file__
+    command = [sys.executable, "-I", "-S", script, *_jinja_folders()]
     try:
         done = subprocess.run(
             command,

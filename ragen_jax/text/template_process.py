@@ -4,11 +4,17 @@ A template is a program of whoever made the model. Jinja's sandbox keeps it from
 and from Python, and lets it loop for hours and fill the memory; the operating system
 ends a process that does. Reads one JSON object from standard input, and writes one:
 {"texts": [...]} or {"error": "..."}. Imports nothing of this package and no
-transformers, which would take seconds.
+transformers, which would take seconds. Its arguments are the folders of Jinja and of
+what that imports: isolated Python looks neither on PYTHONPATH nor among the packages of
+the user alone.
 """
 
+import contextlib
 import json
 import sys
+
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]
 
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -71,8 +77,12 @@ def _limit() -> None:
         import resource
     except ImportError:  # Not a POSIX system: whoever started this waits for so long.
         return
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limits = {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: MEMORY}
+    for kind, most in limits.items():
+        # One below is set already; or this is macOS, which refuses any of memory that
+        # is less than what it maps into each process (CPython's issue 78783).
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
 
 
 def _render(asked) -> dict:

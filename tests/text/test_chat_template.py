@@ -4,6 +4,9 @@ import copy
 import datetime
 import json
 import random
+import subprocess
+import sys
+import venv
 
 import pytest
 import tokenizers
@@ -12,7 +15,7 @@ from helpers.paths import GOLDEN
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
-from ragen_jax.text import chat_template
+from ragen_jax.text import chat_template, template_process
 
 # In the manner of Llama 3: a header around each role, a pinned date, texts trimmed.
 LLAMA = """\
@@ -258,6 +261,49 @@ def test_a_template_that_cannot_be_continued_in_place_is_refused(fault):
     with pytest.raises(UserError, match="^folder/x: the chat template .*; choose") as e:
         chat_template.cut_pieces(tokenizer_with(template), "folder/x")
     assert part in str(e.value)
+
+
+def test_a_template_is_read_where_jinja_lies_on_pythons_path_alone(
+    tmp_path, monkeypatch
+):
+    """As packages of a cluster's modules do, and those of `pip install --user`."""
+    venv.create(tmp_path, symlinks=True)  # An interpreter that has no packages.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    tokenizer = tokenizer_with(QWEN2 + "{#- not rendered before -#}")
+    wanted = chat_template.cut_pieces(tokenizer_with(QWEN2), "m")
+    assert chat_template.cut_pieces(tokenizer, "m") == wanted
+
+
+MACOS = """
+import resource, runpy, sys
+set_others = resource.setrlimit
+def setrlimit(kind, limits):
+    if kind == resource.RLIMIT_AS:
+        raise ValueError("current limit exceeds maximum limit")
+    set_others(kind, limits)
+resource.setrlimit = setrlimit
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_template_is_read_where_memory_cannot_be_limited():
+    """As macOS answers: it maps gigabytes into each process, and refuses less."""
+    messages = [{"role": "user", "content": "hi"}]
+    given = dict(template=ZEPHYR, tokens={"eos_token": "."}, conversations=[messages])
+    done = subprocess.run(
+        [sys.executable, "-c", MACOS, template_process.__file__],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout) == {"texts": ["<user>\nhi.\n<assistant>\n"]}
+
+
+def test_a_template_cannot_read_what_python_holds():
+    """Jinja 3.1.5 let it, by a borrowed `format` (CVE-2025-27516)."""
+    outside = "{{ ('{0.__call__.__globals__[sys].path}' | attr('format'))(dict) }}"
+    with pytest.raises(UserError, match="access to attribute '__call__'"):
+        chat_template.cut_pieces(tokenizer_with(outside + QWEN2), "m")
 
 
 def test_a_tokenizer_without_a_template_is_refused():

@@ -37,9 +37,10 @@ _FACTORS = "rope_freqs.weight"  # what each pair's rotation is slower by
 _SCALINGS = tuple(RopeScaling(factor, 1.0, 4.0, 8192) for factor in (8.0, 32.0))
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
 _COMPARED = 32  # rows by which head and embedding are compared
-# Of the embedding's norm: two roundings of one matrix are a few hundredths apart,
-# independent matrices about sqrt(2).
-_SAME = 0.7
+_UNQUANTIZED = {"F32", "F16", "BF16"}
+# Of the embedding's norm, by how much two copies may be apart: one rounded to BF16 by
+# up to 2^-8, one quantized by a few hundredths; independent matrices are by sqrt(2).
+_ROUNDED, _QUANTIZED = 2**-7, 0.7
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -160,20 +161,30 @@ def _rope_scaling(file: GgufFile, half: int, base: float) -> RopeScaling | None:
 def _is_tied(file: GgufFile) -> bool:
     """Whether logits come from the embedding: no head, or the same one twice.
 
-    Some files hold a tied embedding a second time, as the head, rounded otherwise.
+    Some files hold a tied embedding a second time, as the head, rounded otherwise. A
+    head that was once the embedding, and trained since, is told from a copy by what no
+    rounding explains, unless one of the two is quantized.
     """
     if _HEAD not in file.tensors:
         return True
     shape = file.tensors[_HEAD].shape
     if shape != file.tensors[_EMBEDDING].shape:
         return False
-    rows = min(_COMPARED, shape[0])
-    _check_kinds(file, (_HEAD, _EMBEDDING))
+    names = (_HEAD, _EMBEDDING)
+    _check_kinds(file, names)
+    rows = np.unique(np.linspace(0, shape[0] - 1, _COMPARED).astype(int)).tolist()
     head, embedding = (
-        gguf_file.read_rows(file, name, 0, rows).astype(np.float64)
-        for name in (_HEAD, _EMBEDDING)
+        np.concatenate([gguf_file.read_rows(file, name, i, i + 1) for i in rows])
+        for name in names
     )
-    return bool(np.linalg.norm(head - embedding) <= _SAME * np.linalg.norm(embedding))
+    kinds = {file.tensors[name].kind for name in names}
+    allowed = _ROUNDED if len(kinds) > 1 else 0
+    if not kinds <= _UNQUANTIZED:
+        allowed = _QUANTIZED
+    with np.errstate(invalid="ignore"):  # Damaged numbers are refused when read.
+        head, embedding = head.astype(np.float64), embedding.astype(np.float64)
+        apart, size = np.linalg.norm(head - embedding), np.linalg.norm(embedding)
+    return bool(apart <= allowed * size)
 
 
 def _places(

@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+ADAPTERS = "adapter_config.json"  # says that adapters lie beside it
 _GENERATION = "generation_config.json"
 _STOPS_SAID = {  # The files that say where replies end, and how to correct them.
     _GENERATION: "correct it, or delete it: then config.json says where replies end",
@@ -83,6 +84,12 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if not path.exists():
         _check_kind(folder)
+    elif (folder / ADAPTERS).exists():  # transformers would add them to the model.
+        raise UserError(
+            f"{folder} holds adapters ({ADAPTERS}), which are not read: merge them into"
+            " the model by peft's merge_and_unload and give the folder of that, or copy"
+            " the folder without them"
+        )
     try:
         parsed = json_files.read_object(path)
     except (OSError, ValueError) as error:
@@ -95,7 +102,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _check_kind(folder: Path) -> None:
     """Refuses what is written beside models and taken for one: adapters, a run."""
-    if (folder / "adapter_config.json").exists():
+    if (folder / ADAPTERS).exists():
         raise UserError(
             f"{folder} holds adapters and no model: export the run again, without"
             " --adapter"
@@ -160,6 +167,9 @@ def _find_tensors(
                 heads.append((path, stored))
             elif not _BUFFER.fullmatch(name):
                 unknown.append(name)
+    if heads and wanted[_EMBEDDING] not in found:
+        # `save_model` of safetensors keeps the first of two names of one tensor.
+        found[wanted[_EMBEDDING]] = heads.pop()
     missing = sorted(name for name, where in wanted.items() if where not in found)
     if missing or unknown:
         raise UserError(

@@ -22,6 +22,7 @@ _WEIGHTS = ("*.safetensors", safetensors_files.INDEX)
 _SHAPE_AND_TOKENIZER = (
     "config.json",
     "generation_config.json",
+    hugging_face.ADAPTERS,
     *hugging_face.TOKENIZER_FILES,
 )
 _UNWANTED = ("*/*", "consolidated*")

@@ -11,6 +11,9 @@ from ragen_jax.text import pinned_date
 CONFIG = "tokenizer_config.json"
 # What transformers 5 notes on how the tokenizer was read.
 _ORIGIN = ("is_local", "local_files_only", "backend")
+# transformers 4 adds token_type_ids otherwise, and its `generate` refuses a call that
+# brings what the model does not take.
+_INPUTS = ["input_ids", "attention_mask"]
 
 
 def write(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -34,6 +37,7 @@ def write(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     for key in _ORIGIN:
         written.pop(key, None)
     written["tokenizer_class"] = "PreTrainedTokenizerFast"
+    written["model_input_names"] = _INPUTS
     if isinstance(written.get("extra_special_tokens"), list):
         written["additional_special_tokens"] = written.pop("extra_special_tokens")
     text = json.dumps(written, indent=2, sort_keys=True, ensure_ascii=False)

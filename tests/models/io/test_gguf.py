@@ -122,6 +122,27 @@ def test_of_an_embedding_stored_twice_the_better_copy_is_read(tmp_path, better):
     assert error <= 2**-10 * np.abs(weights["embedding"]).max()
 
 
+@pytest.mark.parametrize("kinds", [("F16", "F16"), ("F32", "BF16")])
+def test_a_head_that_was_trained_apart_from_the_embedding_is_one_of_its_own(
+    tmp_path, kinds
+):
+    """Some tools untie a model, and train the head that was a copy."""
+    weights = jax.device_get(models.random_parameters(QWEN2))
+    tensors = converted(tmp_path / "hf", QWEN2, weights)
+    embedding = tensors["token_embd.weight"]
+    drift = np.random.default_rng(0).normal(scale=0.03, size=embedding.shape)
+    head = (embedding * (1 + drift)).astype(np.float32)
+    tensors["output.weight"] = head
+    of_each = dict(zip(("token_embd.weight", "output.weight"), kinds, strict=True))
+    path = write(tmp_path / "m.gguf", QWEN2, tensors, kinds=of_each)
+    found, config = models.read_model(path)
+    assert config == QWEN2
+    np.testing.assert_allclose(found["head"], head.T, rtol=2**-8)
+    tensors["output.weight"] = embedding
+    path = write(tmp_path / "copy.gguf", QWEN2, tensors, kinds=of_each)
+    assert models.read_model(path)[1] == dataclasses.replace(QWEN2, tied=True)
+
+
 FAULTS = {
     "general.architecture": ("mamba", "architecture mamba is not supported; choose"),
     "llama.rope.scaling.type": ("yarn", "llama.rope.scaling.type = 'yarn' is not"),

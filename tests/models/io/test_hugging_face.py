@@ -113,6 +113,14 @@ def test_a_tied_models_stored_head_may_be_a_copy_of_the_embedding(tmp_path, dtyp
     _assert_identical(models.read_model(folder)[0], wanted)
 
 
+def test_a_tied_models_matrix_may_be_stored_as_its_head_alone(tmp_path):
+    """As `safetensors.torch.save_model` and Accelerate's `save_model` write it."""
+    folder, wanted = _write(tmp_path, TIED)
+    changes = {"lm_head.weight": wanted["embedding"], "model.embed_tokens.weight": None}
+    _change_tensors(folder, changes)
+    _assert_identical(models.read_model(folder)[0], wanted)
+
+
 def test_a_tied_models_stored_head_that_is_no_copy_is_refused(tmp_path):
     """transformers 4 leaves it unread, transformers 5 computes with it."""
     folder, wanted = _write(tmp_path, TIED)
@@ -318,6 +326,15 @@ def test_without_generation_settings_config_json_says_which_tokens_end_a_reply(
         stops(tmp_path)
     (tmp_path / "generation_config.json").write_text("{}")
     assert stops(tmp_path) == ()
+
+
+def test_adapters_that_lie_beside_their_model_are_not_left_out_silently(tmp_path):
+    """Of such a folder transformers makes the model with its adapters."""
+    folder, _ = _write(tmp_path, CONFIG)
+    (folder / "adapter_config.json").write_text("{}")
+    message = _refusal(hugging_face.read_config, folder)
+    assert message.startswith(f"{folder} holds adapters (adapter_config.json), which")
+    assert "merge_and_unload" in message and "copy the folder without them" in message
 
 
 def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):

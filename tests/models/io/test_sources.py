@@ -94,7 +94,7 @@ def test_a_name_of_the_hub_that_cannot_be_fetched_is_one_sentence(tmp_path):
 
 def test_of_the_hub_only_shape_weights_and_tokenizer_are_wanted():
     wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json"]
-    wanted += ["tokenizer_config.json", "chat_template.jinja"]
+    wanted += ["tokenizer_config.json", "chat_template.jinja", "adapter_config.json"]
     others = ["pytorch_model.bin", "modeling.py", "onnx/model.onnx", "README.md"]
     others += ["original/consolidated.00.pth", "original/model.safetensors"]
     others += ["consolidated.safetensors", "model.gguf", "training_args.bin"]

@@ -34,6 +34,14 @@ def test_an_embedded_models_tokenizer_is_written_as_it_comes(name, tmp_path):
     assert written | config_of(EMBEDDED[name]) == written
 
 
+def test_a_written_tokenizer_gives_what_the_model_takes_and_no_more(tmp_path):
+    """Else transformers 4 adds token_type_ids, which `generate` refuses."""
+    tokenizer_files.write(tmp_path, models.make_tokenizer())
+    names = ["input_ids", "attention_mask"]
+    assert config_of(tmp_path)["model_input_names"] == names
+    assert list(hugging_face.read_tokenizer(tmp_path)(TEXT)) == names
+
+
 def test_a_written_tokenizer_has_the_names_and_tokens_that_it_had(tmp_path):
     tokenizer = copy.deepcopy(models.make_tokenizer())
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|one|>", "<|two|>"]})
