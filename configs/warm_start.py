@@ -166,7 +166,7 @@ def _all_rooms(config: ConfigDict) -> None:
     )
     config.rooms_boards.update(short=True, turns=2)
     config.rooms_dialogues = _stage(
-        150, lr=5e-4, random_plan=0.0, draws=42, rows=12, context=1152
+        300, lr=6e-4, random_plan=0.0, draws=42, rows=12, context=1152
     )
     config.rooms_frames = _stage(
         1200, lr=1.5e-3, random_plan=0.0, draws=43, rows=40, context=240
@@ -174,7 +174,7 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_frames.update(short=True, turns=2)
     config.rooms_boards.kinds = "rooms"
     config.rooms_frames.kinds = "rooms_in_frames"
-    config.rooms_dialogues.kinds = "rooms_in_some_frames"
+    config.rooms_dialogues.kinds = "rooms_in_named_frames"
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:

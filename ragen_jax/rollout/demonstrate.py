@@ -45,7 +45,7 @@ def demonstrate_episode(
       Every reply is closed by `end_of_turn`; one that is longer than the limit is cut
       before it. What does not fit T is cut off.
     """
-    start = env.reset(prng.level_key(key, jnp.zeros((), jnp.int32)), jnp.int32(TRAIN))
+    start = env.reset(level_key(key), jnp.int32(TRAIN))
     ids = first_message(dialogue, env.observe(start))
     message, length = message_tokens(tokens, ids, is_first=True)
     row = _append(
@@ -95,6 +95,11 @@ def demonstrate_episode(
     rounds = jnp.arange(min(turns or limits.turns, limits.turns))
     (row, is_reply, _, env_episode), _ = jax.lax.scan(one_turn, carry, rounds)
     return row, is_reply, env_episode.success
+
+
+def level_key(key: jax.Array) -> jax.Array:
+    """The key of the level that `demonstrate_episode` plays with `key`."""
+    return prng.level_key(key, jnp.zeros((), jnp.int32))
 
 
 def _read(

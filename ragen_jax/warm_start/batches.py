@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.envs.base import Environment
+from ragen_jax.envs.base import TRAIN, Environment
+from ragen_jax.envs.sokoban import frames
 from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
@@ -31,9 +32,11 @@ class Batch(NamedTuple):
 
 def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:
     """A function from a key to a Batch, for `jit`."""
+    # Rows without an instruction name no shape: all are drawn alike.
+    is_one = len(variant.symbol_sets) < 2 or (variant.shapes and stage.short)
+    texts = ((variant.env, ""),) if is_one else variant.symbol_sets
     dialogues = [
-        _dialogue(env, legend, variant, pieces, stage.short)
-        for env, legend in variant.symbol_sets or ((variant.env, ""),)
+        _dialogue(env, legend, variant, pieces, stage.short) for env, legend in texts
     ]
     tokens = prompts_lib.tokenize_dialogue(
         dialogues[0], variant.env, pieces, tokenizer, vocabulary
@@ -55,7 +58,7 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
             stage.turns,
         )
 
-    if not variant.symbol_sets:
+    if is_one:
         opening = jnp.array(prompts_lib.opening_tokens(tokens))
 
         def as_it_is(key):
@@ -65,7 +68,11 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         return as_it_is
     drawn, offset = symbol_sets.tokenize(dialogues, tokenizer), dialogues[0].env_offset
     # Rows that begin alike share their opening; where they need not, each has its own.
-    is_shared = not (stage.short or stage.read_layers)
+    is_shared = not (stage.short or stage.read_layers or variant.shapes)
+
+    def level_shape(key):
+        start = variant.env.reset(demonstrate.level_key(key), jnp.int32(TRAIN))
+        return frames.shape_index(start, variant.shapes)
 
     def in_symbol_sets(key):
         set_key, key = jax.random.split(key)
@@ -74,6 +81,8 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         keys = jax.random.split(key, rows)
 
         def play_in(key, index):
+            if variant.shapes:
+                index = level_shape(key)
             changed = symbol_sets.with_symbols(tokens, drawn, index, offset)
             return play(key, changed)
 

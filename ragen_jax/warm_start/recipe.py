@@ -65,29 +65,24 @@ def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind
     return Kind(weight, "sokoban", changes, section="sokoban_large", shapes=shapes)
 
 
-def _shapes(size: int) -> list[tuple[int, int]]:
-    """Of drawings that hold rooms of a size, up to 10 rows and columns; not 8 x 8."""
-    sides = range(size, 11)
-    return [(r, c) for r in sides for c in sides if (r, c) != (8, 8)]
+def _rooms_in_frames(longest: int) -> tuple[Kind, ...]:
+    """The same among more walls, where places have to be counted; not 8 x 8 either."""
+
+    def shapes(size: int) -> list[tuple[int, int]]:
+        sides = range(size, longest + 1)
+        return [(r, c) for r in sides for c in sides if (r, c) != (8, 8)]
+
+    return (
+        Kind(3, "sokoban", {}),
+        *(_rooms(2, size, 1, *shapes(size)) for size in (6, 7, 9)),
+        *(_rooms(3, size, 2, *shapes(size)) for size in (6, 7, 9)),
+    )
 
 
 # Never drawn with 8 x 8 cells, which are for tests.
 _ROOMS = (
     Kind(4, "sokoban", {}),
     *(_rooms(2, 7, 1), _rooms(3, 9, 1), _rooms(2, 6, 2), _rooms(3, 7, 2)),
-)
-# The same among more walls: where a cell is has to be counted.
-_ROOMS_IN_FRAMES = (
-    Kind(3, "sokoban", {}),
-    *(_rooms(2, size, 1, *_shapes(size)) for size in (6, 7, 9)),
-    *(_rooms(3, size, 2, *_shapes(size)) for size in (6, 7, 9)),
-)
-# Each with an instruction that names its shape.
-_ROOMS_IN_SOME_FRAMES = (
-    Kind(4, "sokoban", {}),
-    *(_rooms(1, 7, 1, (8, 9)), _rooms(1, 9, 1), _rooms(1, 6, 2), _rooms(1, 7, 2)),
-    *(_rooms(1, 7, 2, shape) for shape in ((8, 7), (7, 8), (9, 8), (8, 10))),
-    _rooms(2, 9, 2),
 )
 _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
 # What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
@@ -97,8 +92,9 @@ KINDS = {
     "sokoban": (Kind(1, "sokoban", {}),),
     "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
     "rooms": _ROOMS,
-    "rooms_in_frames": _ROOMS_IN_FRAMES,
-    "rooms_in_some_frames": _ROOMS_IN_SOME_FRAMES,
+    "rooms_in_frames": _rooms_in_frames(10),
+    # An instruction names their shape, in equally many tokens.
+    "rooms_in_named_frames": _rooms_in_frames(9),
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),
@@ -150,7 +146,9 @@ class Variant:
     context: int  # tokens that hold it
     short_context: int  # the same without the system prompt
     rows: int  # in place of one row of a stage
-    symbol_sets: tuple[SymbolSet, ...] = ()  # none: the environment's own alone
+    # None: the environment's own alone. Or, of drawings of `shapes`, one for each.
+    symbol_sets: tuple[SymbolSet, ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
 
 
 def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
@@ -175,10 +173,16 @@ def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
     )
     context = section.context, section.short_context
     rows = section.get("rows_for_one", 1)
-    drawn: tuple[SymbolSet, ...] = ()
+    drawn = tuple(
+        SymbolSet(frames.with_named_shape(env, kind.shapes[0], shape), "")
+        for shape in kind.shapes
+    )
     if kind.symbol_sets:
         drawn = symbol_sets.draw(settings, kind.symbol_sets, config.seed)
-    return Variant(kind.weight, env, limits, kind.thinking, *context, rows, drawn)
+    return Variant(
+        *(kind.weight, env, limits, kind.thinking, *context, rows, drawn),
+        shapes=kind.shapes,
+    )
 
 
 def _made(kind: type, values: dict[str, Any], section: str) -> Any:

@@ -86,6 +86,8 @@ def test_the_instruction_names_the_drawings_shape():
     env, _ = framed((7, 9))
     assert "a room of 7 x 9 cells." in env.instruction
     assert "5 x 5" not in env.instruction
+    other = frames.with_named_shape(env, (7, 9), (6, 8))
+    assert "a room of 6 x 8 cells." in other.instruction
 
 
 @pytest.mark.parametrize(

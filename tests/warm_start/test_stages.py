@@ -1,5 +1,7 @@
 """Stages of a supervised start: their seeds, and training that breaks down."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,10 @@ from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
 from ragen_jax.models.io import sources
 from ragen_jax.models.presets import SHAPES
-from ragen_jax.warm_start import STAGES, stages
+from ragen_jax.text import chat_template
+from ragen_jax.warm_start import STAGES, batches, stages
 from ragen_jax.warm_start.batches import Batch
-from ragen_jax.warm_start.recipe import KINDS
+from ragen_jax.warm_start.recipe import KINDS, make_variant
 
 
 @pytest.mark.slow
@@ -88,3 +91,26 @@ def test_a_model_grown_in_an_earlier_sitting_keeps_what_it_knows_of_its_words():
     tokenizer = sources.locate("tiny").read_tokenizer()
     grown = stages._grown(tokenizer, weights, shape, config)[1]
     np.testing.assert_array_equal(grown["embedding"], weights["embedding"])
+
+
+@pytest.mark.slow
+def test_each_rows_instruction_names_the_shape_of_its_drawings():
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
+    stage = config.rooms_dialogues
+    stage.rows, stage.turns = 24, 2
+    kind = next(k for k in KINDS[stage.kinds] if len(k.shapes) > 1)
+    tokenizer = sources.locate("tiny").read_tokenizer()
+    pieces = chat_template.cut_pieces(tokenizer, "tiny")
+    draw = batches.make(pieces, tokenizer, make_variant(config, kind), stage, 1024)
+    batch = jax.jit(draw)(jax.random.key(0))
+    assert batch.opening is None
+    seen = set()
+    for row in np.asarray(batch.tokens):
+        text = tokenizer.decode(row)
+        (named,) = re.findall(r"a room of (\d+) x (\d+) cells", text)
+        for drawn in text.split("State:\n")[1:]:
+            lines = [line.split() for line in drawn.split("Turn")[0].splitlines()]
+            assert {len(line) for line in lines} == {int(named[1])}
+            assert len(lines) == int(named[0])
+        seen.add((int(named[0]), int(named[1])))
+    assert len(seen) > 5 and seen <= set(kind.shapes)

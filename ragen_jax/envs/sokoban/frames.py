@@ -62,19 +62,29 @@ def in_frames(
             shape=shape,
         )
 
-    named = "room of {} x {} cells"
-    instruction = env.instruction.replace(
-        named.format(size, size), named.format(*shapes[0])
-    )
     framed = dataclasses.replace(
         env,
-        instruction=instruction,
         reset=reset,
         observe=observe,
         observation_phrases=texts.observation_phrases(board),
         longest_observation=lambda lengths: texts.longest_observation(lengths, board),
     )
-    return framed, board
+    return with_named_shape(framed, (size, size), shapes[0]), board
+
+
+def with_named_shape(
+    env: Environment, named: tuple[int, int], shape: tuple[int, int]
+) -> Environment:
+    """`env` whose instruction names another (rows, columns) than `named`."""
+    text = "room of {} x {} cells"
+    instruction = env.instruction.replace(text.format(*named), text.format(*shape))
+    return dataclasses.replace(env, instruction=instruction)
+
+
+def shape_index(state: FramedState, shapes: Sequence[tuple[int, int]]) -> jax.Array:
+    """int32[], which of `shapes` a room is drawn in."""
+    is_it = (jnp.array(shapes, jnp.int32) == state.shape[None]).all(axis=1)
+    return jnp.argmax(is_it).astype(jnp.int32)
 
 
 def observe(state: FramedState) -> jax.Array:
