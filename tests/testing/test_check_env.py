@@ -312,7 +312,7 @@ def test_phrases_that_fit_no_message_are_found(lake, plays):
 
 
 def test_helpers_that_mislead_are_found(lake, functions, plays):
-    assert dynamics.check_solve(lake, functions, plays)
+    assert dynamics.check_solve(lake, functions, plays) == (True, True)
     dynamics.check_picture(lake, plays)
     dynamics.check_landmarks(lake, plays)
 
@@ -340,6 +340,43 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
     ):
         with pytest.raises(CheckError, match=message):
             check(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(sample_action=lambda key: jax.random.randint(key, (), 0, 5)),
+            r"sample_action gives action \[4\]: there are actions 0 to 3, and base.NO",
+        ),
+        (
+            dict(rule=lambda state: state.player[0] - 2),
+            r"rule gives action \[-2\]: there are actions 0 to 3",
+        ),
+    ],
+)
+def test_choices_that_are_no_actions_are_found(lake, plays, changes, message):
+    sound = dict(
+        sample_action=lambda key: jax.random.randint(key, (), 0, 4),
+        rule=lambda state: state.player[0] - 1,
+    )
+    dynamics.check_choices(dataclasses.replace(lake, **sound), plays)
+    with pytest.raises(CheckError, match=message):
+        dynamics.check_choices(dataclasses.replace(lake, **changes), plays)
+
+
+def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):
+    outcome = plays.outcome
+    ended, solved = outcome.done[:, -1].sum(), outcome.success.any(axis=1).sum()
+    assert 0 < solved < ended
+    line = (
+        f"of 48 random plays of 20 actions {ended} ended, {solved} in success; returns"
+        " were from 0 to 1"
+    )
+    assert dynamics.outcomes_seen(plays, has_succeeded=False) == line
+    none = _with(plays, success=np.zeros_like(outcome.success))
+    assert "No success was" in dynamics.outcomes_seen(none, has_succeeded=False)
+    assert "No success was" not in dynamics.outcomes_seen(none, has_succeeded=True)
 
 
 # Free-form answers: the digits of the four directions.
