@@ -333,7 +333,13 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
     found, ended, succeeded = 0, False, False
     for play in range(0, min(last, len(plays.level)), _MEMBERS):
         start = _state(plays, play, 0)
-        plan = tuple(env.solve(start))
+        plan = env.solve(start)
+        require(
+            isinstance(plan, tuple | list | np.ndarray),
+            f"solve gives {plan!r:.60}: let it give a tuple of actions, empty where"
+            " there is no solution",
+        )
+        plan = tuple(plan)
         found += bool(plan)
         require(
             all(0 <= np.ravel(a)[0] < len(env.action_names) for a in plan),

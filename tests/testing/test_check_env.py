@@ -330,6 +330,8 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
 
     for changes, message in (
         (dict(solve=lambda state: (4,)), "choose actions from 0 to 3"),
+        (dict(solve=lambda state: None), "solve gives None: let it give a tuple"),
+        (dict(solve=lambda state: 3), "solve gives 3: let it give a tuple"),
         (dict(solve=lambda state: ()), "finds nothing for any level"),
         (dict(solve=lambda state: (0, 1)), "does not lead to success"),
         (dict(picture=lambda state: state.tiles), "NumPy array of uint8"),
