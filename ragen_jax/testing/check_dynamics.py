@@ -358,6 +358,11 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
             success or not is_sure or not plan,
             f"solve gives {plan} for a level, which does not lead to success",
         )
+        require(
+            done or not success,
+            "a solution leads to success without the end: let done be True from the"
+            " action that succeeds",
+        )
         if done:
             _check_absorbs(functions, state, plan[0])
             ended = True

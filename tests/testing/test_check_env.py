@@ -344,6 +344,17 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
             check(**changes)
 
 
+def _never_done(key, state, action):
+    after, outcome = frozen_lake.step(key, state, action, LAKE)
+    return state.replace(player=after.player), outcome.replace(done=state.done)
+
+
+def test_a_solution_that_does_not_end_is_found(lake, plays):
+    endless = dynamics.compile_functions(dataclasses.replace(lake, step=_never_done))
+    with pytest.raises(CheckError, match="leads to success without the end"):
+        dynamics.check_solve(lake, endless, plays)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
