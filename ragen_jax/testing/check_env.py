@@ -111,6 +111,7 @@ def _check_answers_and_helpers(
     else:
         texts.check_free_form(env, played)
         report("read_action equals read_action_text on any bytes")
+        report(texts.check_written(env, played))
     if env.sample_action is not None or env.rule is not None:
         dynamics.check_choices(env, played)
         report("actions that the environment chooses are actions")

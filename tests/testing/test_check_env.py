@@ -445,6 +445,28 @@ def test_free_form_readers_that_disagree_are_found(lake, plays):
         check_env(dataclasses.replace(sound, read_action_text=None))
 
 
+def test_what_an_environment_writes_and_cannot_read_is_found(lake, plays):
+    digits = dataclasses.replace(
+        lake,
+        answer_bytes=8,
+        example_actions=("0", "3"),
+        read_action=_read_digit,
+        read_action_text=_read_digit_text,
+        action_text=lambda action, state: str(action),
+    )
+    said = texts.check_written(digits, plays)
+    assert said == "the prompt's examples are read as actions"
+    # Answers come in lower case, and no longer than can be read.
+    for text in ("7", "East", "0" * 9):
+        said = texts.check_written(
+            dataclasses.replace(digits, example_actions=("0", text)), plays
+        )
+        assert said.startswith(f"the prompt's examples {[text]} name no action in ")
+        wrong = dataclasses.replace(digits, action_text=lambda a, state, t=text: t)
+        with pytest.raises(CheckError, match=f"of solve as '{text}', which is read as"):
+            texts.check_written(wrong, plays)
+
+
 def test_help_of_the_checks_says_how_to_call_them(capsys):
     assert main(["--help"]) == 0
     assert "--endless" in capsys.readouterr().out
