@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ragen_jax.errors import UserError
+
 TRAIN, VALIDATION, TEST = 0, 1, 2  # The splits a level can belong to.
 SPLITS = ("train", "validation", "test")
 NO_ACTION = -1  # Nothing to do: the state stays as it is and the reward is 0.
@@ -203,9 +205,18 @@ def text_of_action(action: Any, env: Environment, state: Any) -> str:
     """The text of an action in a reply, on the host; it is taken in `state`.
 
     NO_ACTION, which no reply can say, reads "nothing".
+
+    Raises:
+      UserError: if there is no such action.
     """
-    if np.ravel(action)[0] == NO_ACTION:
+    number, most = int(np.ravel(action)[0]), len(env.action_names) - 1
+    if number == NO_ACTION:
         return "nothing"
+    if not 0 <= number <= most:
+        raise UserError(
+            f"environment {env.name!r}: there is no action {number}, only 0 to {most}:"
+            " look at what rule, sample_action or solve gives"
+        )
     if env.action_text is not None:
         return env.action_text(action, state)
     return env.action_names[action]

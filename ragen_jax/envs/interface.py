@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs.base import Environment, Outcome
+from ragen_jax.utils import tracing
 
 _TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
 
@@ -25,18 +26,20 @@ class FunctionError(Exception):
 
 
 def check_functions(env: Environment) -> None:
-    """Traces the environment's functions, each on one episode.
+    """Traces the environment's functions, on one episode and, as runs do, on several.
 
     Raises:
       InterfaceError: unless a step keeps the state's types, outcomes are
-        scalars, and observations, actions and landmarks have the declared form.
+        scalars, and observations, actions and landmarks have the declared form; or if
+        a function keeps what it computes elsewhere than in its result.
       FunctionError: if one of them raises.
     """
     key = jax.eval_shape(jax.random.key, 0)
     action = jax.ShapeDtypeStruct(
         (env.action_size,) if env.action_size else (), jnp.int32
     )
-    first = _shapes(env, "reset", key, jax.ShapeDtypeStruct((), jnp.int32))
+    split = jax.ShapeDtypeStruct((), jnp.int32)
+    first = _shapes(env, "reset", key, split)
     if env.sample_action is not None:
         drawn = _shapes(env, "sample_action", key)
         _require(
@@ -71,6 +74,7 @@ def check_functions(env: Environment) -> None:
         f" {env.observation_phrases} says",
     )
     _check_optional(env, first, action)
+    _check_batches(env, key, split, first, action)
 
 
 def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) -> None:
@@ -107,6 +111,40 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
         _require(
             isinstance(longest, int | np.integer) and longest > 0,
             f"longest_observation gives {longest!r}: make it a number above 0",
+        )
+
+
+def _check_batches(env: Environment, key, split, first, action) -> None:
+    """The functions that runs batch can be batched, and keep nothing to themselves.
+
+    Args:
+      env: whose functions, each traced on one episode, they are.
+      key, split, first, action: shapes of what they take; `first` is a state.
+    """
+    text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
+    takes = {
+        "reset": (key, split),
+        "step": (key, first, action),
+        "observe": (first,),
+        "sample_action": (key,),
+        "read_action": (text, split, first),  # A length is an int32[] as a split is.
+        "rule": (first,),
+        "landmarks": (first,),
+    }
+    for part, arguments in takes.items():
+        if (function := getattr(env, part)) is None:
+            continue
+        several = jax.tree.map(
+            lambda one: jax.ShapeDtypeStruct((2, *one.shape), one.dtype), arguments
+        )
+        try:
+            keeps = tracing.keeps_traced_values(jax.vmap(function), *several)
+        except Exception as error:
+            raise FunctionError(part) from error
+        _require(
+            not keeps,
+            f"{part} reads what a function has left in a variable outside it, as in a"
+            " global list: keep all that is computed in the State",
         )
 
 

@@ -69,7 +69,10 @@ def table(score: Score, played: Played) -> str:
             f"{played.prompts} {played.split} levels of {env.name}, {each},"
             f" seed {played.settings.seed}",
         ),
-        ("settings", ", ".join(f"{key} {value}" for key, value in env.options)),
+        (
+            "settings",
+            ", ".join(f"{key} {value}" for key, value in env.options) or "as it comes",
+        ),
     ]
     if played.is_model:
         text = f"{limits.turns} turns, {limits.actions} actions"

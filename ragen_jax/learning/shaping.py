@@ -18,7 +18,7 @@ from ragen_jax.learning.groups import deviations, group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
 from ragen_jax.trajectory import Episodes, Rows, blank_episodes, is_played
-from ragen_jax.utils import user_modules
+from ragen_jax.utils import tracing, user_modules
 
 Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
 
@@ -112,12 +112,14 @@ def check_hook(path: str, count: int, turns: int) -> None:
       turns: K.
 
     Raises:
-      SettingsError: if it fails, or gives anything but B x K real numbers.
+      SettingsError: if it fails, gives anything but B x K real numbers, or keeps what
+        it computes from call to call.
     """
     hook = load_hook(path)
     episodes = jax.eval_shape(lambda: blank_episodes(count, turns))
     try:
         given = jax.eval_shape(hook, episodes)
+        keeps = tracing.keeps_traced_values(hook, episodes)
     except Exception as error:
         line = user_modules.in_one_line(error, Path(path).expanduser().resolve())
         raise SettingsError(
@@ -129,6 +131,12 @@ def check_hook(path: str, count: int, turns: int) -> None:
         raise SettingsError(
             f"reward.hook = {path!r}: turn_rewards(episodes) gives {given}: let it give"
             f" float32[{count}, {turns}], one number for each episode and turn"
+        )
+    if keeps:
+        raise SettingsError(
+            f"reward.hook = {path!r}: turn_rewards(episodes) reads what an earlier call"
+            " has left in a variable outside it, as in a running mean: let it follow"
+            " from the episodes alone"
         )
 
 

@@ -179,6 +179,7 @@ class Console:
         self._is_terminal = stream.isatty()
         self._status = 0  # characters of the status now on the last line
         self._lines = 0  # iteration lines so far
+        self._said: set[str] = set()  # by `once`
         self._notice: Callable[[], None] | None = None
         self.is_gone = False  # whether it was left without a reader, within `outlived`
 
@@ -201,6 +202,12 @@ class Console:
     def line(self, text: str) -> None:
         """Writes text and a line's end, over the status if there is one."""
         self._write(self._wiped() + text + "\n")
+
+    def once(self, text: str) -> None:
+        """Writes a line, unless it is empty or was written so before."""
+        if text and text not in self._said:
+            self._said.add(text)
+            self.line(text)
 
     def status(self, text: str) -> None:
         """Shows what is being done now; writes nothing into a pipe or a file."""

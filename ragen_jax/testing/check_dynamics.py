@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from ragen_jax.envs import base, interface
 
 _MEMBERS = 2  # plays that share a level, as the members of a group do
 _SOLVED = 3  # levels of each split that `solve` is tried on
+_DRAWN = 1024  # actions of `sample_action`
 _REPLAYS = 3  # of each solution, to see whether its result is random
 
 
@@ -215,6 +216,30 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
     _require_unchanged(plays.states, was_done, "an ended episode changed its state")
 
 
+def outcomes_seen(plays: Plays, *, has_succeeded: bool) -> str:
+    """How random plays ended and what they earned, in a line.
+
+    Args:
+      plays: played at random.
+      has_succeeded: whether a solution did; else the line says where success is unseen.
+    """
+    outcome = plays.outcome
+    ends = outcome.done, outcome.success
+    ended, solved = (int(end.any(axis=1).sum()) for end in ends)
+    count, steps = outcome.done.shape
+    returns = outcome.reward.sum(axis=1)
+    line = (
+        f"of {count} random plays of {steps} actions {ended} ended, {solved} in"
+        f" success; returns were from {returns.min():.4g} to {returns.max():.4g}"
+    )
+    if solved or has_succeeded:
+        return line
+    return (
+        f"{line}. No success was seen: look whether step ever gives it, and supply"
+        " `solve` to have it checked"
+    )
+
+
 def check_no_action(plays: Plays) -> None:
     """NO_ACTION is no move."""
     # The first number of an action of several says whether it is one.
@@ -276,17 +301,45 @@ def check_picture(env: base.Environment, plays: Plays) -> None:
     )
 
 
-def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> bool:
-    """Solutions hold actions and, where the result is not random, lead to success.
+def check_choices(env: base.Environment, plays: Plays) -> None:
+    """What `sample_action` and `rule` choose are actions, or NO_ACTION."""
+    chosen = {}
+    if env.sample_action is not None:
+        keys = jax.random.split(jax.random.key(7), _DRAWN)
+        chosen["sample_action"] = jax.jit(jax.vmap(env.sample_action))(keys)
+    if env.rule is not None:
+        chosen["rule"] = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
+    most = len(env.action_names) - 1
+    for part, actions in chosen.items():
+        kinds = np.asarray(base.action_kind(actions, env))
+        wrong = kinds[(kinds < base.NO_ACTION) | (kinds > most)]
+        require(
+            not wrong.size,
+            f"{part} gives action {wrong[:1]}: there are actions 0 to {most}, and"
+            " base.NO_ACTION",
+        )
 
-    Returns:
-      Whether some play ended, and it was seen that the end absorbs.
-    """
+
+class Solved(NamedTuple):
+    """What solutions showed."""
+
+    has_ended: bool  # some play ended, and it was seen that the end absorbs
+    has_succeeded: bool
+
+
+def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> Solved:
+    """Solutions hold actions and, where the result is not random, lead to success."""
     last = _SOLVED * len(base.SPLITS) * _MEMBERS
-    found, ended = 0, False
+    found, ended, succeeded = 0, False, False
     for play in range(0, min(last, len(plays.level)), _MEMBERS):
         start = _state(plays, play, 0)
-        plan = tuple(env.solve(start))
+        plan = env.solve(start)
+        require(
+            isinstance(plan, tuple | list | np.ndarray),
+            f"solve gives {plan!r:.60}: let it give a tuple of actions, empty where"
+            " there is no solution",
+        )
+        plan = tuple(plan)
         found += bool(plan)
         require(
             all(0 <= np.ravel(a)[0] < len(env.action_names) for a in plan),
@@ -300,15 +353,21 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> bo
             for a, b in zip(leaves[0], other, strict=True)
         )
         state, success, done = ends[0]
+        succeeded |= any(success for _, success, _ in ends)
         require(
             success or not is_sure or not plan,
             f"solve gives {plan} for a level, which does not lead to success",
+        )
+        require(
+            done or not success,
+            "a solution leads to success without the end: let done be True from the"
+            " action that succeeds",
         )
         if done:
             _check_absorbs(functions, state, plan[0])
             ended = True
     require(found, "solve finds nothing for any level: leave it out, or fix it")
-    return ended
+    return Solved(ended, succeeded)
 
 
 def _replay(functions: Functions, state, plan, seed: int) -> tuple[Any, bool, bool]:

@@ -77,15 +77,18 @@ def check_env(
         "the tokens joined on device read as the text on the host: up to"
         f" {most} of the embedded model's, with room for {room}"
     )
-    has_ended = env.solve is not None and dynamics.check_solve(env, functions, played)
+    solved = dynamics.Solved(False, False)
     if env.solve is not None:
+        solved = dynamics.check_solve(env, functions, played)
         report("solutions lead to success, where the result is not random")
-    must_end = must_end and not has_ended
+    must_end = must_end and not solved.has_ended
+    longer = played
     if must_end and not played.outcome.done.any():
         longer = dynamics.make_player(env, plays, _LONGER * steps)()
         dynamics.check_end(longer, must_end=True)
     dynamics.check_end(played, must_end=False)
     report("an ended episode stays as it is")
+    report(dynamics.outcomes_seen(longer, has_succeeded=solved.has_succeeded))
     dynamics.check_no_action(played)
     report("no action changes nothing")
     dynamics.check_starts(played)
@@ -108,6 +111,10 @@ def _check_answers_and_helpers(
     else:
         texts.check_free_form(env, played)
         report("read_action equals read_action_text on any bytes")
+        report(texts.check_written(env, played))
+    if env.sample_action is not None or env.rule is not None:
+        dynamics.check_choices(env, played)
+        report("actions that the environment chooses are actions")
     if env.landmarks is not None:
         dynamics.check_landmarks(env, played)
         report("landmarks are places")

@@ -6,6 +6,7 @@ Texts go through the tokenizer of the embedded model, which knows every byte.
 import functools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -236,6 +237,53 @@ def check_free_form(env: base.Environment, plays: Plays) -> None:
         f"of {count} answers all, or none, mean an action: let example_actions show"
         " answers that do, and refuse what means none",
     )
+
+
+def check_written(env: base.Environment, plays: Plays) -> str:
+    """What the environment writes itself can be read: its solutions' first actions.
+
+    Returns:
+      A line on `example_actions`, some of which may be meant for no level that was
+      seen, or as a description.
+    """
+    levels = [
+        jax.tree.map(lambda leaf, index=index: leaf[index, 0], plays.states)
+        for index in _spread(plays)
+    ]
+
+    def read(text: str, state: Any) -> Any:
+        segment = _as_segment(text.encode())
+        if not 0 < len(segment) <= env.answer_bytes:
+            return base.NO_ACTION
+        return env.read_action_text(segment, state)
+
+    if env.solve is not None and env.action_text is not None:
+        for state in levels:
+            for action in tuple(env.solve(state))[:1]:
+                text = base.text_of_action(action, env, state)
+                require(
+                    np.array_equal(read(text, state), action),
+                    f"action_text writes the action {action} of solve as {text!r},"
+                    f" which is read as {read(text, state)}: let read_action read it,"
+                    f" in lower case and in at most {env.answer_bytes} bytes",
+                )
+    unread = [
+        text
+        for text in env.example_actions
+        if not any(np.ravel(read(text, state))[0] >= 0 for state in levels)
+    ]
+    if not unread:
+        return "the prompt's examples are read as actions"
+    return (
+        f"the prompt's examples {unread} name no action in {len(levels)} levels: look"
+        " whether they are meant so; answers are read in lower case, up to"
+        f" {env.answer_bytes} bytes"
+    )
+
+
+def _spread(plays: Plays) -> np.ndarray:
+    """The indices of some plays, each of another level."""
+    return np.unique(plays.level * len(base.SPLITS) + plays.split, return_index=True)[1]
 
 
 def _seeds(env: base.Environment) -> list[bytes]:

@@ -199,9 +199,12 @@ def finished(workdir: Path, settings: Settings) -> str:
 
     Args:
       workdir: of the run.
-      settings: of the run; of several evaluated environments the command names one.
+      settings: of the run; of several evaluated environments the command names one,
+        and code of the user's is run only where the command says so.
     """
     words = ["python", "launch/evaluate.py", f"--checkpoint={workdir}", "--show=3"]
+    if settings.files():
+        words.append("--trust-code")
     labels = [task.label for task in settings.evaluated_tasks()]
     others = ""
     if len(labels) > 1:

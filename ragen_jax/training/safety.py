@@ -72,6 +72,20 @@ def problem(
     return ""
 
 
+def unsound_rewards(spread: float) -> str:
+    """What to know of an iteration whose rewards were no numbers, or an empty string.
+
+    Args:
+      spread: units of reward, `filter/reward_std` of the iteration.
+    """
+    if math.isfinite(spread):
+        return ""
+    return (
+        f"warning: {_NOT_FINITE}: what earned them teaches nothing, and means read"
+        f" nan; begin with {_SOUND} in another --workdir"
+    )
+
+
 def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str:
     """What to know of a run in which no update was made; else an empty string.
 

@@ -41,7 +41,7 @@ from ragen_jax.training.interrupts import (
     stalled_after,
 )
 from ragen_jax.training.run import Run
-from ragen_jax.training.safety import problem, recent_gaps
+from ragen_jax.training.safety import problem, recent_gaps, unsound_rewards
 from ragen_jax.training.workdir import (
     check_same_everywhere,
     claim_workdir,
@@ -374,6 +374,7 @@ def _show(
     )
     line = console_lib.iteration_line(done, total, values, left)
     outputs.console.iteration(line, total)
+    outputs.console.once(unsound_rewards(values["filter/reward_std"]))
 
 
 def _is_due(done: int, every: int, total: int) -> bool:

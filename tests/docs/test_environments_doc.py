@@ -31,7 +31,7 @@ def at_root(monkeypatch):
 def test_the_example_passes_the_checks(at_root, capsys):
     assert check_env.main([EXAMPLE, "--length=9"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "ok" and len(lines) == 15
+    assert lines[-1] == "ok" and len(lines) == 16
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,24 @@ FAULTY = {
         ("1 + shown])", "1 + shown, 1 + shown])"),
         r"observe gives int32\[17\]: make it int32\[9\], as observation_phrases = 9",
     ),
+    "a value kept outside": (
+        (
+            "    moves = ~state.done &",
+            "    last = step.__dict__.setdefault('last', state.player)\n"
+            "    state = state.replace(player=last)\n    moves = ~state.done &",
+        ),
+        "step reads what a function has left in a variable outside it, as in a global"
+        " list: keep all that is computed in the State$",
+    ),
+    "a call that is not for batches": (
+        (
+            "    moves = ~state.done &",
+            "    jax.pure_callback(lambda x: x, state.player, state.player)\n"
+            "    moves = ~state.done &",
+        ),
+        r"step fails: line \d+: NotImplementedError: vmap is only supported for the"
+        " pure_callback primitive when vmap_method is one of .*: fix it$",
+    ),
     "no outcome": (
         ("done=done), outcome", "done=done), {}"),
         r"step gives \(State, dict\): let it return \(State, base.Outcome\)",

@@ -209,6 +209,15 @@ def test_a_rule_that_names_no_action_is_said_to_do_nothing(table, printed):
     assert told == ["nothing: reward 0"] * 2
 
 
+@pytest.mark.parametrize("action", [4, -2])
+def test_a_rule_that_names_an_action_which_is_none_is_refused(table, action):
+    wrong = base.Environment(
+        **{**vars(table.env), "rule": lambda state: jnp.int32(action)}
+    )
+    with pytest.raises(UserError, match=f"there is no action {action}, only 0 to 3"):
+        play(table, interactive.rule_player(wrong), actions=2)
+
+
 def test_random_actions_play_the_same_game_again(table, printed):
     for _ in range(2):
         play(table, interactive.random_player(table.env, 4))

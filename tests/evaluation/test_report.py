@@ -57,6 +57,15 @@ def test_the_table_shows_success_pass_at_k_and_who_played_what(score, played):
         assert part in table, part
 
 
+def test_an_environment_without_settings_in_the_config_is_shown_as_it_comes(
+    score, played
+):
+    env = dataclasses.replace(played.settings.env, options=())
+    settings = dataclasses.replace(played.settings, env=env)
+    table = report_lib.table(score, dataclasses.replace(played, settings=settings))
+    assert "settings       as it comes" in table
+
+
 def test_a_window_is_reported_and_recorded(score, played):
     rollout = dataclasses.replace(played.settings.rollout, history="window", window=2)
     settings = dataclasses.replace(played.settings, rollout=rollout)

@@ -165,6 +165,12 @@ def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
             r"gives .*shape=\(4,\).*: let it give float32\[4, 2\]",
         ),
         ("def turn_rewards(x):\n  return 3", r"gives .*: let it give float32\[4, 2\]"),
+        (
+            "LAST = 0.0\n\n\ndef turn_rewards(x):\n  global LAST\n"
+            "  LAST = 0.9 * LAST + 0.1 * x.reward.mean()\n  return x.reward - LAST",
+            "reads what an earlier call has left in a variable outside it, as in a"
+            " running mean: let it follow from the episodes alone",
+        ),
         ("import nothing_at_all", "cannot be imported: line 1: ModuleNotFoundError"),
     ],
 )

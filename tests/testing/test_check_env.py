@@ -312,7 +312,7 @@ def test_phrases_that_fit_no_message_are_found(lake, plays):
 
 
 def test_helpers_that_mislead_are_found(lake, functions, plays):
-    assert dynamics.check_solve(lake, functions, plays)
+    assert dynamics.check_solve(lake, functions, plays) == (True, True)
     dynamics.check_picture(lake, plays)
     dynamics.check_landmarks(lake, plays)
 
@@ -330,6 +330,8 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
 
     for changes, message in (
         (dict(solve=lambda state: (4,)), "choose actions from 0 to 3"),
+        (dict(solve=lambda state: None), "solve gives None: let it give a tuple"),
+        (dict(solve=lambda state: 3), "solve gives 3: let it give a tuple"),
         (dict(solve=lambda state: ()), "finds nothing for any level"),
         (dict(solve=lambda state: (0, 1)), "does not lead to success"),
         (dict(picture=lambda state: state.tiles), "NumPy array of uint8"),
@@ -340,6 +342,54 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
     ):
         with pytest.raises(CheckError, match=message):
             check(**changes)
+
+
+def _never_done(key, state, action):
+    after, outcome = frozen_lake.step(key, state, action, LAKE)
+    return state.replace(player=after.player), outcome.replace(done=state.done)
+
+
+def test_a_solution_that_does_not_end_is_found(lake, plays):
+    endless = dynamics.compile_functions(dataclasses.replace(lake, step=_never_done))
+    with pytest.raises(CheckError, match="leads to success without the end"):
+        dynamics.check_solve(lake, endless, plays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(sample_action=lambda key: jax.random.randint(key, (), 0, 5)),
+            r"sample_action gives action \[4\]: there are actions 0 to 3, and base.NO",
+        ),
+        (
+            dict(rule=lambda state: state.player[0] - 2),
+            r"rule gives action \[-2\]: there are actions 0 to 3",
+        ),
+    ],
+)
+def test_choices_that_are_no_actions_are_found(lake, plays, changes, message):
+    sound = dict(
+        sample_action=lambda key: jax.random.randint(key, (), 0, 4),
+        rule=lambda state: state.player[0] - 1,
+    )
+    dynamics.check_choices(dataclasses.replace(lake, **sound), plays)
+    with pytest.raises(CheckError, match=message):
+        dynamics.check_choices(dataclasses.replace(lake, **changes), plays)
+
+
+def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):
+    outcome = plays.outcome
+    ended, solved = outcome.done[:, -1].sum(), outcome.success.any(axis=1).sum()
+    assert 0 < solved < ended
+    line = (
+        f"of 48 random plays of 20 actions {ended} ended, {solved} in success; returns"
+        " were from 0 to 1"
+    )
+    assert dynamics.outcomes_seen(plays, has_succeeded=False) == line
+    none = _with(plays, success=np.zeros_like(outcome.success))
+    assert "No success was" in dynamics.outcomes_seen(none, has_succeeded=False)
+    assert "No success was" not in dynamics.outcomes_seen(none, has_succeeded=True)
 
 
 # Free-form answers: the digits of the four directions.
@@ -393,6 +443,28 @@ def test_free_form_readers_that_disagree_are_found(lake, plays):
             texts.check_free_form(dataclasses.replace(sound, **changes), plays)
     with pytest.raises(CheckError, match="no read_action_text beside it"):
         check_env(dataclasses.replace(sound, read_action_text=None))
+
+
+def test_what_an_environment_writes_and_cannot_read_is_found(lake, plays):
+    digits = dataclasses.replace(
+        lake,
+        answer_bytes=8,
+        example_actions=("0", "3"),
+        read_action=_read_digit,
+        read_action_text=_read_digit_text,
+        action_text=lambda action, state: str(action),
+    )
+    said = texts.check_written(digits, plays)
+    assert said == "the prompt's examples are read as actions"
+    # Answers come in lower case, and no longer than can be read.
+    for text in ("7", "East", "0" * 9):
+        said = texts.check_written(
+            dataclasses.replace(digits, example_actions=("0", text)), plays
+        )
+        assert said.startswith(f"the prompt's examples {[text]} name no action in ")
+        wrong = dataclasses.replace(digits, action_text=lambda a, state, t=text: t)
+        with pytest.raises(CheckError, match=f"of solve as '{text}', which is read as"):
+            texts.check_written(wrong, plays)
 
 
 def test_help_of_the_checks_says_how_to_call_them(capsys):

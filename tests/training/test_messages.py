@@ -107,3 +107,12 @@ def test_the_command_that_follows_a_run_measures_the_environment_it_was_trained_
     command, others = said.split("next: ")[1].splitlines()
     assert shlex.split(command)[-1] == "--env=sokoban"
     assert others.endswith(": --env=frozen_lake, --env=larger, --env=newvocab")
+
+
+def test_the_command_that_follows_a_run_in_ones_own_environment_lets_its_file_be_run(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    config = cli.load_config("docs/examples/coin_walk_config.py").to_dict()
+    said = messages.finished(tmp_path, settings.from_dict(config))
+    assert shlex.split(said.split("next: ")[1])[-1] == "--trust-code"

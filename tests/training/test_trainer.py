@@ -313,6 +313,16 @@ def test_rewards_that_are_not_finite_are_named_as_the_cause(run):
     assert "actor_lr" in safety.problem(settings, bad, [], 0.1)
 
 
+def test_rewards_that_are_not_finite_are_said_once_in_a_run():
+    stream = io.StringIO()
+    console = console_lib.Console(stream)
+    for spread in (0.5, math.nan, 0.0, math.inf):
+        console.once(safety.unsound_rewards(spread))
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("warning: rewards of the environment were not finite: what")
+    assert "python -m ragen_jax.testing.check_env" in line
+
+
 def test_the_warning_of_a_finished_run_reads_which_rewards_were_not_finite(
     run, tmp_path
 ):
