@@ -17,8 +17,7 @@ forgets the other environments. Another,
       --out=my_tiny_symbols
 
 adds three layers, which learn to read rooms in whatever symbols the prompt explains.
-The variant "rooms" adds them to learn larger rooms and two boxes; no file of it is in
-the package, for docs/tiny_model.md says how little came of it.
+The variant "rooms" adds them to learn rooms of any size up to 9, and two boxes.
 """
 
 from ml_collections import ConfigDict
@@ -148,8 +147,9 @@ def _read_symbols(config: ConfigDict) -> None:
 def _all_rooms(config: ConfigDict) -> None:
     """The stages of `tiny_rooms`.
 
-    One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, in rooms
-    of 6 and 7: first without the system prompt, then in whole dialogues.
+    One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, first
+    without the system prompt; then anywhere in drawings of any number of rows and
+    columns, so that lines are counted; at last the same in whole dialogues.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -169,7 +169,7 @@ def _all_rooms(config: ConfigDict) -> None:
         300, lr=6e-4, random_plan=0.0, draws=42, rows=12, context=1152
     )
     config.rooms_frames = _stage(
-        1200, lr=1.5e-3, random_plan=0.0, draws=43, rows=40, context=240
+        1400, lr=1.5e-3, random_plan=0.0, draws=43, rows=32, context=240
     )
     config.rooms_frames.update(short=True, turns=2)
     config.rooms_boards.kinds = "rooms"

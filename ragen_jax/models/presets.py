@@ -6,10 +6,11 @@ from pathlib import Path
 from ragen_jax.models.config import ModelConfig
 
 # The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
-# the same with rooms in any symbols, and of environments in words.
+# the same with rooms in any symbols and with rooms of any size, and of environments in
+# words.
 EMBEDDED = {
     name: Path(__file__).parent / name
-    for name in ("tiny", "tiny_sokoban", "tiny_symbols", "tiny_words")
+    for name in ("tiny", "tiny_sokoban", "tiny_symbols", "tiny_rooms", "tiny_words")
 }
 
 # About 1 M parameters: Qwen2-shaped, so that every path it takes is a real model's.

@@ -15,6 +15,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
 
 _MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
+_MOST_IN_A_LEGEND = 8  # arms; the legend of more stands beside the panel
+_DASHES = ("-", "--", ":", "-.")  # Every ten arms take the ten colours once more.
 Runs = Mapping[str, Sequence[RunRecord]]
 
 
@@ -64,8 +66,8 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     # Of all planned arms: a row does not fall apart where only one is trained so far,
     # and an arm's colour is that of its counterparts in the other rows.
     planned = rows_of(list(study.arms))
-    colors = {
-        arm: f"C{index % 10}"
+    styles = {
+        arm: (f"C{index % 10}", _DASHES[index // 10 % len(_DASHES)])
         for arms in planned.values()
         for index, arm in enumerate(arms)
     }
@@ -82,14 +84,14 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     )
     if len(rows) > 1:
         for axes, (title, arms) in zip(grid, rows.items(), strict=True):
-            _draw_row(axes, names, {arm: runs[arm] for arm in arms}, colors, title)
+            _draw_row(axes, names, {arm: runs[arm] for arm in arms}, styles, title)
         for column in grid.T:  # One curve's rows are there to be compared.
             _share_limits(column)
     else:
-        _draw_row(grid.flat, names, runs, colors, "")
+        _draw_row(grid.flat, names, runs, styles, "")
     figure.tight_layout()
     with atomic_files.new_file(path, binary=True) as file:
-        figure.savefig(file, format="png", dpi=110)
+        figure.savefig(file, format="png", dpi=110, bbox_inches="tight")
     plt.close(figure)
     return True
 
@@ -98,7 +100,7 @@ def _draw_row(
     panels: Any,
     names: Sequence[str],
     runs: Runs,
-    colors: Mapping[str, str],
+    styles: Mapping[str, tuple[str, str]],
     title: str,
 ) -> None:
     """Fills a panel a name, and gives the legend a free one where there is one."""
@@ -106,13 +108,14 @@ def _draw_row(
     lines: dict[str, Any] = {}  # An arm may lack the last curve: a line of any.
     for axis, name in zip(axes, names, strict=True):
         for arm, found in runs.items():
-            color = colors[arm]
+            color, dashes = styles[arm]
             series = [r.series(name) for r in found]
             series = [(x, y) for x, y in series if len(x)]
             for x, y in series:
                 axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
             if series:
-                lines[arm] = axis.plot(*mean_curve(series), color=color, linewidth=1.8)
+                x, y = mean_curve(series)
+                lines[arm] = axis.plot(x, y, dashes, color=color, linewidth=1.8)
         axis.set_title(f"{title}: {name}" if title else name, fontsize=10)
         axis.set_xlabel("iteration")
         axis.grid(alpha=0.3)
@@ -120,6 +123,8 @@ def _draw_row(
     legend = [lines[arm][0] for arm in shown], shown
     if len(free):
         free[0].legend(*legend, fontsize=10, loc="center left", frameon=False)
+    elif len(shown) > _MOST_IN_A_LEGEND:
+        axes[-1].legend(*legend, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     else:
         axes[-1].legend(*legend, fontsize=8)
     for axis in free:

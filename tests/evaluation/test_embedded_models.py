@@ -12,17 +12,30 @@ from ragen_jax.training import validation, weights
 from ragen_jax.trajectory import ANSWER_CLOSED
 
 
+def play(variant: str, model: str, prompts: int):
+    """The scores of a model in so many test rooms."""
+    config = cli.load_config(f"{ROOT}/configs/sokoban.py:{variant}")
+    config.evaluation.slots, config.model.path = prompts, model
+    run = run_lib.prepare(settings_lib.from_dict(config.to_dict()), models.one_device())
+    evaluators = validation.make_evaluators(run, rollouts=1, prompts=prompts)
+    actor = weights.load_parameters(run.model)
+    scores = validation.evaluate(run, evaluators, actor, split=TEST, prompts=prompts)
+    (score,) = scores.values()
+    return score
+
+
 @pytest.mark.slow
 def test_the_model_of_a_solvers_play_solves_most_rooms_that_it_has_not_seen():
-    config = cli.load_config(f"{ROOT}/configs/sokoban.py:solver")
-    config.evaluation.slots = 64
-    run = run_lib.prepare(settings_lib.from_dict(config.to_dict()), models.one_device())
-    evaluators = validation.make_evaluators(run, rollouts=1, prompts=64)
-    actor = weights.load_parameters(run.model)
-    scores = validation.evaluate(run, evaluators, actor, split=TEST, prompts=64)
-    (score,) = scores.values()
+    score = play("solver", "tiny_sokoban", 64)
     # 83 % of 256 rooms: of 64 below 60 % once in a million draws.
     assert score.success > 0.6 and score.valid_reply_rate > 0.99
+
+
+@pytest.mark.slow
+def test_the_model_of_larger_rooms_solves_some_of_a_size_that_it_has_not_seen():
+    score = play("larger", "tiny_rooms", 20)
+    # 34 % of 256 rooms: of 20 at most one once in 350 draws.
+    assert score.success > 0.05 and score.valid_reply_rate > 0.99
 
 
 @pytest.mark.slow

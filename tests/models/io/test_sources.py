@@ -66,8 +66,8 @@ def test_a_path_that_leads_nowhere_is_refused_without_a_network(path, monkeypatc
     message = _refusal(sources.locate, path)
     assert message.startswith("model.path: there is no folder ")
     assert (
-        "; give 'tiny', 'tiny_sokoban', 'tiny_symbols', 'tiny_words' or 'smollm2', a"
-        " Hugging Face" in message
+        "; give 'tiny', 'tiny_sokoban', 'tiny_symbols', 'tiny_rooms', 'tiny_words' or"
+        " 'smollm2', a Hugging Face" in message
     )
 
 
