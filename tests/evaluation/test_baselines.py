@@ -68,6 +68,7 @@ def levels():
     return jax.jit(jax.vmap(one))(jnp.arange(PROMPTS))
 
 
+@pytest.mark.slow
 def test_the_planner_succeeds_as_often_as_its_values_say(planned, levels):
     """Which is the most that any player can, by the Bellman equation."""
     values = jax.jit(jax.vmap(lambda t: slip_values(t, 0.6, ACTIONS)[0][ACTIONS]))

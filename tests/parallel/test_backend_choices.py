@@ -48,6 +48,7 @@ def test_what_the_settings_say_is_not_chosen_for_them():
         assert plan(window=2, context=301).context == 301
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 def test_decode_attention_is_cudnns_where_it_has_a_kernel(capability):
     bf16 = jnp.dtype(jnp.bfloat16)

@@ -199,6 +199,7 @@ def test_a_resumed_run_lets_tensorboard_forget_what_is_repeated(tmp_path):
     assert _values(second) == [("train/success", 2, 0.5)]
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_readable_png_that_changes_with_the_data(tmp_path):
     pictures = []
     for slope in (0.0, 0.02):

@@ -72,6 +72,7 @@ def _blank_first_layer():
     return first, others, deeper
 
 
+@pytest.mark.slow
 def test_the_loss_of_layers_that_read_nothing_is_that_of_the_embeddings():
     # Rows of length 1 at right angles lie 2 apart, squared, in units of one's square.
     # Tokens that stay cost nothing.
