@@ -165,13 +165,13 @@ def _all_rooms(config: ConfigDict) -> None:
         1500, lr=2e-3, random_plan=0.0, draws=41, rows=48, context=192
     )
     config.rooms_boards.update(short=True, turns=2)
-    config.rooms_dialogues = _stage(
-        300, lr=6e-4, random_plan=0.0, draws=42, rows=12, context=1152
-    )
     config.rooms_frames = _stage(
         1400, lr=1.5e-3, random_plan=0.0, draws=43, rows=32, context=240
     )
     config.rooms_frames.update(short=True, turns=2)
+    config.rooms_dialogues = _stage(
+        300, lr=6e-4, random_plan=0.0, draws=42, rows=12, context=1152
+    )
     config.rooms_boards.kinds = "rooms"
     config.rooms_frames.kinds = "rooms_in_frames"
     config.rooms_dialogues.kinds = "rooms_in_named_frames"

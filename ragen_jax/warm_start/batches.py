@@ -70,19 +70,12 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
     # Rows that begin alike share their opening; where they need not, each has its own.
     is_shared = not (stage.short or stage.read_layers or variant.shapes)
 
-    def level_shape(key):
-        start = variant.env.reset(demonstrate.level_key(key), jnp.int32(TRAIN))
-        return frames.shape_index(start, variant.shapes)
-
     def in_symbol_sets(key):
         set_key, key = jax.random.split(key)
-        shape = () if is_shared else (rows,)
-        which = jax.random.randint(set_key, shape, 0, len(dialogues))
         keys = jax.random.split(key, rows)
+        which = _choose_sets(set_key, keys, variant, is_shared)
 
         def play_in(key, index):
-            if variant.shapes:
-                index = level_shape(key)
             changed = symbol_sets.with_symbols(tokens, drawn, index, offset)
             return play(key, changed)
 
@@ -95,6 +88,29 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         return batch._replace(meant=meant, opening_length=length)
 
     return in_symbol_sets
+
+
+def _choose_sets(
+    key: jax.Array, keys: jax.Array, variant: Variant, is_shared: bool
+) -> jax.Array:
+    """int32[], or int32[R] for rows that differ: which of `variant.symbol_sets`.
+
+    Args:
+      key: of the choice, where it is free.
+      keys: of the rows. The shape of a drawing follows from its level, which is drawn
+        here once more: cheap beside one step of training.
+      variant: with two sets or more.
+      is_shared: whether all rows are in one set.
+    """
+    if not variant.shapes:
+        shape = () if is_shared else keys.shape
+        return jax.random.randint(key, shape, 0, len(variant.symbol_sets))
+
+    def level_shape(key):
+        start = variant.env.reset(demonstrate.level_key(key), jnp.int32(TRAIN))
+        return frames.shape_index(start, variant.shapes)
+
+    return jax.vmap(level_shape)(keys)
 
 
 def _dialogue(env: Environment, legend: str, variant: Variant, pieces, short: bool):

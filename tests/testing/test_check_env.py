@@ -405,14 +405,19 @@ def _read_digit_text(text, state):
     return int(text) if text in (b"0", b"1", b"2", b"3") and not state.done else -1
 
 
-def test_free_form_readers_that_disagree_are_found(lake, plays):
-    sound = dataclasses.replace(
+def _answered_by_digits(lake, **changes):
+    return dataclasses.replace(
         lake,
         answer_bytes=8,
         example_actions=("0", "3"),
         read_action=_read_digit,
         read_action_text=_read_digit_text,
+        **changes,
     )
+
+
+def test_free_form_readers_that_disagree_are_found(lake, plays):
+    sound = _answered_by_digits(lake)
     texts.check_free_form(sound, plays)
     for changes, message in (
         (
@@ -446,14 +451,7 @@ def test_free_form_readers_that_disagree_are_found(lake, plays):
 
 
 def test_what_an_environment_writes_and_cannot_read_is_found(lake, plays):
-    digits = dataclasses.replace(
-        lake,
-        answer_bytes=8,
-        example_actions=("0", "3"),
-        read_action=_read_digit,
-        read_action_text=_read_digit_text,
-        action_text=lambda action, state: str(action),
-    )
+    digits = _answered_by_digits(lake, action_text=lambda action, state: str(action))
     said = texts.check_written(digits, plays)
     assert said == "the prompt's examples are read as actions"
     # Answers come in lower case, and no longer than can be read.
