@@ -172,9 +172,14 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_dialogues = _stage(
         300, lr=6e-4, random_plan=0.0, draws=42, rows=12, context=1152
     )
+    config.rooms_places = _stage(
+        450, lr=8e-4, random_plan=0.0, draws=44, rows=12, context=1152
+    )
+    config.rooms_places.places_weight = 5.0
     config.rooms_boards.kinds = "rooms"
     config.rooms_frames.kinds = "rooms_in_frames"
-    config.rooms_dialogues.kinds = "rooms_in_named_frames"
+    for name in ("rooms_dialogues", "rooms_places"):
+        config[name].kinds = "rooms_in_named_frames"
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:
@@ -191,5 +196,6 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             new_words=False,
             read_layers=0,
             turns=0,
+            places_weight=1.0,
         )
     )

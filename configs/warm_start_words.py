@@ -69,5 +69,6 @@ def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDi
             new_words=False,
             read_layers=0,
             turns=0,
+            places_weight=1.0,
         )
     )

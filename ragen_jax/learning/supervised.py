@@ -16,6 +16,7 @@ def imitation_loss(
     config: ModelConfig,
     prefix: jax.Array | None = None,
     dtype=jnp.float32,
+    weight: jax.Array | None = None,
 ) -> jax.Array:
     """float32[], mean negative log-likelihood per reply token, nats.
 
@@ -26,6 +27,7 @@ def imitation_loss(
       config: the model's shape.
       prefix: int32[S], what all rows begin with, if they do; it is computed once.
       dtype: of the computation.
+      weight: float[R, T], how much each of them counts; None: all alike.
     """
     before: KeysAndValues = ()
     if prefix is not None:
@@ -42,4 +44,7 @@ def imitation_loss(
         dtype=dtype,
         with_entropy=False,
     ).logprobs
-    return -aggregation.token_mean(logprobs, is_reply).value()
+    if weight is None:
+        return -aggregation.token_mean(logprobs, is_reply).value()
+    weight = jnp.where(is_reply, weight, 0.0)
+    return -(weight * jnp.where(is_reply, logprobs, 0.0)).sum() / weight.sum()

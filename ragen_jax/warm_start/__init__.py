@@ -8,7 +8,9 @@ STAGES = {
         *("bandit_dialogues", "bandit_mixed"),
     ),
     "tiny_symbols": ("symbols_legend", "symbols_prompt", "symbols_dialogues"),
-    "tiny_rooms": ("rooms_boards", "rooms_frames", "rooms_dialogues"),
+    "tiny_rooms": (
+        *("rooms_boards", "rooms_frames", "rooms_dialogues", "rooms_places"),
+    ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }
 # Models that begin with another one's weights.

@@ -90,6 +90,27 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
     return in_symbol_sets
 
 
+def token_weights(
+    tokens: jax.Array, is_reply: jax.Array, colon: int, places: float
+) -> jax.Array:
+    """float32[R, T], how much each token of replies counts: `places` up to the colon.
+
+    Before it, a walk's reply says where the player and the landmarks are, which has to
+    be read off the board; what follows is much longer, and partly left to chance.
+
+    Args:
+      tokens: int32[R, T], demonstrated rows.
+      is_reply: bool[R, T].
+      colon: id of the token that ends the places.
+      places: what those tokens count, beside 1 for the others.
+    """
+    position = jnp.arange(tokens.shape[1])[None]
+    is_first = is_reply & ~jnp.pad(is_reply, ((0, 0), (1, 0)))[:, :-1]
+    latest = lambda marks: jax.lax.cummax(jnp.where(marks, position, -1), axis=1)
+    is_place = latest(is_first) >= latest(is_reply & (tokens == colon))
+    return jnp.where(is_reply & is_place, places, 1.0).astype(jnp.float32)
+
+
 def _choose_sets(
     key: jax.Array, keys: jax.Array, variant: Variant, is_shared: bool
 ) -> jax.Array:

@@ -51,6 +51,7 @@ _STAGE = {
     "new_words": _FLAG,
     "read_layers": _whole(0, 1000),
     "turns": _whole(0, 1000),
+    "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
 }
 
 

@@ -162,10 +162,16 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         first = _train(first, draws, shares, loss, stage, config, name)
         return reading.join(first, others)
 
+    (colon,) = tokenizer(":")["input_ids"]
+
     def imitate(weights, batch):
-        loss = supervised.imitation_loss(
-            weights, batch.tokens, batch.is_reply, shape, batch.opening
-        )
+        counts = None
+        if stage.places_weight != 1:
+            counts = batches.token_weights(
+                batch.tokens, batch.is_reply, colon, stage.places_weight
+            )
+        given = batch.tokens, batch.is_reply, shape, batch.opening
+        loss = supervised.imitation_loss(weights, *given, weight=counts)
         return loss, batch.success.mean()
 
     return _train(weights, draws, shares, imitate, stage, config, name)

@@ -37,6 +37,7 @@ def test_the_loss_is_the_mean_negative_log_likelihood_of_the_reply_tokens():
     is_reply = rng.random((3, 12)) < 0.4
     is_reply[:, :4] = False
     is_reply[1, 6:] = False  # rows of different weight
+    counts = rng.integers(1, 4, (3, 12)).astype(np.float32)
 
     @functools.partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
     def compute(weights, prefix):
@@ -44,14 +45,17 @@ def test_the_loss_is_the_mean_negative_log_likelihood_of_the_reply_tokens():
         logits = transformer.vocabulary_logits(weights, hidden)
         given = weights, tokens, is_reply, CONFIG
         losses = [supervised.imitation_loss(*given, p) for p in (None, prefix)]
+        losses.append(supervised.imitation_loss(*given, weight=counts))
         return jax.nn.log_softmax(logits, axis=-1), *losses
 
-    log_policy, whole, shared = jax.device_get(
+    log_policy, whole, shared, weighed = jax.device_get(
         compute(models.random_parameters(CONFIG), jnp.array(OPENING))
     )
     said = [log_policy[r, t - 1, tokens[r, t]] for r, t in np.argwhere(is_reply)]
     assert 5 < len(said) < 20
     np.testing.assert_allclose([whole, shared], -np.mean(said), rtol=1e-5)
+    expected = -np.average(said, weights=counts[is_reply])
+    np.testing.assert_allclose(weighed, expected, rtol=1e-5)
 
 
 # Demonstrated episodes ---------------------------------------------------------------

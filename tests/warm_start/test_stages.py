@@ -55,6 +55,14 @@ def test_weights_that_the_last_step_breaks_are_refused():
         stages._check_weights("last", weights)
 
 
+def test_places_before_the_colon_of_each_reply_count_more_than_its_walk():
+    colon, row = 7, [9, 9, 1, 2, 7, 3, 7, 4, 7, 9, 1, 7, 3, 0]
+    reply = [(2 <= at < 8) or (10 <= at < 13) for at in range(len(row))]
+    made = batches.token_weights(jnp.array([row]), jnp.array([reply]), colon, 5.0)
+    wanted = [1, 1, 5, 5, 1, 1, 1, 1, 1, 1, 5, 1, 1, 1]
+    np.testing.assert_array_equal(made[0], wanted)
+
+
 def test_no_stage_of_one_seed_draws_the_levels_of_anothers():
     seeds, draws = [*range(20), 2**31, 2**32 - 1], range(100)
     drawn = {stages._draw_seed(seed, draw) for seed in seeds for draw in draws}
