@@ -6,12 +6,10 @@
 Trains for a few iterations without saving anything, then samples conversations of fixed
 lengths, and prints a table and, with --out, JSON. Gymnasium's FrozenLake is measured in
 the same run if it is installed; with --peers so are transformers (with torch) and
-google-tunix, on the same weights and tokens. --shape takes random weights in the shape
-of a model that is not there, as in --config=configs/frozenlake.py:smollm2
---shape=smollm2 --iterations=0 --peers. --instruments says what diagnostics, mutual
-information and the report cost. --suite=gpu --out=DIR is everything worth knowing about
-a GPU, in stages of at most ten minutes; cut off, it continues where it was when it is
-started again. With --smoke it is small enough for a CPU.
+google-tunix, on the same weights and tokens. --shape takes random weights, as in
+--config=configs/frozenlake.py:smollm2 --shape=smollm2 --iterations=0 --peers.
+--suite=gpu --out=DIR measures a GPU in stages of at most ten minutes; the same command
+continues a suite that was interrupted.
 """
 
 from ragen_jax.utils import endings
@@ -36,38 +34,38 @@ _CONFIG = cli.define_config("configs/frozenlake.py")
 _ITERATIONS = flags.DEFINE_integer(
     "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=0
 )
-_OUT = flags.DEFINE_string("out", None, "JSON file to write; --suite: a folder.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite a folder.")
 _ENV = flags.DEFINE_string(
-    "env", None, "Measure this environment alone ('all': each), beside its peers."
+    "env", None, "Measure only this environment, or 'all', beside public ones."
 )
 _GAMES = 1024  # side by side, where environments are measured
 _SHAPE = flags.DEFINE_enum(
     "shape", None, list(SHAPES), "Random weights in this shape, with tiny's tokenizer."
 )
-_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "A list of measurements, to --out.")
+_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Measure in stages, to --out.")
 _INSTRUMENTS = flags.DEFINE_boolean(
-    "instruments", False, "Measure what diagnostics and the report cost, alone."
+    "instruments", False, "Measure only what diagnostics and the report cost."
 )
-_SMOKE = flags.DEFINE_boolean("smoke", False, "The suite in small sizes.")
-_STAGE = flags.DEFINE_string("stage", None, "One of the suite, in this process.")
-_OTHERS = flags.DEFINE_boolean("peers", False, "Run other programs beside ours.")
+_SMOKE = flags.DEFINE_boolean("smoke", False, "With --suite: sizes for a CPU.")
+_STAGE = flags.DEFINE_string("stage", None, "Only this stage of the suite.")
+_OTHERS = flags.DEFINE_boolean("peers", False, "Measure other libraries too.")
 _SIZES = {
     name: flags.DEFINE_integer(name, usual, help, lower_bound=1)
     for name, usual, help in [
         ("repeats", 3, "Timings of each conversation."),
-        ("batch", 8, "Conversations side by side."),
-        ("prompt_tokens", 128, "Of a prompt, to which one reply is sampled."),
-        ("new_tokens", 64, "Of that reply."),
-        ("turns", 5, "Turns of a conversation of several."),
-        ("observation_tokens", 100, "Given in each of those turns."),
-        ("reply_tokens", 48, "Of each reply in them."),
+        ("batch", 8, "Conversations in a batch."),
+        ("prompt_tokens", 128, "One turn: tokens of the prompt."),
+        ("new_tokens", 64, "One turn: tokens of the reply."),
+        ("turns", 5, "Several turns: their number."),
+        ("observation_tokens", 100, "Several turns: tokens of each message."),
+        ("reply_tokens", 48, "Several turns: tokens of each reply."),
     ]
 }
 _LIMIT = flags.DEFINE_integer(
-    "stage_seconds", 600, "Of each stage of the suite, at most.", lower_bound=1
+    "stage_seconds", 600, "Most seconds for a stage of the suite.", lower_bound=1
 )
 _TOTAL = flags.DEFINE_integer(
-    "suite_seconds", 0, "Of the whole suite, at most; 0: any.", lower_bound=0
+    "suite_seconds", 0, "Most seconds for the suite; 0: no limit.", lower_bound=0
 )
 
 

@@ -25,14 +25,16 @@ from ragen_jax.errors import UserError
 
 flags.adopt_module_key_flags(trust)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
-_ALL = flags.DEFINE_boolean("all", False, "Every step that is still there.")
-_MODEL = flags.DEFINE_string("model", None, "Where the run's model lies now.")
-_PROMPTS = flags.DEFINE_integer("prompts", 0, "Prompts; 0: as trained.", lower_bound=0)
-_GROUP = flags.DEFINE_integer(
-    "group_size", 0, "Episodes of each; 0: as trained.", lower_bound=0
+_ALL = flags.DEFINE_boolean("all", False, "Every step of the workdir.")
+_MODEL = flags.DEFINE_string("model", None, "The run's model, if it has moved.")
+_PROMPTS = flags.DEFINE_integer(
+    "prompts", 0, "Prompts of a batch; 0: as trained.", lower_bound=0
 )
-_SAMPLES = flags.DEFINE_integer("samples", 64, "Thoughts; 0: all.", lower_bound=0)
-_BUCKETS = flags.DEFINE_enum("buckets", "quantile", ["quantile", "fixed"], "Of spread.")
+_GROUP = flags.DEFINE_integer(
+    "group_size", 0, "Episodes of each prompt; 0: as trained.", lower_bound=0
+)
+_SAMPLES = flags.DEFINE_integer("samples", 64, "Thoughts used; 0: all.", lower_bound=0)
+_BUCKETS = flags.DEFINE_enum("buckets", "quantile", ["quantile", "fixed"], "Edges.")
 _INFORMATION = flags.DEFINE_boolean("information", True, "Mutual information.")
 _GRADIENTS = flags.DEFINE_boolean("gradients", True, "Gradient norms.")
 _OUT = flags.DEFINE_string("out", None, "JSON file; default WORKDIR/diagnosis.json.")

@@ -7,11 +7,11 @@
 
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
 one step's folder; it is played as it was trained, or as --config says, at its
-evaluation.temperature. A model without training is played as --config says. How many
-levels and episodes is up to the flags below alone. --policy=random, --policy=rule
+evaluation.temperature. A model without training is played as --config says. Only the
+flags below say how many levels and episodes are played. --policy=random, --policy=rule
 (where there is a rule) and --policy=planner play the same levels without a language
 model. The same seed and split always give the same levels.
---verify plays nothing: it reads every file of the checkpoints and tells the damaged.
+--verify plays nothing: it reads every file of the checkpoints and names damaged ones.
 """
 
 from ragen_jax.utils import endings
@@ -44,26 +44,26 @@ _POLICY = flags.DEFINE_enum(
 _ENV = flags.DEFINE_string(
     "env",
     None,
-    "Label of one of several environments; default: of those that training evaluates,"
-    " the one that it plays, or else the first by label.",
+    "Label of the environment to play, where the settings have several; default: the"
+    " one that training plays, or else the first by label.",
 )
-_PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels.", 1, 2**31 - 1)
-_ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes a level.", 1, 2**31 - 1)
+_PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels to play.", 1, 2**31 - 1)
+_ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes of each.", 1, 2**31 - 1)
 _TEMPERATURE = flags.DEFINE_float(
     "temperature",
     None,
     "0: the likeliest token; default: evaluation.temperature of the settings.",
 )
-_SEED = flags.DEFINE_integer("seed", None, "Default: that of the settings.")
+_SEED = flags.DEFINE_integer("seed", None, "Of levels and sampling.")
 _SPLIT = flags.DEFINE_enum(
-    "split", "test", ["train", "validation", "test"], "Which levels."
+    "split", "test", ["train", "validation", "test"], "Of the levels."
 )
 _OUT = flags.DEFINE_string(
     "out", None, "Trajectories, .jsonl; default WORKDIR/evaluations/..."
 )
 _SHOW = flags.DEFINE_integer("show", 0, "Episodes to print.", lower_bound=0)
 _VERIFY = flags.DEFINE_boolean(
-    "verify", False, "Only read the checkpoints, and tell which are damaged."
+    "verify", False, "Only read the checkpoints, and name the damaged ones."
 )
 
 

@@ -33,11 +33,11 @@ from ragen_jax.errors import UserError
 flags.adopt_module_key_flags(trust)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
 _MODEL = flags.DEFINE_string(
-    "model", None, "Where the model that the run began with lies now, if it has moved."
+    "model", None, "The model that the run began with, if it has moved."
 )
-_OUT = flags.DEFINE_string("out", None, "The new folder.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write.")
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16"], "Of the stored weights."
+    "dtype", "float32", ["float32", "bfloat16"], "Type of the weights."
 )
 _ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
 _GGUF = (

@@ -36,15 +36,15 @@ _SET = flags.DEFINE_multi_string(
 _POLICY = flags.DEFINE_enum(
     "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
 )
-_EPISODES = flags.DEFINE_integer("episodes", 1, "How many.", lower_bound=1)
+_EPISODES = flags.DEFINE_integer("episodes", 1, "To play.", lower_bound=1)
 _ACTIONS = flags.DEFINE_integer(
-    "actions", None, "Most of an episode; default: --config's, or 100.", lower_bound=1
+    "actions", None, "Most in an episode; default: --config's, or 100.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Decides the levels.", 0, 2**32 - 1)
 _SPLIT = flags.DEFINE_enum(
-    "split", "train", ["train", "validation", "test"], "Which levels."
+    "split", "train", ["train", "validation", "test"], "Of the levels."
 )
-_PICTURE = flags.DEFINE_string("picture", None, "Folder for pictures.")
+_PICTURE = flags.DEFINE_string("picture", None, "Folder for PNGs.")
 
 _MANY = 100  # actions of an episode, where no config says how many
 

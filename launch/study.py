@@ -1,4 +1,4 @@
-"""Runs a study: a grid of training runs with seeds, a page of figures and verdicts.
+r"""Runs a study: a grid of training runs with seeds, a page of figures and verdicts.
 
   python launch/study.py --study=configs/studies/stabilized.py --jobs=2
 
@@ -27,12 +27,12 @@ _STUDY = flags.DEFINE_string("study", None, "File that defines get_study().")
 _FOLDER = flags.DEFINE_string("folder", "runs/studies", "Where runs train.")
 _PAGES = flags.DEFINE_string("pages", "docs/studies", "Where the page is written.")
 _JOBS = flags.DEFINE_integer(
-    "jobs", 2, "Runs side by side; no more than there are GPUs, if any.", lower_bound=1
+    "jobs", 2, "Runs at a time; no more than there are GPUs, if any.", lower_bound=1
 )
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of the study's own, as 0,1,2.")
 _ONLY = flags.DEFINE_string("only", "", "Regular expression of the arms to run.")
-_SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "tiny, smoke or paper.")
-_RUN = flags.DEFINE_integer("run", None, "Number of the one run to do, from 0.")
+_SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "Size of the runs.")
+_RUN = flags.DEFINE_integer("run", None, "Only this run, by number.")
 _RETRY = flags.DEFINE_boolean("retry_failed", False, "Run failed runs again.")
 _REPORT = flags.DEFINE_boolean("report", False, "Only write the page again.")
 _LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states.")

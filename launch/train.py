@@ -5,11 +5,11 @@
   python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
 
 trains nothing: it compiles the run's programs for an H100, which need not be here, and
-shows memory, passes, collectives and a time (docs/planning.md).
+shows memory, collectives and the time of an iteration (docs/planning.md).
 
 Ctrl-C, SIGTERM or a closed terminal saves; the same command resumes. On several hosts
 the same command runs on each: SLURM and Kubernetes are recognized, else --coordinator,
---processes and --process say who is who.
+--processes and --process are needed (docs/clusters.md).
 """
 
 from ragen_jax.utils import endings
@@ -40,15 +40,15 @@ _PLAN = flags.DEFINE_boolean(
 _TARGET = flags.DEFINE_string(
     "target",
     None,
-    "With --plan: plan for devices that need not be here, a100, b200, h100 or h200.",
+    "With --plan: for devices that need not be here: a100, b200, h100 or h200.",
 )
-_DEVICES = flags.DEFINE_integer("target-devices", 1, "Of all the target's hosts.")
-_HOSTS = flags.DEFINE_integer("target-hosts", 1, "That share the target's devices.")
+_DEVICES = flags.DEFINE_integer("target-devices", 1, "Devices in all.")
+_HOSTS = flags.DEFINE_integer("target-hosts", 1, "Hosts in all.")
 _REPLIES = flags.DEFINE_list(
-    "target-replies", [], "Mean tokens of a reply to estimate the time for: 50,150."
+    "target-replies", [], "Mean tokens of a reply, to estimate times for: 50,150."
 )
 _SHAPE = flags.DEFINE_string(
-    "shape", None, "With --target: a model's shape, qwen2.5-0.5b, without its files."
+    "shape", None, "With --target: a model's shape, without files: qwen2.5-0.5b."
 )
 
 

@@ -1,4 +1,4 @@
-r"""Supervised start: makes an embedded model, `tiny` or `tiny_words`, from nothing.
+r"""Supervised start: makes a small model, such as `tiny`, from demonstrations.
 
 Trains a byte-level BPE tokenizer on the environments' texts, then a small transformer
 on demonstrated episodes of FrozenLake, Sokoban and Bandit, or of SearchQA and WebShop,

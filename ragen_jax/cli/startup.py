@@ -21,8 +21,8 @@ from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "Processes of the run.")
-_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Processes in all.")
+_PROCESS = flags.DEFINE_integer("process", None, "This one's number, from 0.")
 
 # XLA's flags, which it reads once, before the first computation. Simulated devices meet
 # once a minibatch; on a busy machine one is minutes late, and after 40 s XLA would end
