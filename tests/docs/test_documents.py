@@ -29,6 +29,12 @@ def _links(text):
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
+def _anchors(text):
+    """What links can name behind a #: headings in small letters, spaces as hyphens."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", text), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 def _commands(text):
     """The command lines of a document: in blocks, indented, or between backticks."""
     blocks = re.findall(r"^```(?:ba)?sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -63,8 +69,11 @@ def test_every_link_and_every_path_of_a_document_leads_to_a_file(document):
     text = document.read_text()
     for link in _links(text) if document.suffix == ".md" else ():
         if "://" not in link:
-            target = document.parent / link.split("#")[0]
+            path, _, anchor = link.partition("#")
+            target = document.parent / path if path else document
             assert target.exists(), f"{_name(document)} links to {link}"
+            if anchor:
+                assert anchor in _anchors(target.read_text()), link
     for path in PATH.findall(text):
         path = path.rstrip("./").replace("NAME", "*")
         assert list(ROOT.glob(path)), f"{_name(document)} names {path}"
