@@ -175,10 +175,14 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_places = _stage(
         450, lr=8e-4, random_plan=0.0, draws=44, rows=12, context=1152
     )
-    config.rooms_places.places_weight = 5.0
+    config.rooms_refined = _stage(
+        450, lr=4e-4, random_plan=0.0, draws=45, rows=12, context=1152
+    )
+    for name in ("rooms_places", "rooms_refined"):
+        config[name].places_weight = 5.0
     config.rooms_boards.kinds = "rooms"
     config.rooms_frames.kinds = "rooms_in_frames"
-    for name in ("rooms_dialogues", "rooms_places"):
+    for name in ("rooms_dialogues", "rooms_places", "rooms_refined"):
         config[name].kinds = "rooms_in_named_frames"
 
 

@@ -9,7 +9,8 @@ STAGES = {
     ),
     "tiny_symbols": ("symbols_legend", "symbols_prompt", "symbols_dialogues"),
     "tiny_rooms": (
-        *("rooms_boards", "rooms_frames", "rooms_dialogues", "rooms_places"),
+        *("rooms_boards", "rooms_frames"),
+        *("rooms_dialogues", "rooms_places", "rooms_refined"),
     ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }
