@@ -372,6 +372,24 @@ def test_a_metric_sees_the_penalty_only_where_asked():
     assert np.abs(values - np.asarray(rewards.returns(episodes))).max() > 0.05
 
 
+def test_the_filter_reports_both_spreads_and_keeps_the_fraction_of_its_iteration():
+    rows, episodes = updates.record()
+    chosen = updates.settings(
+        iterations=5,
+        filter__with_penalty=True,
+        filter__fraction=0.25,
+        filter__fraction_end=0.75,
+    )
+    for iteration, kept in ((0, 1), (2, 2), (4, 3)):
+        found = filters.uncertainty_filter(
+            chosen, rows, episodes, jnp.int32(iteration)
+        )
+        assert found.kept_groups.sum() == kept
+    for spread, penalty in ((found.std, 0.0), (found.spread, -0.1)):
+        by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
+        np.testing.assert_allclose(spread, by_group.std(axis=1, ddof=1), rtol=1e-5)
+
+
 def test_groups_are_ranked_among_those_of_their_environment():
     """The second environment's returns are ten times as spread."""
     rows, episodes = updates.record()
