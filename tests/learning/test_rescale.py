@@ -49,6 +49,16 @@ def test_advantages_are_scaled_by_the_kept_share(kind, factor):
     assert rescaled(filter__loss_scale=kind) == [2.0 * factor, -factor]
 
 
+def test_a_turn_whose_tokens_share_an_advantage_counts_once_in_the_whitening():
+    changes = dict(rollout__prompts=2, advantage__whiten=True)
+    chosen = updates.settings(estimator="grpo", **changes)
+    target = jnp.zeros(ROWS.is_reply.shape, bool).at[jnp.arange(2), 1].set(True)
+    estimate = Estimate(GAINS, jnp.zeros_like(GAINS), is_target=target)
+    found = rescale.rescale(chosen, estimate, KEPT, EPISODES, CHOSEN)
+    expected = np.where(ROWS.is_reply, [[1.0], [-1.0], [0.0]], 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_groups_are_weighted_by_their_spread_over_the_largest():
     np.testing.assert_allclose(rescaled(filter__reweight=True), [0.5, -1.0], rtol=1e-6)
 
