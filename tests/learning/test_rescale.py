@@ -143,6 +143,19 @@ def test_the_critic_can_have_a_schedule_of_its_own():
     assert schedules.learning_rate(chosen, 1.0, "same")(last) == 1.0
 
 
+def test_a_rate_rises_while_it_warms_up_and_then_falls_for_as_long_as_was_asked_for():
+    warmed = dict(optimizer__warmup=4, optimizer__schedule_updates=12)
+    rises, falls = [0.25, 0.5, 0.75, 1.0], np.arange(9) / 8
+    for kind, fallen in (
+        ("linear", 1 - falls),
+        ("cosine", 0.5 + 0.5 * np.cos(np.pi * falls)),
+    ):
+        chosen = updates.settings(**warmed, optimizer__schedule=kind)
+        rate = schedules.learning_rate(chosen, 1.0)
+        found = [float(rate(update)) for update in range(13)]
+        np.testing.assert_allclose(found, [*rises, *fallen], atol=1e-6)
+
+
 def test_the_actors_schedule_ends_with_the_run_though_the_critic_warms_up_first():
     chosen = updates.settings(
         iterations=20, optimizer__critic_warmup=10, optimizer__schedule="linear"
@@ -391,9 +404,7 @@ def test_the_filter_reports_both_spreads_and_keeps_the_fraction_of_its_iteration
         filter__fraction_end=0.75,
     )
     for iteration, kept in ((0, 1), (2, 2), (4, 3)):
-        found = filters.uncertainty_filter(
-            chosen, rows, episodes, jnp.int32(iteration)
-        )
+        found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(iteration))
         assert found.kept_groups.sum() == kept
     for spread, penalty in ((found.std, 0.0), (found.spread, -0.1)):
         by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)

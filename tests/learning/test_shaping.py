@@ -169,9 +169,7 @@ def test_a_kl_penalty_in_the_reward_has_the_coefficient_of_its_iteration():
         expected = np.where(rows.is_reply, -penalty, 0.0)
         np.testing.assert_allclose(paid, expected, rtol=1e-5)
     in_loss = updates.settings(estimator="grpo", loss__kl=0.5, loss__kl_in="loss")
-    assert not shaping.token_rewards(
-        in_loss, rows, nothing, scores, jnp.int32(0)
-    ).any()
+    assert not shaping.token_rewards(in_loss, rows, nothing, scores, jnp.int32(0)).any()
 
 
 def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
