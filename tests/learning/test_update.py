@@ -301,6 +301,22 @@ def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
     np.testing.assert_array_equal(np.sort(held[held >= 0]), np.arange(rows))
 
 
+def test_rows_come_in_another_order_in_each_epoch_iteration_run_and_use():
+    once, thrice = (updates.settings(optimizer__reuse=n) for n in (1, 3))
+    state = updates.new_state(once)
+
+    def bits(chosen, seed, iteration, made, epoch):
+        at = state.replace(iteration=iteration, updates=made)
+        key = minibatches.order_key(chosen, seed, at, epoch)
+        return tuple(jax.random.key_data(key).tolist())
+
+    places = [(0, 0, 4, 0), (1, 0, 4, 0), (0, 1, 4, 0), (0, 0, 4, 1)]
+    assert len({bits(once, *place) for place in places}) == 4
+    assert len({bits(thrice, *place) for place in [*places, (0, 0, 6, 0)]}) == 5
+    # A run that never uses episodes twice does not depend on what was skipped.
+    assert bits(once, 0, 0, 6, 0) == bits(once, *places[0])
+
+
 def test_schedules_expect_an_update_of_every_turn_that_may_be_played():
     usual = dict(iterations=7, filter__fraction=0.5, optimizer__minibatch=8)
     whole = updates.settings(**usual)
