@@ -281,6 +281,17 @@ def test_minibatches_of_turns_differ_by_one_row_at_most():
     assert sorted(sum(shares, [])) == real.tolist()
 
 
+def test_rows_are_shuffled_by_the_key_and_those_of_no_weight_come_last():
+    weight = jnp.asarray(np.arange(24) % 3 == 0, jnp.float32)
+    one, other = (
+        minibatches.shuffled(jax.random.key(seed), weight).tolist() for seed in (0, 1)
+    )
+    for order in (one, other):
+        assert sorted(order[:8]) == list(range(0, 24, 3)) != order[:8]
+        assert sorted(order) == list(range(24))
+    assert one[:8] != other[:8]
+
+
 def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
     """80,001 rows in twos: the number of the last times all rows is above 2**31."""
     rows, minibatch = 80_001, 2

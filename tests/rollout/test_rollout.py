@@ -214,7 +214,8 @@ def _check_episode(game, row, episode, stop_at_answer):
         ]
         assert set(ends[:-1]) <= {NO_REPLY}
         reward, is_valid, taken = game.play(reply)
-        reported = (reward, is_valid, taken, len(reply), ends[-1])
+        thought = host.thought_tokens(reply)
+        reported = (reward, is_valid, taken, len(reply), ends[-1], thought)
         for name, value in zip(_PER_TURN, reported, strict=True):
             turns[name][turn] = value
         if game.end:
@@ -235,7 +236,9 @@ def _check_episode(game, row, episode, stop_at_answer):
     assert bool(episode.success) == game.success
 
 
-_PER_TURN = ("reward", "is_valid", "actions", "reply_tokens", "reply_end")
+_PER_TURN = (
+    *("reward", "is_valid", "actions", "reply_tokens", "reply_end", "thought_tokens"),
+)
 
 
 def _reply(row, turn):
