@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import compiled_text, models, xla
+from helpers import compiled_text, models, updates, xla
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TEST, TRAIN
 from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.models import transformer
 from ragen_jax.rollout import prng, token_sampling
+from ragen_jax.rollout.rollout import training_args
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
@@ -178,6 +179,14 @@ def test_seed_split_and_iteration_each_change_levels_and_replies(record, changes
     assert not np.array_equal(prompts[0], prompts[2])
     assert not np.array_equal(prompts[1], prompts[3])
     assert np.mean(rows.tokens == record.rows.tokens) < 0.95
+
+
+def test_training_plays_the_levels_of_its_iteration_at_the_runs_temperature():
+    chosen = updates.settings(seed=5, rollout__temperature=0.75)
+    found = training_args(chosen, np.int32(3), np.int32(9))
+    assert (found.seed, found.split, found.iteration) == (5, TRAIN, 3)
+    assert (found.temperature, found.policy_version) == (0.75, 9)
+    assert found.first_prompt == 0
 
 
 def _check_replay(task, call, record, group_size, stop_at_answer):
