@@ -200,6 +200,13 @@ def test_an_interval_over_levels_is_that_of_a_mean_of_draws():
     assert found.high == pytest.approx(0.25 + 1.96 * 0.02165, abs=0.004)
 
 
+def test_an_interval_over_seeds_is_that_of_the_mean_of_as_many_draws():
+    """Of five seeds one has 1: binomial, above 3 of 5 in 0.7 % and above 2 in 6 %."""
+    runs = [record(seed, [1], success=(float(seed == 4),)) for seed in range(5)]
+    found = statistics.interval(runs, "last_validation")
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.0, 0.6))
+
+
 def test_a_difference_is_paired_by_seed_and_level():
     rng = np.random.default_rng(0)
     hard = [rng.random(200) for _ in range(3)]
@@ -211,6 +218,12 @@ def test_a_difference_is_paired_by_seed_and_level():
     assert statistics.difference(left, right[:1], "test_success").seeds == 1
     shuffled = list(reversed(right))
     assert statistics.difference(left, shuffled, "test_success") == found
+    # Of other numbers of levels the runs' means alone are compared.
+    fewer = [record(s, np.arange(4) < 1) for s in range(3)]
+    found = statistics.difference(left, fewer, "test_success")
+    means = [np.mean(h > 0.5) - 0.25 for h in hard]
+    assert found.mean == pytest.approx(np.mean(means)) and found.seeds == 3
+    assert min(means) <= found.low + 1e-9 and found.high <= max(means) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -267,6 +280,9 @@ def test_students_interval_is_that_of_the_textbook():
         ([0.9, 0.9], "greater", 0.0, verdicts.UNDECIDED),
         ([0.9, 0.9, 0.9], "greater", 0.0, verdicts.WEAKLY_HOLDS),
         ([0.9, 0.9, 0.9], "less", 0.0, verdicts.WEAKLY_FAILS),
+        # Exactly at the margin is on neither side of it.
+        ([0.5, 0.5, 0.5], "greater", 0.5, verdicts.UNDECIDED),
+        ([0.5, 0.5, 0.5], "less", 0.5, verdicts.UNDECIDED),
     ],
 )
 def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
