@@ -154,6 +154,31 @@ def test_a_collapse_has_a_peak_an_onset_and_a_sign_that_led_it():
     assert found.mean == 17 and found.seeds == 1
 
 
+def test_what_is_just_at_a_bound_has_not_crossed_it():
+    # Multiples of five, of which means of five are exact.
+    run = record(
+        0,
+        [1],
+        **{
+            "train/success": [10.0] * 10 + [5.0] * 8 + [5.0, 0.0],
+            "rollout/entropy": [5.0] * 10 + [10.0] * 10,
+            "update/actor_grad_norm": [1.0] * 10 + [3.0] * 10,
+            "health/level": [0, 1, 1, 2] + [0] * 16,
+            "time/iteration_seconds": [9.0] + [1.0] * 3,
+        },
+    )
+    assert measures.onset(run, "train/success") == 20
+    assert math.isnan(measures.departure(run, "rollout/entropy", 0.5, 2))
+    assert math.isnan(measures.spike(run, "update/actor_grad_norm"))
+    # The median is of what came before: 1, though with the sixth it would be 5.
+    sudden = record(0, [1], norm=[1.0] * 3 + [9.0] * 3)
+    assert measures.spike(sudden, "norm") == 6
+    assert measures.value(run, "alarm_at") == 4
+    assert measures.value(run, "seconds") == 1
+    # The highest tenth, two iterations, against the mean of the last one.
+    assert measures.value(run, "lost_success") == 10 - 2.5
+
+
 def test_a_measure_of_one_of_several_environments_is_read_by_its_label():
     one, other = record(0, [1, 0, 0, 0]), record(0, [1, 1, 1, 0])
     both = RunRecord(0, [], {"rooms": one.test, "lakes": other.test})
@@ -643,11 +668,12 @@ def test_every_measure_can_be_taken_of_a_kept_run():
         {
             "text": {"success": x},
             "information": {
-                f"trajectory/token/{name}": x * x
-                for name in ("mutual", "zscore", "conditional_entropy")
+                "trajectory/token/mutual": x * x,
+                "trajectory/token/zscore": -x,
+                "trajectory/token/conditional_entropy": entropy,
             },
         }
-        for x in (0.1, 0.4, 0.9)
+        for x, entropy in ((0.1, 2), (0.4, 1), (0.9, 3))
     ]
     made = RunRecord(3, made.records, made.test, diagnoses)
     run = planned_runs(STUDY)[0]
@@ -657,6 +683,22 @@ def test_every_measure_can_be_taken_of_a_kept_run():
         value = measures.value(made, name)
         assert math.isfinite(value), name
         assert math.isclose(measures.value(kept, name), value, rel_tol=1e-5), name
+    last = dict(
+        last_success="train/success",
+        last_return="train/return",
+        last_entropy="rollout/entropy",
+        last_reply_tokens="rollout/reply_tokens",
+        last_reward_std="filter/reward_std",
+        last_valid="rollout/valid_reply_rate",
+        last_grounded="rollout/grounded",
+        last_distinct_thoughts="health/distinct_thoughts",
+        last_grad_norm="update/actor_grad_norm",
+    )
+    for name, metric in last.items():
+        assert measures.value(made, name) == np.mean(series[metric][-4:]), name
+    of = dict(mutual_correlation=1.0, zscore_correlation=-1.0, entropy_correlation=0.5)
+    for name, value in of.items():
+        assert measures.value(made, name) == pytest.approx(value)
 
 
 def test_a_data_file_that_is_none_is_named(tmp_path):
