@@ -416,9 +416,13 @@ def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
     measure, right, margin, said
 ):
     claim = Claim("x", "one", right, measure=measure, margin=margin)
-    quantity = statistics.Interval(0.3, 0.2, 0.4, 3)
+    quantity = statistics.Interval(0.3, 0.2, 0.4, 3, t_low=0.1, t_high=0.5)
     sentence = report._sentence(verdicts.Verdict(claim, quantity, verdicts.HOLDS))
     assert sentence.endswith(said)
+    limits = "[20.0, 40.0], by t [10.0, 50.0]"
+    if measure == "last_entropy":
+        limits = "[0.200, 0.400], by t [0.100, 0.500]"
+    assert f"{limits} (3 seeds)" in sentence
 
 
 def test_a_mean_curve_is_where_all_of_its_runs_are():
