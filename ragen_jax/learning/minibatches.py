@@ -4,6 +4,25 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.train_state import TrainState
+from ragen_jax.settings import Settings
+
+
+def order_key(
+    settings: Settings, seed: jax.Array, state: TrainState, epoch: jax.Array
+) -> jax.Array:
+    """key[], of the order of rows in one epoch of one use of an iteration's episodes.
+
+    Args:
+      settings: of the run.
+      seed: uint32[], of the run.
+      state: before the use.
+      epoch: int32[], 0-based.
+    """
+    key = jax.random.fold_in(jax.random.key(seed), state.iteration)
+    if settings.optimizer.reuse > 1:  # Another order in each use of the episodes.
+        key = jax.random.fold_in(key, state.updates)
+    return jax.random.fold_in(key, epoch)
 
 
 def shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ as there are rows, so that dropped groups cost nothing.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,21 @@ from ragen_jax.learning.forward import (
     policy_scores,
     prefix_states,
 )
-from ragen_jax.learning.minibatches import even_share, longest_first, shuffled
-from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.learning.minibatches import (
+    even_share,
+    longest_first,
+    order_key,
+    shuffled,
+)
+from ragen_jax.learning.objectives import (
+    aggregate,
+    sampler_logprobs,
+    token_losses,
+    value_loss,
+)
 from ragen_jax.learning.token_sums import MAXIMA, TokenSums, merge, no_sums
 from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.settings import Settings
 
 
 @struct.dataclass
@@ -71,10 +79,7 @@ def optimize(
         return *_one_update(plan, frozen, new, picked, steps, given.actor_lr), order
 
     def epoch(index, carry):
-        key = jax.random.fold_in(jax.random.key(given.seed), old.iteration)
-        if settings.optimizer.reuse > 1:  # Another order in each use of the episodes.
-            key = jax.random.fold_in(key, old.updates)
-        order = shuffled(jax.random.fold_in(key, index), batch.weight)
+        order = shuffled(order_key(settings, given.seed, old, index), batch.weight)
         return jax.lax.fori_loop(0, count, minibatch, (*carry, order))[:-1]
 
     return jax.lax.fori_loop(0, settings.optimizer.epochs, epoch, (old, _no_steps()))
@@ -221,43 +226,31 @@ def actor_loss(
     Returns:
       (float32[], (float32[] count, TokenSums)).
     """
-    settings, chosen = plan.settings, plan.settings.loss
-    parameters = plan.assemble(actor, frozen)
+    settings, parameters = plan.settings, plan.assemble(actor, frozen)
     remat = settings.model.remat
     scores = policy_scores(
         plan, parameters, piece.tokens, piece.is_reply, prefix, remat=remat
     )
-    surrogate, is_clipped = _surrogate(settings, scores.logprobs, piece)
-    bonus = scores.entropy
-    if piece.has_bonus is not None:
-        bonus = jnp.where(piece.has_bonus, bonus, 0.0)
-    entropy = over_the_run(settings, chosen.entropy, chosen.entropy_end, iteration)
-    total = surrogate - entropy * bonus
-    divergence = jnp.zeros_like(surrogate)
-    if settings.has_reference:
-        divergence = losses.kl(scores.logprobs, piece.ref_logprobs, chosen.kl_kind)
-        if chosen.kl_in == "loss":
-            weight = over_the_run(settings, chosen.kl, chosen.kl_end, iteration)
-            total += weight * divergence
-    objective = _aggregate(settings, total, piece)
+    by_token = token_losses(settings, scores, piece, iteration)
+    objective = aggregate(settings, by_token.total, piece)
 
     def mean(x: jax.Array) -> Mean:
         return jax.lax.stop_gradient(
             aggregation.token_mean(x, piece.is_reply, piece.weight)
         )
 
-    sampled = _sampler_logprobs(piece)
+    sampled = sampler_logprobs(piece)
     gap = jnp.abs(scores.logprobs - sampled)
     counted = piece.is_reply & (piece.weight > 0)[:, None]
     gap_mean = mean(gap)
     ratio = losses.probability_ratio(scores.logprobs, sampled)
     sums = TokenSums(
-        policy_loss=mean(surrogate),
+        policy_loss=mean(by_token.surrogate),
         value_loss=Mean.zero(),
         entropy=mean(scores.entropy),
-        kl=mean(divergence),
+        kl=mean(by_token.divergence),
         approx_kl=mean(losses.kl(sampled, scores.logprobs, "k3")),
-        clip_fraction=mean(is_clipped),
+        clip_fraction=mean(by_token.is_clipped),
         logprob_gap=jax.tree.map(lambda x: jnp.where(is_first, x, 0), gap_mean),
         ratio=mean(ratio),
         logprob_gap_max=jax.lax.stop_gradient(
@@ -268,52 +261,13 @@ def actor_loss(
     return objective.sum, (objective.count, sums)
 
 
-def _surrogate(settings: Settings, logprobs: jax.Array, piece: Batch):
-    """The clipped loss of each token and where it is clipped, float32[R, T] each."""
-    chosen, old = settings.loss, piece.old_logprobs
-    clips: dict[str, Any] = dict(
-        clip_low=chosen.clip_low,
-        clip_high=chosen.clip_high,
-        dual_clip=chosen.dual_clip,
-    )
-    if chosen.ratio == "sequence":
-        logprobs = losses.sequence_logprobs(logprobs, old, piece.is_reply)
-    inputs = (logprobs, old, piece.advantages)
-    loss = losses.clipped_policy_loss(*inputs, **clips)
-    if chosen.sampler_correction:
-        loss *= losses.sampler_weights(
-            old, _sampler_logprobs(piece), chosen.sampler_correction
-        )
-    return loss, losses.clip_fraction(*inputs, **clips)
-
-
-def _sampler_logprobs(piece: Batch) -> jax.Array:
-    """float32[R, T], nats."""
-    recorded = piece.sampler_logprobs
-    return piece.old_logprobs if recorded is None else recorded
-
-
-def _aggregate(settings: Settings, total: jax.Array, piece: Batch) -> Mean:
-    """The mean that the settings choose, of the loss of each token."""
-    name, rollout = settings.loss.aggregation, settings.rollout
-    options: dict[str, Any] = {}
-    if name == "sequence_mean_token_sum_norm":
-        turns = 1 if rollout.window_turns else settings.most_turns()
-        options = dict(most_tokens=turns * rollout.reply_tokens)
-    aggregate = aggregation.AGGREGATIONS[name]
-    return aggregate(total, piece.is_reply, piece.weight, **options)
-
-
 def critic_loss(plan: UpdatePlan, frozen, critic, prefix, piece: Batch):
     """(float32[], Mean): the critic's loss, summed. Args: as for `actor_loss`."""
     settings, parameters = plan.settings, plan.assemble(critic, frozen)
     values = critic_values(
         plan, parameters, piece.tokens, prefix, remat=settings.model.remat
     )
-    clip = settings.loss.value_clip
-    loss = losses.clipped_value_loss(values, piece.old_values, piece.returns, clip)
-    is_target = piece.is_reply if piece.is_target is None else piece.is_target
-    mean = aggregation.token_mean(loss, is_target, piece.weight)
+    mean = value_loss(settings, values, piece)
     return mean.sum, mean
 
 

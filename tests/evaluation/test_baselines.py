@@ -1,6 +1,7 @@
 """Players without a model: their success rates, their levels and their limits."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +112,8 @@ def test_every_episode_ends_in_the_environment_or_out_of_actions(request, name):
     np.testing.assert_array_equal(
         episodes.group, np.repeat(np.arange(PROMPTS), ROLLOUTS)
     )
+    # The ice slips by itself in each episode of a level.
+    assert episodes.turns.reshape(PROMPTS, ROLLOUTS).std(axis=1).max() > 0
     # An action is a turn, and none comes after the end.
     late = np.arange(ACTIONS)[None] >= episodes.turns[:, None]
     assert not episodes.actions[late].any() and not episodes.reward[late].any()
@@ -137,6 +140,28 @@ def test_a_rule_that_names_no_action_takes_none(settings):
     episodes = baselines.play(env, idle, **usual)
     assert not episodes.actions.any() and not episodes.success.any()
     assert (episodes.turns == ACTIONS).all() and (episodes.end == OUT_OF_TURNS).all()
+
+
+@pytest.mark.slow
+def test_a_player_draws_by_itself_in_each_episode_of_a_level_and_each_turn():
+    coin = baselines.Baseline(
+        description="one action or none",
+        act=lambda key, known, state, left: -jax.random.bernoulli(key).astype(int),
+    )
+    usual = dict(actions=ACTIONS, prompts=3, rollouts=8, split=TEST, seed=3)
+    taken = baselines.play(frozen_lake.make(LAKE), coin, **usual).actions
+    assert len(np.unique(taken[:8], axis=0)) > 1
+    assert (taken.sum(axis=1) % ACTIONS > 0).any()
+
+
+def test_what_is_planned_is_played_by_how_many_actions_are_left(settings):
+    env, state = frozen_lake.make(LAKE), SimpleNamespace(player=jnp.array([1, 2]))
+    best = jnp.arange((ACTIONS + 1) * 16).reshape(-1, 4, 4)
+    planner = baselines.make_baseline("planner", env, settings.tasks()[0])
+    solver = baselines._solver(env, (), ACTIONS)
+    for left in (1, ACTIONS):
+        assert planner.act(None, best, state, left) == 16 * left + 4 * 1 + 2
+        assert solver.act(None, jnp.arange(ACTIONS), state, left) == ACTIONS - left
 
 
 @pytest.mark.slow

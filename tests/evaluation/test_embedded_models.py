@@ -7,6 +7,7 @@ from helpers.paths import ROOT
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
 from ragen_jax.envs.base import TEST
+from ragen_jax.evaluation import transcripts
 from ragen_jax.training import run as run_lib
 from ragen_jax.training import validation, weights
 from ragen_jax.trajectory import ANSWER_CLOSED
@@ -36,6 +37,41 @@ def test_the_model_of_larger_rooms_solves_some_of_a_size_that_it_has_not_seen():
     score = play("larger", "tiny_rooms", 20)
     # 34 % of 256 rooms: of 20 at most one once in 350 draws.
     assert score.success > 0.05 and score.valid_reply_rate > 0.99
+
+
+@pytest.mark.slow
+def test_thoughts_are_grounded_by_the_places_that_stand_in_the_message_before_them():
+    """The player's and the goal's on the lake, as a reader finds them in the text."""
+    config = cli.load_config(f"{ROOT}/configs/frozenlake.py")
+    config.reward.grounding = 0.1
+    run = run_lib.prepare(settings_lib.from_dict(config.to_dict()), models.one_device())
+    seen = []
+    validation.evaluate(
+        run,
+        validation.make_evaluators(run, rollouts=1, prompts=16),
+        weights.load_parameters(run.model),
+        split=TEST,
+        prompts=16,
+        on_batch=lambda label, first, *record: seen.append(record),
+    )
+    ((rows, episodes),), (task,) = seen, run.tasks
+    reader = transcripts.make_reader(run.model.tokenizer, task.env, task.dialogue)
+    read = transcripts.read(reader, rows, episodes, first_episode=0)
+    found = []
+    for one, shares in zip(read, episodes.grounded, strict=True):
+        for turn, share in zip(one.turns, shares.tolist(), strict=False):
+            grid = turn.message.partition("State:\n")[2].splitlines()
+            cells = [line.split() for line in grid[: len(grid[0].split())]]
+            places = {
+                cell: f"({row}, {column})"
+                for row, line in enumerate(cells)
+                for column, cell in enumerate(line)
+            }
+            thought = turn.reply.partition("<answer>")[0]
+            assert share == sum(places[who] in thought for who in "PG") / 2
+            found.append(share)
+        assert not shares[len(one.turns) :].any()
+    assert len(found) > 20 and 0.5 < sum(found) / len(found)
 
 
 @pytest.mark.slow

@@ -196,6 +196,28 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
             assert evaluator.prompts >= prompts
 
 
+def test_levels_are_played_in_batches_of_which_the_last_may_hold_too_many():
+    """Even levels are solved."""
+    calls = []
+
+    def rollout(parameters, tokens, call):
+        calls.append(call)
+        level = int(call.first_prompt) + np.arange(4) // 2
+        made = episodes_of([[0.0]] * 4).replace(success=level % 2 == 0)
+        return rollout_lib.Rollout(rows=(), episodes=made, passes=None)
+
+    evaluator = evaluator_lib.Evaluator(rollout, (), prompts=2, rollouts=2)
+    play = dict(prompts=5, split=TEST, seed=9)
+    score = evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.5)
+    assert score.by_level.tolist() == [[i % 2 == 0] * 2 for i in range(5)]
+    assert [call.first_prompt for call in calls] == [0, 2, 4]
+    for call in calls:
+        assert (call.seed, call.split, call.iteration) == (9, TEST, 0)
+        assert (call.temperature, call.policy_version) == (0.5, 0)
+    evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.0)
+    assert 0 < calls[-1].temperature < 1e-5
+
+
 @pytest.fixture(scope="module")
 def whole(task):
     """Six levels at once, two episodes each, and what a batch shows."""

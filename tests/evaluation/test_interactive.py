@@ -1,5 +1,6 @@
 """Playing in the terminal: what lines mean, what is printed, and the script itself."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def forget(printed):
 def play(table, player, **changes):
     sizes = dict(seed=3, split=base.TEST, episode=0, actions=20) | changes
     return interactive.play_episode(table, player, **sizes)
+
+
+def test_every_action_has_a_key_of_its_own_in_every_episode(table):
+    keys = []
+
+    def step(key, state, action):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return table.step(key, state, action)
+
+    watched = dataclasses.replace(table, step=step)
+    for episode in (0, 1):  # The border takes every action.
+        play(watched, lambda *_: (UP,) * 3, episode=episode, actions=3)
+    assert len(set(keys)) == len(keys) > 3
 
 
 # Lines.

@@ -5,6 +5,8 @@ time, and messages are put together by string formatting, without text/prompts.p
 """
 
 import functools
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,15 @@ class Host:
             self.limits.actions_per_turn,
             thinking=self.task.dialogue.reply_prefix == "<think>",
         )
+
+    def thought_tokens(self, reply: list[int]) -> int:
+        """How many tokens come before the one that the answer's text begins in."""
+        if self.task.dialogue.reply_prefix == "<answer>":
+            return 0
+        said = [self.bytes_of[token] for token in reply]
+        begun = re.search(rb"</think>\s*<answer>", b"".join(said))
+        ends = itertools.accumulate(map(len, said))
+        return sum(begun is None or end < begun.end() for end in ends)
 
     def reply_end(self, reply: list[int], stop_at_answer: bool) -> int:
         """Why sampling stops after these tokens, NO_REPLY if it continues."""

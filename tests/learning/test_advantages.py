@@ -213,6 +213,14 @@ def test_groups_without_a_spread_have_advantages_of_exactly_zero():
     )
 
 
+def test_a_spread_of_a_hundred_thousandth_is_one():
+    values, root = jnp.array([0.0, 1e-5]), 0.5**0.5
+    found = advantages.group_advantages(values, jnp.zeros(2, jnp.int32), 1)
+    np.testing.assert_allclose(found, [-root, root], rtol=1e-5)
+    found = advantages.whiten(values[None], jnp.ones((1, 2), bool), jnp.ones(1))
+    np.testing.assert_allclose(found, [[-1, 1]], rtol=1e-5)
+
+
 def test_dr_grpo_is_grpo_before_the_division():
     returns = jnp.array([1.0, 4.0, 2.0, 10.0, 1.0, 0.5])
     group = jnp.array([0, 1, 0, 1, 0, 1])
@@ -271,6 +279,13 @@ def test_whitening_equals_the_numbers_worked_out_by_hand(compiled):
     result = whiten(values, mask, jnp.array([1.0, 2.0, 0.0]))
     expected = np.array([[-2.5, 0.0, -0.5], [1.5, 0.0, 0.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(result, expected / np.sqrt(2.75), rtol=1e-6)
+
+
+def test_whitening_takes_mean_and_std_over_the_tokens_that_it_is_told_to_count():
+    values, mask = jnp.array([[1.0, 1.0, 1.0, 5.0, 9.0]]), jnp.arange(5)[None] < 4
+    counted = jnp.array([[True, False, False, True, True]])  # Off the mask: never.
+    found = advantages.whiten(values, mask, jnp.ones(1), counted)
+    np.testing.assert_allclose(found, [[-1, -1, -1, 1, 0]])
 
 
 def test_whitened_values_have_mean_zero_and_std_one_over_the_mask():

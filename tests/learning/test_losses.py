@@ -32,14 +32,16 @@ def test_policy_gradient_stops_exactly_where_the_clip_fraction_says():
     np.testing.assert_array_equal(np.asarray(gradient) == 0, IS_CLIPPED == 1)
 
 
-def test_the_clip_fraction_counts_what_the_second_bound_stops():
-    """r = 1.5 with A < 0 is the fourth token."""
-    bounds = dict(clip_low=0.2, clip_high=0.3, dual_clip=1.4)
+@pytest.mark.parametrize(
+    ("clip_high", "is_clipped"), [(0.3, [[0, 1, 0, 1, 1]]), (0.6, [[0, 0, 0, 1, 1]])]
+)
+def test_the_clip_fraction_counts_what_the_second_bound_stops(clip_high, is_clipped):
+    """r = 1.5 with A < 0 is the fourth token; with A > 0, the second, it may pass."""
+    bounds = dict(clip_low=0.2, clip_high=clip_high, dual_clip=1.4)
     given = (jnp.log(RATIO), ZEROS, ADVANTAGE)
     gradient = jax.grad(
         lambda x: losses.clipped_policy_loss(x, *given[1:], **bounds).sum()
     )(given[0])
-    is_clipped = [[0, 1, 0, 1, 1]]
     np.testing.assert_array_equal(losses.clip_fraction(*given, **bounds), is_clipped)
     np.testing.assert_array_equal(np.asarray(gradient) == 0, is_clipped)
 
@@ -304,6 +306,8 @@ def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens():
     held = np.exp(losses.sequence_logprobs(logprobs, old, SEQUENCE))
     np.testing.assert_allclose(held[0, [0, 1, 3]], 2.0, rtol=1e-5)
     np.testing.assert_allclose(held[1, 0], 3.0, rtol=1e-5)
+    padding = losses.sequence_logprobs(logprobs, old, jnp.zeros((2, 4), bool))
+    np.testing.assert_array_equal(padding, old)  # A NaN would reach the gradient.
 
 
 @pytest.mark.parametrize("seed", range(3))

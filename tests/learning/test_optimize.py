@@ -6,11 +6,21 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from helpers import models, updates
+from helpers import models, records, updates
 
-from ragen_jax.learning import forward, optimize
-from ragen_jax.learning.batch import Batch
+from ragen_jax.learning import forward, optimize, train_state
+from ragen_jax.learning.advantages import Estimate
+from ragen_jax.learning.batch import (
+    Batch,
+    KeptRows,
+    OldScores,
+    gather_kept_rows,
+    make_batch,
+    reply_lengths,
+)
+from ragen_jax.learning.token_sums import no_sums
 
 # Together every term of the loss whose gradient is that of its value.
 CASES = {
@@ -73,22 +83,100 @@ def test_the_gradient_of_the_whole_loss_is_its_slope(case):
 
 def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
     """With a correction the loss counts from scores of the update's own instead."""
-    chosen = updates.settings(loss__sampler_correction=2.0)
+    chosen = updates.settings(estimator="grpo", loss__sampler_correction=2.0)
     lengths = (updates.LENGTH,)
     plan = forward.UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths)
-    actor, piece = updates.parameters()[0], _batch(FIRST)
-    scores = forward.policy_scores(plan, actor, piece.tokens, piece.is_reply, ())
-    moved = np.asarray(scores.logprobs - piece.sampler_logprobs)[piece.is_reply]
-    piece = piece.replace(old_logprobs=scores.logprobs)  # as before each use
-    _, (_, sums) = optimize.actor_loss(
-        plan, {}, actor, (), piece, jnp.asarray(True), jnp.int32(0)
+    state, piece = updates.new_state(chosen), _batch(FIRST)
+    rows = updates.record()[0].replace(logprobs=piece.sampler_logprobs)
+    kept = KeptRows(rows, piece.weight)
+
+    @functools.partial(jax.jit, compiler_options=updates.QUICK_TO_COMPILE)
+    def compute(state, kept):
+        own = forward.policy_scores(plan, state.actor, rows.tokens, rows.is_reply, ())
+        before = forward.score_before(plan, state, {}, {}, kept)
+        return own.logprobs, before
+
+    own, before = compute(state, kept)
+    np.testing.assert_allclose(before.old_logprobs, own, atol=1e-5)
+    np.testing.assert_array_equal(before.sampler_logprobs, rows.logprobs)
+    moved = np.asarray(own - piece.sampler_logprobs)[piece.is_reply]
+    piece = piece.replace(
+        old_logprobs=before.old_logprobs, sampler_logprobs=before.sampler_logprobs
     )
+    _, (_, sums) = jax.jit(
+        functools.partial(optimize.actor_loss, plan, {}),
+        compiler_options=updates.QUICK_TO_COMPILE,
+    )(state.actor, (), piece, jnp.asarray(True), jnp.int32(0))
     ratio = np.exp(moved)
     np.testing.assert_allclose(sums.ratio.value(), ratio.mean(), rtol=1e-5)
     np.testing.assert_allclose(sums.ratio_max, ratio.max(), rtol=1e-5)
     k3 = (ratio - 1 - moved).mean()
     np.testing.assert_allclose(sums.approx_kl.value(), k3, rtol=1e-4)
     assert sums.clip_fraction.value() == 0
+
+
+def test_a_step_that_would_leave_a_parameter_infinite_is_not_made():
+    """Of a gradient that is finite itself."""
+    chosen, optimizer = updates.settings(estimator="grpo"), optax.sgd(1e30)
+    actor = {"w": jnp.ones(2)}
+    state = train_state.new_state(actor, {}, chosen)
+    state = state.replace(actor_optimizer=optimizer.init(actor))
+    counts = (jnp.float32(4.0), jnp.float32(0.0))
+
+    def step(size: float):
+        gradients = ({"w": jnp.array([0.0, size])}, {})
+        return optimize._apply(
+            chosen, optimizer, state, gradients, counts, no_sums(), optimize._no_steps()
+        )
+
+    new, steps = step(1e10)
+    np.testing.assert_array_equal(new.actor["w"], [1, 1])
+    assert (steps.made.attempted, steps.made.real, steps.made.bad) == (1, 0, 1)
+    new, steps = step(4e-30)
+    np.testing.assert_allclose(new.actor["w"], [1, 0], atol=1e-6)
+    assert (steps.made.attempted, steps.made.real, steps.made.bad) == (1, 1, 0)
+
+
+def test_all_rows_are_scored_at_lengths_that_hold_their_replies():
+    """Five rows in twos, at three tokens or all; the last is padding."""
+    lines = ("orrrR", "ooR..", "orR..", "ooR..", "oorR.", ".....")
+    rows = records.rows_of(*lines, episode=[0, 1, 2, 3, 4, 0])
+    chosen = updates.settings(optimizer__microbatch=2)
+    plan = forward.UpdatePlan(
+        chosen, updates.CONFIG, None, jnp.float32, None, lengths=(3, 5)
+    )
+    kept = KeptRows(rows, jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0]))
+    found = forward.map_rows(plan, lambda tokens, _: tokens * 1.0, kept)
+    np.testing.assert_array_equal(found[rows.is_reply], rows.tokens[rows.is_reply])
+    assert not found[2:4, 3:].any()  # The short ones are cut.
+
+
+def test_there_is_room_for_all_rows_of_the_episodes_that_can_be_kept():
+    """In windows 36 of 12 episodes, a row a turn; minibatches of 8, longest first."""
+    chosen = updates.settings(filter__fraction=0.75, rollout__history="window")
+    rows, episodes = updates.record_of_turns()
+    keep = episodes.group != 2
+    gather = functools.partial(gather_kept_rows, chosen)
+    gather = jax.jit(gather, compiler_options=updates.QUICK_TO_COMPILE)
+    kept = gather(rows, episodes, keep)
+    assert kept.weight.shape == (40,)
+    assert kept.weight.sum() == episodes.turns[keep].sum()
+    ends = reply_lengths(kept.rows.is_reply)
+    assert ends.tolist() == sorted(ends.tolist(), reverse=True)
+
+
+def test_a_batch_holds_each_thing_in_its_own_place():
+    rows = records.rows_of("orR", episode=[0])
+    kept, episodes = KeptRows(rows, jnp.ones(1)), records.episodes_of([[0.0]])
+    given = [jnp.full((1, 3), float(number)) for number in range(7)]
+    scores, estimate = OldScores(*given[:4]), Estimate(given[4], given[5], given[6])
+    chosen = updates.settings(loss__entropy_on="reply")
+    batch = make_batch(chosen, kept, episodes, scores, estimate, given[0] + 7)
+    names = ("old_values", "ref_logprobs", "old_logprobs", "sampler_logprobs")
+    names = dict(zip(names, range(4), strict=True))
+    for name, number in (names | dict(returns=5, is_target=6, advantages=7)).items():
+        assert (getattr(batch, name) == number).all(), name
+    assert batch.has_bonus is None
 
 
 def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():

@@ -49,6 +49,16 @@ def test_advantages_are_scaled_by_the_kept_share(kind, factor):
     assert rescaled(filter__loss_scale=kind) == [2.0 * factor, -factor]
 
 
+def test_a_turn_whose_tokens_share_an_advantage_counts_once_in_the_whitening():
+    changes = dict(rollout__prompts=2, advantage__whiten=True)
+    chosen = updates.settings(estimator="grpo", **changes)
+    target = jnp.zeros(ROWS.is_reply.shape, bool).at[jnp.arange(2), 1].set(True)
+    estimate = Estimate(GAINS, jnp.zeros_like(GAINS), is_target=target)
+    found = rescale.rescale(chosen, estimate, KEPT, EPISODES, CHOSEN)
+    expected = np.where(ROWS.is_reply, [[1.0], [-1.0], [0.0]], 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_groups_are_weighted_by_their_spread_over_the_largest():
     np.testing.assert_allclose(rescaled(filter__reweight=True), [0.5, -1.0], rtol=1e-6)
 
@@ -131,6 +141,19 @@ def test_the_critic_can_have_a_schedule_of_its_own():
     assert schedules.learning_rate(chosen, 1.0)(last) == 1.0
     assert schedules.learning_rate(chosen, 1.0, kind)(last) == 0.0
     assert schedules.learning_rate(chosen, 1.0, "same")(last) == 1.0
+
+
+def test_a_rate_rises_while_it_warms_up_and_then_falls_for_as_long_as_was_asked_for():
+    warmed = dict(optimizer__warmup=4, optimizer__schedule_updates=12)
+    rises, falls = [0.25, 0.5, 0.75, 1.0], np.arange(9) / 8
+    for kind, fallen in (
+        ("linear", 1 - falls),
+        ("cosine", 0.5 + 0.5 * np.cos(np.pi * falls)),
+    ):
+        chosen = updates.settings(**warmed, optimizer__schedule=kind)
+        rate = schedules.learning_rate(chosen, 1.0)
+        found = [float(rate(update)) for update in range(13)]
+        np.testing.assert_allclose(found, [*rises, *fallen], atol=1e-6)
 
 
 def test_the_actors_schedule_ends_with_the_run_though_the_critic_warms_up_first():
@@ -370,6 +393,22 @@ def test_a_metric_sees_the_penalty_only_where_asked():
     _, episodes, values, _ = scores("return_mean", filter__with_penalty=True)
     np.testing.assert_allclose(values, rewards.returns(episodes, -0.1), rtol=1e-6)
     assert np.abs(values - np.asarray(rewards.returns(episodes))).max() > 0.05
+
+
+def test_the_filter_reports_both_spreads_and_keeps_the_fraction_of_its_iteration():
+    rows, episodes = updates.record()
+    chosen = updates.settings(
+        iterations=5,
+        filter__with_penalty=True,
+        filter__fraction=0.25,
+        filter__fraction_end=0.75,
+    )
+    for iteration, kept in ((0, 1), (2, 2), (4, 3)):
+        found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(iteration))
+        assert found.kept_groups.sum() == kept
+    for spread, penalty in ((found.std, 0.0), (found.spread, -0.1)):
+        by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
+        np.testing.assert_allclose(spread, by_group.std(axis=1, ddof=1), rtol=1e-5)
 
 
 def test_groups_are_ranked_among_those_of_their_environment():

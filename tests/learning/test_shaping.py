@@ -35,7 +35,7 @@ def episodes():
     )
     return made.replace(
         thought_tokens=jnp.array([[1, 2], [4, 5], [3, 0], [3, 3]]),
-        grounded=jnp.array([[0.5, 0.0], [1.0, 0.25], [0.0, 0.0], [0.0, 1.0]]),
+        grounded=jnp.array([[0.5, 0.0], [1.0, 0.25], [0.0, 0.0], [0.5, 1.0]]),
         environment=jnp.array([0, 1, 1, 1]),
     )
 
@@ -54,16 +54,18 @@ def test_with_nothing_asked_for_turns_earn_the_environments_reward_and_the_penal
 def test_a_thought_within_the_band_earns_the_bonus_and_a_turn_never_played_none():
     gain = turn_rewards(length_bonus=0.3) - turn_rewards()
     np.testing.assert_allclose(gain, [[0, 0.3], [0, 0], [0.3, 0], [0.3, 0]])
+    band = shaping.length_band(episodes(), PLAIN.length_low, PLAIN.length_high)
+    np.testing.assert_array_equal(band, [[0, 1], [1, 0], [1, 0], [1, 1]])
 
 
 def test_a_thought_earns_by_the_share_of_places_that_it_names():
     gain = turn_rewards(grounding=2.0) - turn_rewards()
-    np.testing.assert_allclose(gain, [[1, 0], [0, 0.5], [0, 0], [0, 0]], atol=1e-7)
+    np.testing.assert_allclose(gain, [[1, 0], [0, 0.5], [0, 0], [1, 0]], atol=1e-7)
 
 
 def test_where_an_episodes_turns_share_that_reward_more_turns_do_not_earn_more():
     gain = turn_rewards(grounding=2.0, grounding_by="episode") - turn_rewards()
-    np.testing.assert_allclose(gain, [[0.5, 0], [0, 0.25], [0, 0], [0, 0]], atol=1e-7)
+    np.testing.assert_allclose(gain, [[0.5, 0], [0, 0.25], [0, 0], [1, 0]], atol=1e-7)
 
 
 def test_replies_without_an_answer_earn_nothing_by_their_length_or_what_they_name():
@@ -112,11 +114,15 @@ def test_the_asymmetric_clip_bounds_the_return():
     np.testing.assert_allclose(total, np.clip(free, -1, 3), rtol=1e-5)
 
 
-def test_groups_of_equal_returns_become_zero():
-    same = episodes_of([[0.3, 0.4], [0.7, 0.0]])
+@pytest.mark.parametrize(
+    "rewards", [[[0.3, 0.4], [0.7, 0.0]], [[1000.1, -1000.0], [0.1, 0.0]]]
+)
+def test_groups_of_equal_returns_become_zero_and_their_turns_no_larger(rewards):
+    """Also where the sums differ by the rounding of their terms, here by 2e-5."""
     settings = dataclasses.replace(PLAIN, normalize="mean_std")
-    total = shaping.turn_rewards(settings, same, 1).sum(axis=1)
-    np.testing.assert_allclose(total, 0, atol=1e-6)
+    made = shaping.turn_rewards(settings, episodes_of(rewards), 1)
+    expected = [[first, -first] for first, _ in rewards]
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
 
 
 HOOK = """
@@ -148,11 +154,30 @@ def test_a_policy_that_is_the_reference_pays_no_kl_whatever_its_sampler_rounded(
     np.testing.assert_allclose(paid, rewards.at_turn_ends(rows, earned), atol=1e-6)
 
 
+def test_a_kl_penalty_in_the_reward_has_the_coefficient_of_its_iteration():
+    chosen = updates.settings(
+        estimator="reinforce_pp", iterations=5, loss__kl=0.5, loss__kl_end=0.1
+    )
+    assert (chosen.loss.kl_in, chosen.loss.kl_kind) == ("reward", "k1")
+    rows, _ = updates.record()
+    own, nothing = rows.logprobs, jnp.zeros((16, updates.TURNS))
+    scores = OldScores(jnp.zeros(own.shape), own - 2.0, own)
+    for iteration, penalty in ((0, 1.0), (3, 0.4), (4, 0.2)):
+        paid = shaping.token_rewards(
+            chosen, rows, nothing, scores, jnp.int32(iteration)
+        )
+        expected = np.where(rows.is_reply, -penalty, 0.0)
+        np.testing.assert_allclose(paid, expected, rtol=1e-5)
+    in_loss = updates.settings(estimator="grpo", loss__kl=0.5, loss__kl_in="loss")
+    assert not shaping.token_rewards(in_loss, rows, nothing, scores, jnp.int32(0)).any()
+
+
 def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
-    hook = write_hook(tmp_path, HOOK.replace("reply_tokens", "thought_tokens"))
+    text = HOOK.replace("reply_tokens > 3", "thought_tokens > 2")
+    hook = write_hook(tmp_path, text)
     shaping.check_hook(hook, 4, 2)
     gain = turn_rewards(hook=hook) - turn_rewards()
-    np.testing.assert_allclose(gain, [[0, 0], [0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(gain, [[0, 0], [0.5, 0.5], [0.5, 0], [0.5, 0]])
 
 
 @pytest.mark.parametrize(

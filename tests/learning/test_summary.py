@@ -10,8 +10,11 @@ from helpers.records import episodes_of, rows_of
 
 from ragen_jax.learning import summary, train_state
 from ragen_jax.learning.aggregation import Mean
+from ragen_jax.learning.batch import Batch
+from ragen_jax.learning.filters import Selection
+from ragen_jax.learning.optimize import Steps
 from ragen_jax.learning.summary import Times, UpdateMetrics
-from ragen_jax.learning.token_sums import TokenSums
+from ragen_jax.learning.token_sums import TokenSums, no_sums
 from ragen_jax.learning.train_state import UpdateCounts
 
 ROWS = rows_of("orrR", "oR..", episode=[0, 1])
@@ -39,8 +42,8 @@ def metrics(state, real: int, **changes) -> dict[str, float]:
 
 def test_a_policy_that_was_not_updated_lags_behind_none():
     state = updates.new_state(updates.settings()).replace(iteration=jnp.int32(1))
-    for real, lag in ((0, 0), (1, 0), (3, 2)):
-        found = metrics(state, real, optimizer__epochs=2)
+    for real, lag, what in ((0, 0, "epochs"), (1, 0, "reuse"), (3, 2, "reuse")):
+        found = metrics(state, real, **{f"optimizer__{what}": 2})
         assert found["update/policy_lag"] == lag
 
 
@@ -102,6 +105,100 @@ def test_a_reply_counts_once_in_its_environments_means_however_long_its_episode_
     assert by_task["turns"].tolist() == [2.0, 1.0]
     assert by_task["return"].tolist() == [0.5, 2.0]
     own = jax.tree.map(lambda x: x[:2], episodes)
-    whole = summary.summarize(ROWS, own, 0.0)
+    whole = summary.summarize(ROWS, own, -0.1)
     for name, values in by_task.items():
         assert values[0] == whole[name]
+
+
+def test_the_numbers_of_a_batch_are_worked_out_by_hand():
+    """Two episodes of two turns and one; what stands in the fourth is not counted."""
+    episodes = episodes_of(
+        reward=[[1.0, 0.5], [0.25, 9.0]],
+        is_valid=[[True, False], [False, True]],
+        turns=[2, 1],
+    ).replace(
+        success=jnp.array([True, False]),
+        actions=jnp.array([[2, 1], [4, 0]]),
+        reply_tokens=jnp.array([[3, 2], [4, 0]]),
+        thought_tokens=jnp.array([[2, 0], [1, 9]]),
+        grounded=jnp.array([[0.5, 1.0], [0.0, 9.0]]),
+    )
+    found = summary.summarize(ROWS, episodes, -0.1)
+    expected = {
+        "success": 0.5,
+        "return": 1.75 / 2,
+        "return_with_penalty": 1.75 / 2 - 0.1,
+        "turns": 1.5,
+        "actions": 3.5,
+        "reply_tokens": 3.0,
+        "thought_tokens": 1.0,
+        "grounded": 0.5,
+        "valid_reply_rate": 1 / 3,
+        "sampled_tokens": 9.0,
+        "episode_tokens": (4 + 2) / 2,
+        # Tokens 2, 3, 4 and 6 are replies.
+        "entropy": (2 + 3 + 4 + 6) / 7 / 4,
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(value), name
+    chosen, counts = (
+        updates.settings(),
+        summary.counts_so_far(updates.new_state(updates.settings())),
+    )
+    values = summary.iteration_values(
+        chosen, counts, [learned(1)], found, jnp.int32(12), jnp.float32(1.0)
+    )
+    assert values["rollout/utilization"] == 0.75
+
+
+def test_an_update_reports_the_task_returns_spread_and_what_the_critic_explains():
+    """Of a critic that learns at two tokens: variances 1 of returns and 1/4 of errors.
+
+    The second row is padding.
+    """
+    shape = (2, 4)
+    everywhere = dict.fromkeys(Batch.__dataclass_fields__, jnp.zeros(shape))
+    batch = Batch(**everywhere).replace(
+        is_reply=jnp.ones(shape, bool),
+        is_target=jnp.zeros(shape, bool).at[:, :2].set(True),
+        returns=jnp.array([[1.0, 3.0, 9.0, 7.0], [5.0, 0.0, 0.0, 0.0]]),
+        old_values=jnp.array([[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
+        weight=jnp.array([1.0, 0.0]),
+    )
+    chosen = Selection(
+        keep=jnp.ones(4, bool),
+        share=jnp.float32(0.5),
+        std=jnp.array([1.0, 3.0]),
+        spread=jnp.array([5.0, 7.0]),
+        kept_groups=jnp.ones(2, bool),
+    )
+    made = UpdateCounts(jnp.int32(3), jnp.int32(2), jnp.int32(1))
+    steps = Steps(no_sums(), (jnp.float32(6.0), jnp.float32(1.5)), made)
+    found = summary.update_metrics(chosen, batch, steps)
+    assert found.explained_variance == 0.75
+    assert (found.reward_std, found.kept_fraction) == (2.0, 0.5)
+    assert (found.actor_grad_norm, found.critic_grad_norm) == (2.0, 0.5)
+
+
+def test_the_uses_of_a_batch_are_reported_as_one():
+    """Means over them, but sums of counts, maxima, and the first use's gap alone."""
+
+    def use(real, norm, loss, gap, gap_max, ratio_max):
+        one = learned(real)
+        sums = one.sums.replace(
+            policy_loss=Mean(*map(jnp.float32, loss)),
+            logprob_gap=Mean(*map(jnp.float32, gap)),
+            logprob_gap_max=jnp.float32(gap_max),
+            ratio_max=jnp.float32(ratio_max),
+        )
+        return one.replace(sums=sums, actor_grad_norm=jnp.float32(norm))
+
+    found = summary.over_uses(
+        [use(2, 1.0, (2, 1), (1, 4), 0.5, 1.5), use(1, 3.0, (4, 3), (5, 4), 9.0, 1.25)]
+    )
+    assert found.made.real == found.made.attempted == 3
+    assert found.actor_grad_norm == 2.0
+    assert found.sums.policy_loss.value() == 1.5
+    assert found.sums.logprob_gap.value() == 0.25
+    assert (found.sums.logprob_gap_max, found.sums.ratio_max) == (0.5, 1.5)

@@ -1,5 +1,6 @@
 """The counts that a state carries, where episodes are used once and several times."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import updates
@@ -54,3 +55,22 @@ def test_an_iteration_without_a_kept_group_is_empty_once_however_often_it_is_use
 def test_used_once_every_update_is_an_iteration():
     found = counts_after(1, [BAD], [EMPTY], [EMPTY])
     assert (found["bad_in_row"], found["empty_in_row"], found["iteration"]) == (0, 2, 3)
+
+
+def test_the_critic_has_a_rate_and_a_schedule_of_its_own():
+    """Adam moves by the rate where gradients stay as they are."""
+    chosen = updates.settings(
+        optimizer__critic_lr=0.5,
+        optimizer__critic_schedule="linear",
+        optimizer__schedule_updates=2,
+        optimizer__weight_decay=0.0,
+    )
+    tree, moved = {"w": jnp.ones(1)}, {}
+    for name in ("actor", "critic"):
+        optimizer = getattr(train_state, f"{name}_optimizer")(chosen)
+        state, moved[name] = optimizer.init(tree), []
+        for _ in range(3):
+            change, state = optimizer.update(tree, state, tree)
+            moved[name].append(float(change["w"][0]))
+    np.testing.assert_allclose(moved["critic"], [-0.5, -0.25, 0], rtol=1e-4)
+    np.testing.assert_allclose(moved["actor"], [-1e-3] * 3, rtol=1e-4)

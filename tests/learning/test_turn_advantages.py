@@ -199,6 +199,20 @@ def test_rloo_is_dr_grpo_times_n_over_n_minus_one():
     )
 
 
+def test_turn_grpo_without_the_division_is_in_units_of_reward():
+    rows, episodes = updates.record()
+    undivided = dict(advantage__divide_by_std=False, advantage__turn_gamma=0.5)
+    found = estimate("turn_grpo", **undivided).advantages
+    turn = np.arange(updates.TURNS)
+    played = turn < np.asarray(episodes.turns)[:, None]
+    to_go = np.where(played, np.asarray(episodes.reward) * 0.5**turn, 0).sum(axis=1)
+    to_go = to_go.reshape(updates.PROMPTS, updates.GROUP_SIZE)
+    expected = (to_go - to_go.mean(axis=1, keepdims=True)).reshape(-1, 1)
+    first_turn = np.asarray(rows.is_reply & (rows.turn == 0))
+    expected = np.broadcast_to(expected, first_turn.shape)[first_turn]
+    np.testing.assert_allclose(found[first_turn], expected, atol=1e-5)
+
+
 def test_reinforce_pp_is_gae_without_values_and_lambda_one():
     rows, _ = updates.record()
     blank = jnp.zeros(rows.tokens.shape)

@@ -281,6 +281,17 @@ def test_minibatches_of_turns_differ_by_one_row_at_most():
     assert sorted(sum(shares, [])) == real.tolist()
 
 
+def test_rows_are_shuffled_by_the_key_and_those_of_no_weight_come_last():
+    weight = jnp.asarray(np.arange(24) % 3 == 0, jnp.float32)
+    one, other = (
+        minibatches.shuffled(jax.random.key(seed), weight).tolist() for seed in (0, 1)
+    )
+    for order in (one, other):
+        assert sorted(order[:8]) == list(range(0, 24, 3)) != order[:8]
+        assert sorted(order) == list(range(24))
+    assert one[:8] != other[:8]
+
+
 def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
     """80,001 rows in twos: the number of the last times all rows is above 2**31."""
     rows, minibatch = 80_001, 2
@@ -299,6 +310,22 @@ def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
 
     held = np.asarray(share(jnp.arange(count, dtype=jnp.int32)))
     np.testing.assert_array_equal(np.sort(held[held >= 0]), np.arange(rows))
+
+
+def test_rows_come_in_another_order_in_each_epoch_iteration_run_and_use():
+    once, thrice = (updates.settings(optimizer__reuse=n) for n in (1, 3))
+    state = updates.new_state(once)
+
+    def bits(chosen, seed, iteration, made, epoch):
+        at = state.replace(iteration=iteration, updates=made)
+        key = minibatches.order_key(chosen, seed, at, epoch)
+        return tuple(jax.random.key_data(key).tolist())
+
+    places = [(0, 0, 4, 0), (1, 0, 4, 0), (0, 1, 4, 0), (0, 0, 4, 1)]
+    assert len({bits(once, *place) for place in places}) == 4
+    assert len({bits(thrice, *place) for place in [*places, (0, 0, 6, 0)]}) == 5
+    # A run that never uses episodes twice does not depend on what was skipped.
+    assert bits(once, 0, 0, 6, 0) == bits(once, *places[0])
 
 
 def test_schedules_expect_an_update_of_every_turn_that_may_be_played():

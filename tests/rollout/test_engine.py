@@ -160,6 +160,65 @@ def test_lower_slots_are_answered_first_and_unused_places_are_marked(driver):
     assert slot[0] == 3 and is_used == [True, False]
 
 
+def test_free_slots_take_the_next_episodes_as_long_as_there_are_any(driver):
+    def admit(head, *is_free):
+        found = engine._admit(driver.plan, jnp.array([head]), jnp.array(is_free))
+        return [x.tolist() for x in found]
+
+    assert admit(5, True, True) == [[5, 6], [True, True], [7]]
+    admitted, is_new, head = admit(5, False, True)
+    assert (admitted[1], is_new, head) == (5, [False, True], [6])
+    last = driver.plan.episodes - 1
+    assert admit(last, True, True)[1] == [True, False]
+
+
+def test_the_tokens_of_a_reply_are_those_that_were_sampled_last(driver):
+    state, shape = driver.start(driver.inputs), (driver.plan.rows, driver.plan.context)
+    tokens = jnp.arange(shape[0] * shape[1]).reshape(shape)
+    # A slot's row holds one token more than its cache, the last that was sampled.
+    slots = state.slots.replace(
+        length=state.slots.length.at[2].set(50),
+        sampled=state.slots.sampled.at[2].set(3),
+    )
+    state = state.replace(slots=slots, rows=state.rows.replace(tokens=tokens))
+    found, count = engine.reply_tokens(driver.plan, state, jnp.array([2]))
+    assert count.tolist() == [3]
+    assert found[0, :3].tolist() == tokens[slots.episode[2], 48:51].tolist()
+
+
+def test_a_turn_is_written_down_where_its_episode_and_number_say(driver):
+    state, width = driver.start(driver.inputs), 2
+    slots = jax.tree.map(lambda x: x[jnp.array([3, 0])], state.slots)
+    slots = slots.replace(
+        turn=jnp.array([1, 0]), sampled=jnp.array([4, 9]), reply_end=jnp.array([2, 1])
+    )
+    slots = slots.replace(reply=slots.reply.replace(thought=jnp.array([3, 8])))
+    by_slot = dict(
+        reward=jnp.array([0.5, 9.0]),
+        is_valid=jnp.array([True, True]),
+        grounded=jnp.array([0.25, 9.0]),
+        taken=jnp.array([6, 9]),
+        success=jnp.array([True, True]),
+        end=jnp.array([2, 9]),
+    )
+    feedback = EnvFeedback(
+        slot=jnp.array([3, 0]),
+        is_used=jnp.array([True, False]),
+        tokens=jnp.zeros((width, 1), jnp.int32),
+        length=jnp.ones(width, jnp.int32),
+        **by_slot,
+    )
+    found = record.record_turn(driver.plan, state.episodes, slots, feedback)
+    episode = int(slots.episode[0])
+    assert (found.turns[episode], found.end[episode]) == (2, 2)
+    assert found.success.tolist() == [e == episode for e in range(driver.plan.episodes)]
+    written = dict(reward=0.5, is_valid=True, actions=6, reply_tokens=4, reply_end=2)
+    for name, value in (written | dict(thought_tokens=3, grounded=0.25)).items():
+        values = np.asarray(getattr(found, name))
+        assert values[episode, 1] == value, name
+        assert np.count_nonzero(values) == 1, name
+
+
 def _feedback(driver, state, slot, is_used) -> EnvFeedback:
     """What the games say to the chosen slots' replies."""
     task, slots = driver.task, jax.device_get(state.slots)

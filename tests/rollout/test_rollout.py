@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import compiled_text, models, xla
+from helpers import compiled_text, models, updates, xla
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TEST, TRAIN
 from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.models import transformer
 from ragen_jax.rollout import prng, token_sampling
+from ragen_jax.rollout.rollout import training_args
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
@@ -180,6 +181,14 @@ def test_seed_split_and_iteration_each_change_levels_and_replies(record, changes
     assert np.mean(rows.tokens == record.rows.tokens) < 0.95
 
 
+def test_training_plays_the_levels_of_its_iteration_at_the_runs_temperature():
+    chosen = updates.settings(seed=5, rollout__temperature=0.75)
+    found = training_args(chosen, np.int32(3), np.int32(9))
+    assert (found.seed, found.split, found.iteration) == (5, TRAIN, 3)
+    assert (found.temperature, found.policy_version) == (0.75, 9)
+    assert found.first_prompt == 0
+
+
 def _check_replay(task, call, record, group_size, stop_at_answer):
     """Replays every episode on the host from its replies alone and compares all."""
     record = jax.device_get(record)
@@ -214,7 +223,8 @@ def _check_episode(game, row, episode, stop_at_answer):
         ]
         assert set(ends[:-1]) <= {NO_REPLY}
         reward, is_valid, taken = game.play(reply)
-        reported = (reward, is_valid, taken, len(reply), ends[-1])
+        thought = host.thought_tokens(reply)
+        reported = (reward, is_valid, taken, len(reply), ends[-1], thought)
         for name, value in zip(_PER_TURN, reported, strict=True):
             turns[name][turn] = value
         if game.end:
@@ -235,7 +245,9 @@ def _check_episode(game, row, episode, stop_at_answer):
     assert bool(episode.success) == game.success
 
 
-_PER_TURN = ("reward", "is_valid", "actions", "reply_tokens", "reply_end")
+_PER_TURN = (
+    *("reward", "is_valid", "actions", "reply_tokens", "reply_end", "thought_tokens"),
+)
 
 
 def _reply(row, turn):

@@ -63,6 +63,10 @@ def test_of_a_large_vocabulary_blocks_and_tokens_come_as_often_as_they_should():
     assert set(np.flatnonzero(within)) == set(spots)
     shares = np.exp(LOGITS)
     assert DRAWS * ((within[spots] - shares) ** 2 / shares).sum() < 23.5
+    # Other numbers decide within a block than between them: of block 50 its token 50,
+    # of probability 1/8, is no likelier than of any other.
+    own = token[token // token_sampling._BLOCK == 50] % token_sampling._BLOCK == 50
+    assert abs(own.mean() - 1 / 8) < 4 * (1 / 8 * 7 / 8 / len(own)) ** 0.5
 
 
 def test_log_probability_and_entropy_are_those_worked_out_by_hand():
@@ -188,11 +192,12 @@ def test_every_event_of_a_run_has_a_key_of_its_own():
     def events(run):
         tokens = jax.vmap(prng.token_key, (None, 0, 0, 0))(run, *grid.T)
         env = jax.vmap(prng.env_key, (None, 0, 0))(run, *grid[::3, :2].T)
+        actions = jax.vmap(jax.random.fold_in, (0, None))(env, 0)  # of a turn's first
         levels = jax.vmap(prng.level_key, (None, 0))(run, grid[::9, 0])
-        return jax.random.key_data(jnp.concatenate([tokens, env, levels]))
+        return jax.random.key_data(jnp.concatenate([tokens, env, actions, levels]))
 
     bits += list(np.asarray(events(jnp.stack(runs))).reshape(-1, 2))
-    assert len(bits) == 27 * (1 + 27 + 9 + 3)
+    assert len(bits) == 27 * (1 + 27 + 9 + 9 + 3)
     assert len({tuple(pair) for pair in bits}) == len(bits)
 
 

@@ -1,8 +1,10 @@
 """Rows of the last turns alone: their tokens, log-probabilities and episodes."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import models
@@ -12,7 +14,7 @@ from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.evaluation import transcripts
 from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.rollout import prng
+from ragen_jax.rollout import prng, windows
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout import tasks as tasks_lib
 from ragen_jax.text.prompts import TurnLimits
@@ -198,6 +200,39 @@ def test_transcripts_of_windows_hold_every_message_and_reply(environments, sampl
             assert turn.message.startswith(opening)
             assert f"Turn {number + 1} of {TURNS}. Actions left: " in turn.message
             assert turn.reply.startswith("<think>")
+
+
+def test_a_turn_that_falls_out_takes_the_token_that_closes_its_reply_along():
+    """Opening 1 2; replies 5 6 and 7 8; messages close with 9, once with none."""
+    # Rows of two turns at most, replies of two tokens.
+    next_row = jax.jit(functools.partial(windows.next_row, 2, 2))
+    opening, closing = jnp.int32(2), jnp.array([0, 1, 0])
+
+    def follow(tokens, turns, turn, message, room=16):
+        pad = room - len(tokens)
+        row = windows.Row(
+            jnp.array(tokens + [0] * pad),
+            jnp.array(turns + [PADDING] * pad),
+            jnp.int32(len(tokens)),
+        )
+        padded = jnp.array(message + [0] * (3 - len(message)))
+        said = windows.Message(padded, jnp.int32(len(message)))
+        made, kept = next_row(row, jnp.int32(turn), opening, closing, said)
+        length = int(made.length)
+        assert not made.tokens[length:].any() and (made.turn[length:] == -1).all()
+        return made.tokens[:length].tolist(), made.turn[:length].tolist(), int(kept)
+
+    first = [1, 2, 3, 4, 5, 6], [0] * 6
+    tokens, turns, kept = follow(*first, 0, [9, 11, 12])
+    assert tokens == [1, 2, 3, 4, 5, 6, 9, 11, 12] and kept == 6
+    assert turns == [0] * 6 + [1] * 3
+    # Without room for another reply the first turn goes already.
+    tokens, turns, kept = follow(*first, 0, [9, 11, 12], room=10)
+    assert tokens == [1, 2, 11, 12] and turns == [1] * 4 and kept == 2
+    second = [1, 2, 3, 4, 5, 6, 9, 11, 12, 7, 8], [0] * 6 + [1] * 5
+    tokens, turns, kept = follow(*second, 1, [13, 14])
+    assert tokens == [1, 2, 11, 12, 7, 8, 13, 14] and kept == 2
+    assert turns == [1] * 6 + [2] * 2
 
 
 def test_shorter_windows_need_shorter_rows(environments):

@@ -154,6 +154,31 @@ def test_a_collapse_has_a_peak_an_onset_and_a_sign_that_led_it():
     assert found.mean == 17 and found.seeds == 1
 
 
+def test_what_is_just_at_a_bound_has_not_crossed_it():
+    # Multiples of five, of which means of five are exact.
+    run = record(
+        0,
+        [1],
+        **{
+            "train/success": [10.0] * 10 + [5.0] * 8 + [5.0, 0.0],
+            "rollout/entropy": [5.0] * 10 + [10.0] * 10,
+            "update/actor_grad_norm": [1.0] * 10 + [3.0] * 10,
+            "health/level": [0, 1, 1, 2] + [0] * 16,
+            "time/iteration_seconds": [9.0] + [1.0] * 3,
+        },
+    )
+    assert measures.onset(run, "train/success") == 20
+    assert math.isnan(measures.departure(run, "rollout/entropy", 0.5, 2))
+    assert math.isnan(measures.spike(run, "update/actor_grad_norm"))
+    # The median is of what came before: 1, though with the sixth it would be 5.
+    sudden = record(0, [1], norm=[1.0] * 3 + [9.0] * 3)
+    assert measures.spike(sudden, "norm") == 6
+    assert measures.value(run, "alarm_at") == 4
+    assert measures.value(run, "seconds") == 1
+    # The highest tenth, two iterations, against the mean of the last one.
+    assert measures.value(run, "lost_success") == 10 - 2.5
+
+
 def test_a_measure_of_one_of_several_environments_is_read_by_its_label():
     one, other = record(0, [1, 0, 0, 0]), record(0, [1, 1, 1, 0])
     both = RunRecord(0, [], {"rooms": one.test, "lakes": other.test})
@@ -200,6 +225,13 @@ def test_an_interval_over_levels_is_that_of_a_mean_of_draws():
     assert found.high == pytest.approx(0.25 + 1.96 * 0.02165, abs=0.004)
 
 
+def test_an_interval_over_seeds_is_that_of_the_mean_of_as_many_draws():
+    """Of five seeds one has 1: binomial, above 3 of 5 in 0.7 % and above 2 in 6 %."""
+    runs = [record(seed, [1], success=(float(seed == 4),)) for seed in range(5)]
+    found = statistics.interval(runs, "last_validation")
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.0, 0.6))
+
+
 def test_a_difference_is_paired_by_seed_and_level():
     rng = np.random.default_rng(0)
     hard = [rng.random(200) for _ in range(3)]
@@ -211,6 +243,12 @@ def test_a_difference_is_paired_by_seed_and_level():
     assert statistics.difference(left, right[:1], "test_success").seeds == 1
     shuffled = list(reversed(right))
     assert statistics.difference(left, shuffled, "test_success") == found
+    # Of other numbers of levels the runs' means alone are compared.
+    fewer = [record(s, np.arange(4) < 1) for s in range(3)]
+    found = statistics.difference(left, fewer, "test_success")
+    means = [np.mean(h > 0.5) - 0.25 for h in hard]
+    assert found.mean == pytest.approx(np.mean(means)) and found.seeds == 3
+    assert min(means) <= found.low + 1e-9 and found.high <= max(means) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -267,6 +305,9 @@ def test_students_interval_is_that_of_the_textbook():
         ([0.9, 0.9], "greater", 0.0, verdicts.UNDECIDED),
         ([0.9, 0.9, 0.9], "greater", 0.0, verdicts.WEAKLY_HOLDS),
         ([0.9, 0.9, 0.9], "less", 0.0, verdicts.WEAKLY_FAILS),
+        # Exactly at the margin is on neither side of it.
+        ([0.5, 0.5, 0.5], "greater", 0.5, verdicts.UNDECIDED),
+        ([0.5, 0.5, 0.5], "less", 0.5, verdicts.UNDECIDED),
     ],
 )
 def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
@@ -375,9 +416,13 @@ def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
     measure, right, margin, said
 ):
     claim = Claim("x", "one", right, measure=measure, margin=margin)
-    quantity = statistics.Interval(0.3, 0.2, 0.4, 3)
+    quantity = statistics.Interval(0.3, 0.2, 0.4, 3, t_low=0.1, t_high=0.5)
     sentence = report._sentence(verdicts.Verdict(claim, quantity, verdicts.HOLDS))
     assert sentence.endswith(said)
+    limits = "[20.0, 40.0], by t [10.0, 50.0]"
+    if measure == "last_entropy":
+        limits = "[0.200, 0.400], by t [0.100, 0.500]"
+    assert f"{limits} (3 seeds)" in sentence
 
 
 def test_a_mean_curve_is_where_all_of_its_runs_are():
@@ -627,11 +672,12 @@ def test_every_measure_can_be_taken_of_a_kept_run():
         {
             "text": {"success": x},
             "information": {
-                f"trajectory/token/{name}": x * x
-                for name in ("mutual", "zscore", "conditional_entropy")
+                "trajectory/token/mutual": x * x,
+                "trajectory/token/zscore": -x,
+                "trajectory/token/conditional_entropy": entropy,
             },
         }
-        for x in (0.1, 0.4, 0.9)
+        for x, entropy in ((0.1, 2), (0.4, 1), (0.9, 3))
     ]
     made = RunRecord(3, made.records, made.test, diagnoses)
     run = planned_runs(STUDY)[0]
@@ -641,6 +687,22 @@ def test_every_measure_can_be_taken_of_a_kept_run():
         value = measures.value(made, name)
         assert math.isfinite(value), name
         assert math.isclose(measures.value(kept, name), value, rel_tol=1e-5), name
+    last = dict(
+        last_success="train/success",
+        last_return="train/return",
+        last_entropy="rollout/entropy",
+        last_reply_tokens="rollout/reply_tokens",
+        last_reward_std="filter/reward_std",
+        last_valid="rollout/valid_reply_rate",
+        last_grounded="rollout/grounded",
+        last_distinct_thoughts="health/distinct_thoughts",
+        last_grad_norm="update/actor_grad_norm",
+    )
+    for name, metric in last.items():
+        assert measures.value(made, name) == np.mean(series[metric][-4:]), name
+    of = dict(mutual_correlation=1.0, zscore_correlation=-1.0, entropy_correlation=0.5)
+    for name, value in of.items():
+        assert measures.value(made, name) == pytest.approx(value)
 
 
 def test_a_data_file_that_is_none_is_named(tmp_path):

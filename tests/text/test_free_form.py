@@ -51,9 +51,14 @@ def tables(thinking):
 
 def read_all(thinking, tokens, counts, landmarks=((1, 2), (-1, -1))):
     """What the device makes of replies: actions, valid, closed, thought, grounded."""
-    own, places = tables(thinking), jnp.array(landmarks)
+    return jax.device_get(reader(thinking)(tokens, counts, jnp.array(landmarks)))
 
-    def one(tokens, count):
+
+@functools.cache
+def reader(thinking):
+    own = tables(thinking)
+
+    def one(tokens, count, places):
         def read(reply, index):
             after = reply_parser.read_token(own, reply, tokens[index])
             keep = functools.partial(jnp.where, index < count)
@@ -67,7 +72,7 @@ def read_all(thinking, tokens, counts, landmarks=((1, 2), (-1, -1))):
         grounded = free_form.grounded(own, reply, tokens, count, places)
         return *found, reply_parser.is_closed(own, reply), reply.thought, grounded
 
-    return jax.device_get(jax.jit(jax.vmap(one))(tokens, counts))
+    return jax.jit(jax.vmap(one, (0, 0, None)))
 
 
 def draw(thinking, replies_wanted):
@@ -102,9 +107,10 @@ def test_random_replies_are_read_as_the_reference_reads_them(thinking):
         expected = reference_parser.parse_free_form(
             prefix, text, read_text, LONGEST, MOST, thinking
         )
-        got = tuple(a for a in actions[index].tolist() if a != reply_parser.NO_ACTION)
+        got = tuple(actions[index].tolist())
         found = (got, bool(valid[index]), bool(closed[index]))
-        wanted = (expected.actions, expected.is_valid, expected.is_closed)
+        filled = (reply_parser.NO_ACTION,) * (MOST - len(expected.actions))
+        wanted = (expected.actions + filled, expected.is_valid, expected.is_closed)
         assert found == wanted, text
         seen_valid += expected.is_valid
         # The thought: what stands before the text of the answer.
@@ -119,14 +125,28 @@ def test_random_replies_are_read_as_the_reference_reads_them(thinking):
     assert seen_grounded > 5 or not thinking
 
 
-def test_a_thought_that_names_one_of_two_places_is_half_grounded():
-    reply = [PIECES.index(piece) for piece in (b"(1, ", b"2)", b" ", b"(1, ")]
-    tokens = np.zeros((1, TOKENS), np.int32)
-    tokens[0, : len(reply)] = reply
-    grounded = read_all(True, tokens, np.array([4]), ((1, 2), (1, 3)))[-1]
-    assert grounded.tolist() == [0.5]
-    grounded = read_all(True, tokens, np.array([4]), ((-1, -1), (-1, -1)))[-1]
-    assert grounded.tolist() == [0.0]
+def test_a_thought_ends_where_the_answers_text_begins_in_whichever_token():
+    """Answers "u b||12" and, begun within a token, "ab||u"; the third is none."""
+    replies = (
+        (b"(1, ", b"2)", b"</think>", b" ", b"<answer>", b"U b", b"||", b"12"),
+        (b"(1, ", b"</thin", b"k><answer>ab||", b"u"),
+        (b"(1, ", b"2)", b" ", b"(1, "),
+    )
+    ends = (b"</answer>",), (b"</answer>",), ()
+    tokens, counts = np.zeros((3, TOKENS), np.int32), np.zeros(3, np.int32)
+    for row, (reply, end) in enumerate(zip(replies, ends, strict=True)):
+        counts[row] = len(reply + end)
+        tokens[row, : counts[row]] = [PIECES.index(piece) for piece in reply + end]
+    actions, valid, closed, thought, grounded = read_all(True, tokens, counts)
+    none = reply_parser.NO_ACTION
+    assert actions.tolist() == [[247, 99, none], [195, 117, none], [none] * 3]
+    assert valid.tolist() == closed.tolist() == [True, True, False]
+    assert thought.tolist() == [4, 2, 4]
+    assert grounded.tolist() == [1.0, 0.0, 1.0]
+    # Of two places one is named, and of none none.
+    half = read_all(True, tokens, counts, ((1, 2), (1, 3)))[-1]
+    assert half.tolist() == [0.5, 0.0, 0.5]
+    assert not read_all(True, tokens, counts, ((-1, -1), (-1, -1)))[-1].any()
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,26 @@ def test_no_message_is_longer_than_its_capacity(task):
     assert 0 < later.min() and later.max() <= task.tokens.next_capacity
 
 
+def test_capacities_add_up_the_longest_of_each_kind_of_phrase(grid):
+    """Of phrases without tokens but the template's and the warning."""
+    opening, closing, after_stop, hand_over, warning = 1000, 7, 3, 20, 100
+    lengths = np.zeros(len(grid.texts.phrases), int)
+    lengths[:5] = opening, closing, after_stop, hand_over, warning
+    found = prompts_lib._capacities(grid.texts, grid.env, lengths)
+    later = warning + hand_over
+    assert found == (opening + hand_over, closing + later, opening + later)
+
+
+def test_a_message_closes_the_reply_with_the_end_of_turn_where_it_has_none(grid):
+    closing = prompts_lib.closing_lengths(grid.tokens).tolist()
+    text = "\n<|im_start|>user\n"
+    written = [grid.tokenizer.encode(end + text) for end in ("<|im_end|>", "")]
+    assert closing == [len(tokens) for tokens in written]
+    assert prompts_lib.opening_length(grid.tokens) == len(
+        prompts_lib.opening_tokens(grid.tokens)
+    )
+
+
 def test_a_board_full_of_holes_fits_the_capacities(tasks):
     task = tasks["both"]
     tiles = jnp.full((3, 3), HOLE).at[0, 0].set(ICE)

@@ -1,0 +1,94 @@
+"""An iteration, put together of its parts, and what a record's score depends on."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import updates
+
+from ragen_jax import starpo
+from ragen_jax.envs.base import TRAIN
+from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.train_state import UpdateCounts
+from ragen_jax.rollout.rollout import Rollout
+
+
+def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
+    monkeypatch,
+):
+    chosen = updates.settings(seed=3, optimizer__reuse=3)
+    state = SimpleNamespace(iteration=np.int32(4), updates=np.int32(9), actor="actor")
+    calls = {"rollout": [], "update": []}
+
+    def rollout(actor, tokens, args):
+        calls["rollout"].append((actor, tokens, args))
+        return Rollout("rows", "episodes", "passes")
+
+    def update(before, *given):
+        calls["update"].append((before, given))
+        use = len(calls["update"])
+        made = UpdateCounts(np.int32(use), np.int32(1), np.int32(use - 1))
+        return SimpleNamespace(updates=use), SimpleNamespace(made=made)
+
+    def report(counts, learned, seen, passes, rate):
+        assert (seen["sampled_tokens"], passes) == (8.0, "passes")
+        return {"uses": len(learned), "rate": rate}
+
+    programs = starpo.Programs(
+        rollout=rollout,
+        update=update,
+        summarize=lambda *record: ({"sampled_tokens": 8.0}, {}),
+        report=report,
+        merge=lambda *trees: trees,
+        frozen="frozen",
+        reference="reference",
+    )
+    run = SimpleNamespace(settings=chosen, tasks=(), tokens="tokens")
+    monkeypatch.setattr(starpo.summary, "counts_so_far", lambda state: {})
+    after, metrics, _ = starpo.iterate(run, programs, state)
+    ((actor, tokens, args),) = calls["rollout"]
+    assert (actor, tokens) == (("actor", "frozen"), "tokens")
+    assert (args.seed, args.split, args.iteration) == (3, TRAIN, 4)
+    assert args.policy_version == 9
+    assert after.updates == metrics["uses"] == 3
+    befores = [before for before, _ in calls["update"]]
+    assert befores[0] is state and [one.updates for one in befores[1:]] == [1, 2]
+    for use, (_, (*record, given)) in enumerate(calls["update"]):
+        assert record == ["frozen", "reference", "rows", "episodes"]
+        assert (given.use, given.earlier.real) == (use, use)
+        assert given.earlier.attempted == sum(range(use + 1))
+
+
+@pytest.mark.slow
+def test_a_record_is_scored_by_the_coefficients_of_the_states_iteration():
+    chosen = updates.settings(
+        estimator="grpo",
+        iterations=5,
+        filter__fraction=0.25,
+        filter__fraction_end=0.75,
+        filter__loss_scale="linear",
+        advantage__whiten=False,
+    )
+    plan = UpdatePlan(
+        chosen, updates.CONFIG, None, jnp.float32, None, (updates.LENGTH,)
+    )
+    state, (rows, episodes) = updates.new_state(chosen), updates.record()
+
+    @functools.partial(jax.jit, compiler_options=updates.QUICK_TO_COMPILE)
+    def score(iteration):
+        at = state.replace(iteration=iteration)
+        return starpo.score(plan, at, {}, {}, rows, episodes)
+
+    for iteration, groups in ((0, 1), (2, 2), (4, 3)):
+        found = score(jnp.int32(iteration))
+        assert found.chosen.kept_groups.sum() == groups
+        assert found.batch.weight.sum() == groups * updates.GROUP_SIZE
+        # GRPO's advantages of a group have a deviation of 1, times the kept share.
+        first = jnp.argmax(found.batch.is_reply, axis=1)
+        gains = np.asarray(found.batch.advantages)[np.arange(len(first)), first]
+        gains = gains[np.asarray(found.batch.weight) > 0]
+        square = (gains**2).sum() / (groups * (updates.GROUP_SIZE - 1))
+        np.testing.assert_allclose(square, (groups / 4) ** 2, rtol=1e-4)
