@@ -149,7 +149,8 @@ def _all_rooms(config: ConfigDict) -> None:
 
     One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, first
     without the system prompt; then anywhere in drawings of any number of rows and
-    columns, so that lines are counted; at last the same in whole dialogues.
+    columns, so that lines are counted; then the same in whole dialogues, at last with
+    more weight on the places that a reply names.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(

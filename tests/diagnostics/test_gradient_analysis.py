@@ -142,6 +142,7 @@ def test_norms_equal_plain_gradients_and_a_small_bucket_is_not_made_quiet():
     assert values["one/row_share"] == 0.25
 
 
+@pytest.mark.slow
 def test_minibatches_of_a_bucket_are_mixed_as_the_updates_are():
     """Scored rows stand longest first: cut up as they stand, wins and losses part."""
     found = scored()

@@ -189,6 +189,7 @@ def _plain_goal(shop, plain, goal):
     )
 
 
+@pytest.mark.slow
 def test_random_shopping_goes_as_in_a_plain_python_shop(shop, environment, step):
     chance, plain = random.Random(5), PlainShop(shop)
     names = ["search", "results", "item", "description", "features", "bought"]

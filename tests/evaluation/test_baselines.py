@@ -119,7 +119,9 @@ def test_every_episode_ends_in_the_environment_or_out_of_actions(request, name):
     assert not episodes.actions[late].any() and not episodes.reward[late].any()
 
 
-@pytest.mark.parametrize("name", ["countdown", "math"])
+@pytest.mark.parametrize(
+    "name", ["countdown", pytest.param("math", marks=pytest.mark.slow)]
+)
 def test_chance_does_not_guess_that_an_answer_is_right(settings, name):
     """Where an action is what an answer comes to, one in two or three would be."""
     env = envs.make(name, ())

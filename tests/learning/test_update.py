@@ -178,13 +178,8 @@ def _spoil(x, index) -> np.ndarray:
     return spoilt
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "a reward",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("the actor", "the critic")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["a reward", "the actor", "the critic"])
 def test_a_nan_leaves_both_models_and_both_optimizers_as_they_were(what):
     rows, episodes, start = _with_nan(what)
     run = program("ppo, starpo")

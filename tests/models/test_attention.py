@@ -33,7 +33,7 @@ def _plain_attention(query, key, value):
     "length",  # Blocks of 64 and 128.
     [
         pytest.param(1, marks=pytest.mark.slow),
-        5,
+        pytest.param(5, marks=pytest.mark.slow),
         pytest.param(64, marks=pytest.mark.slow),
         150,
     ],

@@ -59,6 +59,7 @@ def test_decode_attention_is_cudnns_where_it_has_a_kernel(capability):
     assert backend_choices.decode_attention("auto", bf16, 64) == "xla"
 
 
+@pytest.mark.slow
 def test_whole_rows_take_the_kernel_of_the_settings_or_what_suits_the_device():
     bf16, f32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
     chosen = backend_choices.row_attention

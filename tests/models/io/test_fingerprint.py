@@ -117,6 +117,7 @@ def test_adapters_are_not_put_onto_another_base(run, saved, tmp_path):
     assert str(run.settings.model.path) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_actor_is_not_played_with_other_tokens(run, saved):
     tokenizer = run.model.source.read_tokenizer()
     tokenizer.add_tokens(["unknown"])
@@ -125,6 +126,7 @@ def test_an_actor_is_not_played_with_other_tokens(run, saved):
         weights.restore_actor(other, saved / checkpoints.FOLDER, 1)
 
 
+@pytest.mark.slow
 def test_a_moved_model_whose_replies_end_at_other_tokens_is_another_one(
     run, saved, tmp_path
 ):
@@ -139,6 +141,7 @@ def test_a_moved_model_whose_replies_end_at_other_tokens_is_another_one(
         weights.check_same_model(now, saved / checkpoints.FOLDER, 1, found)
 
 
+@pytest.mark.slow
 def test_an_actor_is_not_played_with_other_rotations_or_norms(run, saved):
     """Its own weights fit any of them, and its shapes do not tell."""
     directory = saved / checkpoints.FOLDER
@@ -158,6 +161,7 @@ def test_an_actor_is_not_played_with_other_rotations_or_norms(run, saved):
     weights.check_same_model(own, directory, 1, found)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_on_another_model_and_may_be_where_it_moved(
     run, saved, tmp_path
 ):
