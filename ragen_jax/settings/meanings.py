@@ -122,7 +122,7 @@ MEANINGS = {
     "checkpoint.keep_last": "newest checkpoints that stay",
     "checkpoint.keep_best": "checkpoints of highest validation success that stay",
     "safety.max_bad_updates": "iterations in a row, not finite, that end a run; 0: no",
-    "safety.max_empty_updates": "end a run after so many that keep no group; 0: no",
+    "safety.max_empty_updates": "end a run after so many in a row with no group; 0: no",
     "safety.end_stalled": "end a run that hangs; else only show its stacks",
     "health.indicators": "whether repetition and spread are measured",
     "health.on_collapse": '"watch" (metrics alone), "warn", "stop" or "rollback"',

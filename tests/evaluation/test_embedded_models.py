@@ -39,22 +39,28 @@ def test_the_model_of_larger_rooms_solves_some_of_a_size_that_it_has_not_seen():
     assert score.success > 0.05 and score.valid_reply_rate > 0.99
 
 
+def played(run, prompts: int):
+    """Rows and episodes of one validation, which fits a batch."""
+    seen = []
+    validation.evaluate(
+        run,
+        validation.make_evaluators(run, rollouts=1, prompts=prompts),
+        weights.load_parameters(run.model),
+        split=TEST,
+        prompts=prompts,
+        on_batch=lambda label, first, *record: seen.append(record),
+    )
+    (record,) = seen
+    return record
+
+
 @pytest.mark.slow
 def test_thoughts_are_grounded_by_the_places_that_stand_in_the_message_before_them():
     """The player's and the goal's on the lake, as a reader finds them in the text."""
     config = cli.load_config(f"{ROOT}/configs/frozenlake.py")
     config.reward.grounding = 0.1
     run = run_lib.prepare(settings_lib.from_dict(config.to_dict()), models.one_device())
-    seen = []
-    validation.evaluate(
-        run,
-        validation.make_evaluators(run, rollouts=1, prompts=16),
-        weights.load_parameters(run.model),
-        split=TEST,
-        prompts=16,
-        on_batch=lambda label, first, *record: seen.append(record),
-    )
-    ((rows, episodes),), (task,) = seen, run.tasks
+    (rows, episodes), (task,) = played(run, prompts=16), run.tasks
     reader = transcripts.make_reader(run.model.tokenizer, task.env, task.dialogue)
     read = transcripts.read(reader, rows, episodes, first_episode=0)
     found = []
@@ -77,14 +83,6 @@ def test_thoughts_are_grounded_by_the_places_that_stand_in_the_message_before_th
 @pytest.mark.slow
 def test_replies_end_at_the_answer_in_evaluations_where_they_do_in_training():
     run = runs.prepare(rollout__stop_at_answer=True)
-    seen = []
-    validation.evaluate(
-        run,
-        validation.make_evaluators(run, rollouts=1, prompts=8),
-        weights.load_parameters(run.model),
-        split=TEST,
-        prompts=8,
-        on_batch=lambda label, first, rows, episodes: seen.append(episodes.reply_end),
-    )
-    (ends,) = seen
+    _, episodes = played(run, prompts=8)
+    ends = episodes.reply_end
     assert (ends == ANSWER_CLOSED).sum() >= 8  # Replies without an answer go on.
