@@ -21,6 +21,7 @@ The variant "rooms" adds them to learn rooms of any size up to 9, and two boxes.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -150,7 +151,9 @@ def _all_rooms(config: ConfigDict) -> None:
     One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, first
     without the system prompt; then anywhere in drawings of any number of rows and
     columns, so that lines are counted; then the same in whole dialogues, at last with
-    more weight on the places that a reply names.
+    more weight on the places that a reply names. Then walls and boxes are read: what is
+    around places on short rows, most of them drawn at random; then on rows that plan,
+    which is unlearned meanwhile; at last in dialogues.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -179,11 +182,29 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_refined = _stage(
         450, lr=4e-4, random_plan=0.0, draws=45, rows=12, context=1152
     )
-    for name in ("rooms_places", "rooms_refined"):
+    config.rooms_walls = _stage(
+        3000, lr=1.5e-3, random_plan=0.0, draws=46, rows=16, context=240
+    )
+    config.rooms_walls.update(short=True, turns=2, noise=0.3, random_places=0.75)
+    config.rooms_planned = _stage(
+        1500, lr=1.2e-3, random_plan=0.0, draws=48, rows=16, context=240
+    )
+    config.rooms_planned.update(short=True, turns=2, random_places=0.1)
+    config.rooms_walked = _stage(
+        600, lr=8e-4, random_plan=0.0, draws=47, rows=12, context=1152
+    )
+    config.rooms_walked.noise = 0.1
+    dialogues = ("rooms_places", "rooms_refined", "rooms_walked")
+    config.rooms_walls.walls_weight = 1.0
+    config.rooms_planned.walls_weight = 0.3
+    config.rooms_walked.walls_weight = 0.6
+    for name in dialogues:
         config[name].places_weight = 5.0
+    config.rooms_walked.places_weight = 3.0
     config.rooms_boards.kinds = "rooms"
-    config.rooms_frames.kinds = "rooms_in_frames"
-    for name in ("rooms_dialogues", "rooms_places", "rooms_refined"):
+    for name in ("rooms_frames", "rooms_walls", "rooms_planned"):
+        config[name].kinds = "rooms_in_frames"
+    for name in ("rooms_dialogues", *dialogues):
         config[name].kinds = "rooms_in_named_frames"
 
 
@@ -201,6 +222,9 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             new_words=False,
             read_layers=0,
             turns=0,
+            noise=placeholder(float),  # of the demonstrator; None: its own section's
             places_weight=1.0,
+            walls_weight=0.0,
+            random_places=0.0,
         )
     )

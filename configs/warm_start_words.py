@@ -8,6 +8,7 @@ the shipped file was made and what it scores.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -69,6 +70,9 @@ def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDi
             new_words=False,
             read_layers=0,
             turns=0,
+            noise=placeholder(float),
             places_weight=1.0,
+            walls_weight=0.0,
+            random_places=0.0,
         )
     )

@@ -30,7 +30,8 @@ TINY = ModelConfig(
     longest_context=4096,
 )
 
-TINY_SYMBOLS = TINY_ROOMS = dataclasses.replace(TINY, layers=8)
+TINY_SYMBOLS = dataclasses.replace(TINY, layers=8)
+TINY_ROOMS = dataclasses.replace(TINY, layers=12)
 TINY_WORDS = dataclasses.replace(TINY, vocabulary=2048)
 
 _QWEN = ModelConfig(

@@ -11,6 +11,7 @@ STAGES = {
     "tiny_rooms": (
         *("rooms_boards", "rooms_frames"),
         *("rooms_dialogues", "rooms_places", "rooms_refined"),
+        *("rooms_walls", "rooms_planned", "rooms_walked"),
     ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }

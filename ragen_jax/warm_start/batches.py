@@ -28,6 +28,8 @@ class Batch(NamedTuple):
     # first message begins; where a stage reads symbols.
     meant: jax.Array | None = None
     opening_length: jax.Array | None = None
+    # bool[R, T], where places are named that belong to no reply; see walls.py.
+    is_named: jax.Array | None = None
 
 
 def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:

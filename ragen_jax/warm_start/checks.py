@@ -51,7 +51,14 @@ _STAGE = {
     "new_words": _FLAG,
     "read_layers": _whole(0, 1000),
     "turns": _whole(0, 1000),
+    "noise": _Rule(
+        (int, float, type(None)),
+        lambda x: x is None or 0 <= x <= 1,
+        "a number from 0 to 1, or None",
+    ),
     "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
+    "walls_weight": _real(0, 1000, "a number from 0 to 1,000"),
+    "random_places": _real(0, 1, "a number from 0 to 1"),
 }
 
 
@@ -112,11 +119,57 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
                 f" symbols drawn anew, and {name}.kinds = {stage.kinds!r} draws none:"
                 f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
             )
+        _check_noise(config, name)
+        _check_walls(config, name)
         if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
             raise SettingsError(
                 f"{name}.rows = {stage.rows} and {name}.context = {stage.context} make"
                 f" {stage.rows * stage.context * vocabulary:,} logits a step, above"
                 f" {_MOST_LOGITS:,}: lower {name}.rows"
+            )
+
+
+def _check_noise(config: ConfigDict, name: str) -> None:
+    """Refuses noise where no demonstrator has any."""
+    from ragen_jax.warm_start.recipe import KINDS
+
+    stage = config[name]
+    sections = {kind.settings for kind in KINDS[stage.kinds]}
+    players = [config[section].get("demonstrator", {}) for section in sections]
+    if stage.noise is not None and not any("noise" in player for player in players):
+        raise SettingsError(
+            f"{name}.noise = {stage.noise} is of demonstrators that act at random now"
+            f" and then, and those of {name}.kinds = {stage.kinds!r} do not: choose"
+            " None"
+        )
+
+
+def _check_walls(config: ConfigDict, name: str) -> None:
+    """Refuses to read walls where there are none, or more than walls.py holds."""
+    from ragen_jax.warm_start.recipe import KINDS
+
+    stage = config[name]
+    if not stage.walls_weight:
+        if stage.random_places:
+            raise SettingsError(
+                f"{name}.random_places = {stage.random_places} names places for walls"
+                f" to be read at, and {name}.walls_weight = 0 reads none: set it to 1,"
+                " or random_places to 0"
+            )
+        return
+    kinds = KINDS[stage.kinds]
+    if any(k.env != "sokoban" or k.symbol_sets or not k.thinking for k in kinds):
+        raise SettingsError(
+            f"{name}.walls_weight = {stage.walls_weight} reads walls of Sokoban's rooms"
+            f" in its own symbols, and {name}.kinds = {stage.kinds!r} has other boards"
+            " or replies without thoughts: choose 0, or kinds = 'rooms'"
+        )
+    for section in sorted({kind.settings for kind in kinds}):
+        if (turns := config[section].limits.turns) > 16:
+            raise SettingsError(
+                f"{section}.limits.turns = {turns} is more than {name}.walls_weight ="
+                f" {stage.walls_weight} can read: choose 16 or fewer, or walls_weight ="
+                " 0"
             )
 
 

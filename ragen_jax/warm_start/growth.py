@@ -11,30 +11,36 @@ from ragen_jax.models.parameters import Parameters
 _ADDED = ("output", "down")  # What a layer adds to the residual stream ends in these.
 
 
-def can_grow(found: ModelConfig, wanted: ModelConfig) -> bool:
-    """Whether one shape is the other but for half of its layers at most."""
-    same = dataclasses.replace(found, layers=wanted.layers) == wanted
-    return same and found.layers <= wanted.layers <= 2 * found.layers
+def can_grow(found: ModelConfig, wanted: ModelConfig, last: int = 0) -> bool:
+    """Whether one shape is the other but for its layers, which `deepen` can add."""
+    if dataclasses.replace(found, layers=wanted.layers) != wanted:
+        return False
+    more = wanted.layers - found.layers
+    return more == 0 or last <= min(more, found.layers) and more - last <= found.layers
 
 
-def deepen(weights: Parameters, found: ModelConfig, wanted: ModelConfig) -> Parameters:
-    """`weights` with new first layers, which add nothing yet: the same function.
+def deepen(
+    weights: Parameters, found: ModelConfig, wanted: ModelConfig, last: int = 0
+) -> Parameters:
+    """`weights` with new layers, which add nothing yet: the same function.
 
-    They come first to change how tokens are read, for the layers that know what to do
-    with what was read. They look where the model's own first layers look: copies of
-    these but for their last matrices, which are 0.
+    First layers change how tokens are read, for the layers that know what to do with
+    what was read; last ones have time to use what the others found out. They look
+    where the model's own first and last layers look: copies of these but for their last
+    matrices, which are 0.
 
     Args:
       weights: of the shape `found`, which `can_grow`.
-      wanted: the deeper shape, of at most twice the layers.
+      wanted: the deeper shape.
+      last: how many of the new layers come last; the others come first.
     """
-    more = wanted.layers - found.layers
+    first = wanted.layers - found.layers - last
 
     def grown(path, layers):
-        first = layers[:more]
+        new = layers[:first], layers[found.layers - last :]
         if path[-1].key in _ADDED:
-            first = jnp.zeros_like(first)
-        return jnp.concatenate([first, layers])
+            new = jax.tree.map(jnp.zeros_like, new)
+        return jnp.concatenate([new[0], layers, new[1]])
 
     layers = jax.tree.map(jnp.asarray, weights["layers"])
     return {**weights, "layers": jax.tree_util.tree_map_with_path(grown, layers)}

@@ -49,7 +49,7 @@ def loss(
       state points most nearly to what they mean, of all that is meant in the batch.
     """
     table = others["embedding"]
-    read = _hidden_states(first, table, batch.tokens, config)
+    read = hidden_states(first, table[batch.tokens], config)
     is_behind = jnp.arange(batch.tokens.shape[1]) >= batch.opening_length
     meant = jnp.where(is_behind, batch.meant, batch.tokens)
     is_cell = meant != batch.tokens
@@ -68,17 +68,21 @@ def loss(
     return total, _mean(closeness.argmax(-1) == meant, is_cell)
 
 
-def _hidden_states(
-    layers: Parameters, table: jax.Array, tokens: jax.Array, config: ModelConfig
-) -> jax.Array:
-    """float32[R, T, D] after some first layers, as the layers above are given them."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+def hidden_states(layers: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
+    """float32[R, T, D] after some layers, as the layers above are given them.
+
+    Args:
+      layers: n of them, in a row.
+      x: float32[R, T, D], what they are given.
+      config: of the whole model.
+    """
+    positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
 
     def one_layer(x, layer):
         attend = lambda *own: (transformer.causal_attention(*own), None)
         return transformer.block(layer, x, positions, config, attend)[0], None
 
-    return jax.lax.scan(one_layer, table[tokens], layers)[0]
+    return jax.lax.scan(one_layer, x, layers)[0]
 
 
 def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:

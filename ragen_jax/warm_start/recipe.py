@@ -118,6 +118,9 @@ SYMBOLS = {
     "tiny_rooms": "",
     "tiny_words": "",
 }
+# How many of a model's new layers come last: an action can only be chosen behind the
+# layers that read walls.
+LAST_LAYERS = {"tiny": 0, "tiny_words": 0, "tiny_symbols": 0, "tiny_rooms": 4}
 # Tokens that the model begun with has never met, drawn anew when it is grown: rows and
 # columns of larger rooms.
 UNMET = {

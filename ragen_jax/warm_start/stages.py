@@ -19,10 +19,11 @@ from ragen_jax.models.io import partial_reads, sources
 from ragen_jax.models.presets import EMBEDDED, SHAPES
 from ragen_jax.text import tiny_tokenizer
 from ragen_jax.text.token_bytes import highest_id
-from ragen_jax.warm_start import batches, growth, reading
+from ragen_jax.warm_start import batches, growth, reading, walls
 from ragen_jax.warm_start.recipe import (
     KINDS,
     LAKES,
+    LAST_LAYERS,
     MARKS,
     SYMBOLS,
     UNMET,
@@ -58,7 +59,7 @@ def begin(config, start: str | None):
             )
         source = sources.locate(start)
         found = source.read_config()
-        if not growth.can_grow(found, shape):
+        if not growth.can_grow(found, shape, LAST_LAYERS[config.model]):
             raise UserError(
                 f"--start={start} is a model of another shape: choose one that"
                 " this script wrote"
@@ -92,7 +93,7 @@ def _grown(tokenizer, weights, found: ModelConfig, config):
     shape = SHAPES[config.model]
     is_grown = found.layers == shape.layers  # In an earlier sitting: it met all tokens.
     if not is_grown:
-        weights = growth.deepen(weights, found, shape)
+        weights = growth.deepen(weights, found, shape, LAST_LAYERS[config.model])
     if symbols := SYMBOLS[config.model]:
         old, tokenizer = tokenizer, tiny_tokenizer.with_cells(tokenizer, symbols)
         weights = growth.add_tokens(
@@ -148,9 +149,10 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         words = jnp.array([k for k, token in added if not token.special])
         weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
-    variants = [
-        make_variant(config, kind, random_plan=stage.random_plan) for kind in kinds
-    ]
+    changes = {"random_plan": stage.random_plan}
+    if stage.noise is not None:
+        changes["noise"] = stage.noise
+    variants = [make_variant(config, kind, **changes) for kind in kinds]
     draws = [
         batches.make(pieces, tokenizer, variant, stage, shape.vocabulary)
         for variant in variants
@@ -162,19 +164,52 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         first = _train(first, draws, shares, loss, stage, config, name)
         return reading.join(first, others)
 
-    (colon,) = tokenizer(":")["input_ids"]
+    weigh = _token_weights(stage, tokenizer)
+    if stage.walls_weight:
+        words = walls.find_words(tokenizer, shape.vocabulary)
+        draws, shares = _with_random_places(draws, shares, words, stage.random_places)
+
+        def read_and_imitate(learned, batch):
+            given = shape, words, weigh(batch), stage.walls_weight
+            return walls.loss(learned, batch, *given)
+
+        learned = weights, walls.begin_heads(shape)
+        learned = _train(learned, draws, shares, read_and_imitate, stage, config, name)
+        return learned[0]
 
     def imitate(weights, batch):
-        counts = None
-        if stage.places_weight != 1:
-            counts = batches.token_weights(
-                batch.tokens, batch.is_reply, colon, stage.places_weight
-            )
         given = batch.tokens, batch.is_reply, shape, batch.opening
-        loss = supervised.imitation_loss(weights, *given, weight=counts)
+        loss = supervised.imitation_loss(weights, *given, weight=weigh(batch))
         return loss, batch.success.mean()
 
     return _train(weights, draws, shares, imitate, stage, config, name)
+
+
+def _token_weights(stage, tokenizer):
+    """From a batch, what its tokens count in imitation; None: all alike."""
+    if stage.places_weight == 1:
+        return lambda batch: None
+    (colon,) = tokenizer(":")["input_ids"]
+    return lambda batch: batches.token_weights(
+        batch.tokens, batch.is_reply, colon, stage.places_weight
+    )
+
+
+def _with_random_places(draws: list, shares: list, words, share: float):
+    """`draws` and their shares, joined by the same with places drawn at random."""
+    if not share:
+        return draws, shares
+
+    def naming(draw):
+        def draw_places(key):
+            draw_key, key = jax.random.split(key)
+            return walls.with_random_places(key, draw(draw_key), words)
+
+        return draw_places
+
+    walked = [(1 - share) * weight for weight in shares]
+    named = [share * weight for weight in shares]
+    return draws + [naming(draw) for draw in draws], walked + named
 
 
 def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str):
@@ -185,7 +220,7 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
       draws: functions from a key to a batch.
       shares: how often each is drawn, beside the others.
       loss_of: from weights and batch to float32[], the loss, and float32[] in 0 .. 1,
-        shown beside it: the demonstrator's success, or the cells that are read rightly.
+        shown beside it: the demonstrator's success, or what is read rightly.
       stage, config, name: the stage's section, all, and its name.
     """
     settings = config.optimizer
@@ -213,7 +248,8 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
     choice = np.random.default_rng(config.seed)
     root = jax.random.key(_draw_seed(config.seed, stage.draws))
     share = np.array(shares) / sum(shares)
-    shown = "cells read rightly" if stage.read_layers else "demonstrator's success"
+    is_reading = stage.read_layers or stage.walls_weight
+    shown = "cells read rightly" if is_reading else "demonstrator's success"
     losses, rates = [], []
     for step in range(1, stage.steps + 1):
         which = choice.choice(len(draw), p=share)

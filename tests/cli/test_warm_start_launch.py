@@ -218,7 +218,7 @@ def test_the_stage_of_larger_rooms_begins_with_new_rows_and_columns(tmp_path):
             f"--config={ROOT / 'configs' / 'warm_start.py'}:rooms",
             *(f"--start={TINY}", f"--out={out}", "--last_stage=rooms_boards"),
             *(f"--config.rooms_boards.{key}=1" for key in small),
-            "--config.rooms_boards.lr=0",
+            *("--config.rooms_boards.lr=0", "--config.rooms_boards.noise=0.1"),
         ],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,

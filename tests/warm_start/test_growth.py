@@ -12,14 +12,16 @@ from ragen_jax.models import parameters, transformer
 from ragen_jax.models.presets import SHAPES
 from ragen_jax.warm_start import growth, reading
 from ragen_jax.warm_start.batches import Batch
+from ragen_jax.warm_start.recipe import LAST_LAYERS
 
 SMALL = models.small_config(40, layers=2)
 WEIGHTS = parameters.initialize(jax.random.key(1), parameters.declare(SMALL))
 
 
-def test_a_deepened_model_computes_what_it_did():
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_deepened_model_computes_what_it_did(last):
     deeper = dataclasses.replace(SMALL, layers=4)
-    grown = growth.deepen(WEIGHTS, SMALL, deeper)
+    grown = growth.deepen(WEIGHTS, SMALL, deeper, last)
     shapes = jax.tree.map(lambda leaf: leaf.shape, grown)
     assert shapes == jax.tree.map(lambda leaf: leaf.shape, parameters.declare(deeper))
     tokens = jax.random.randint(jax.random.key(2), (3, 9), 0, 40)
@@ -42,9 +44,27 @@ def test_a_model_grows_by_layers_alone_and_to_twice_its_own(change, can):
     assert growth.can_grow(SMALL, dataclasses.replace(SMALL, **change)) is can
 
 
-def test_the_embedded_model_of_rooms_grows_from_the_first_one():
+@pytest.mark.parametrize(
+    ("layers", "last", "can"),
+    [(2, 2, True), (3, 2, False), (4, 2, True), (6, 2, True), (7, 2, False)],
+)
+def test_layers_that_come_last_are_at_most_the_models_own(layers, last, can):
+    deeper = dataclasses.replace(SMALL, layers=layers)
+    assert growth.can_grow(SMALL, deeper, last) is can
+
+
+def test_last_layers_look_where_the_models_own_last_layers_look():
+    deeper = dataclasses.replace(SMALL, layers=5)
+    up = growth.deepen(WEIGHTS, SMALL, deeper, last=2)["layers"]["up"]
+    own = WEIGHTS["layers"]["up"]
+    np.testing.assert_array_equal(up, own[np.array([0, 0, 1, 0, 1])])
+
+
+def test_the_embedded_models_grow_from_the_first_one():
     assert growth.can_grow(SHAPES["tiny"], SHAPES["tiny_symbols"])
     assert not growth.can_grow(SHAPES["tiny_symbols"], SHAPES["tiny"])
+    last = LAST_LAYERS["tiny_rooms"]
+    assert growth.can_grow(SHAPES["tiny"], SHAPES["tiny_rooms"], last)
 
 
 def test_drawn_embeddings_are_as_long_as_the_others_and_leave_these():

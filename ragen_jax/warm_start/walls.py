@@ -1,0 +1,325 @@
+"""Reading walls and boxes: a loss for what is around the places that a reply names.
+
+Demonstrators seldom run into something, so imitation teaches little about what is in
+the way. Linear heads on hidden states, which are dropped afterwards, learn to tell it:
+at the places of walks and behind them, where the next action is chosen, and denser at
+places drawn at random.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ragen_jax.envs.sokoban.generator import MOVES
+from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban
+from ragen_jax.learning import vocabulary_scores
+from ragen_jax.models import transformer
+from ragen_jax.models.config import ModelConfig
+from ragen_jax.models.parameters import Parameters
+from ragen_jax.warm_start import reading
+from ragen_jax.warm_start.batches import Batch
+
+_SIDE = 10  # Rows and columns that have names.
+_MARGIN = 2  # Cells beyond a drawing that are looked at.
+_REPLIES = 16  # of a row at most
+_WALL = MEANINGS.index("wall")
+_BOXES = tuple(MEANINGS.index(name) for name in ("box", "box on target"))
+# The cells around a place, then those behind them: (row, column) from it.
+AROUND = np.concatenate([MOVES, 2 * MOVES])
+# What stands where a first action is chosen is rarer than the others, and counts more.
+_FIRST_WEIGHT = 4.0
+# Heads learn so much faster than the layers that they are to change.
+_HEAD_SCALE = 10.0
+
+
+class Words(NamedTuple):
+    """Tokens of drawings and places."""
+
+    meaning: jax.Array  # int32[V], index into MEANINGS; -1: no cell
+    row: jax.Array  # int32[V], the row that a token names; -1: none
+    column: jax.Array  # int32[V]
+    rows: jax.Array  # int32[10], the token that names each row
+    columns: jax.Array  # int32[10]
+    newline: int
+    at: int
+    box: int
+    target: int
+    comma: int
+    colon: int
+
+
+class Around(NamedTuple):
+    """What is around the places that replies name."""
+
+    # bool[R, T, 16], of the 8 cells AROUND which are walls, then which hold a box.
+    bits: jax.Array
+    # bool[R, T], at the last token of a place and at a comma behind it, of which that
+    # is told; and at the colon before a walk: of the place where the walk begins.
+    is_told: jax.Array
+
+
+def find_words(tokenizer, vocabulary: int) -> Words:
+    """The tokens of rooms in Sokoban's own symbols.
+
+    Raises:
+      ValueError: if a symbol or a part of a place is not one token.
+    """
+
+    def token(text: str) -> int:
+        ids = tokenizer(text)["input_ids"]
+        if len(ids) != 1:
+            raise ValueError(f"{text!r} is {len(ids)} tokens and has to be one")
+        return ids[0]
+
+    def table(ids) -> jax.Array:
+        return jnp.full(vocabulary, -1).at[jnp.array(ids)].set(jnp.arange(len(ids)))
+
+    cells = [token(f" {symbol}") for symbol in Sokoban().symbols]
+    rows = [token(f" ({n}") for n in range(_SIDE)]
+    columns = [token(f", {n})") for n in range(_SIDE)]
+    return Words(
+        *(table(cells), table(rows), table(columns)),
+        *(jnp.array(rows), jnp.array(columns)),
+        *(token(text) for text in ("\n", " At", " box", " target", ",", ":")),
+    )
+
+
+def look_around(
+    tokens: jax.Array, is_reply: jax.Array, words: Words, *, names_box: bool
+) -> Around:
+    """What the latest drawing shows around each place that a reply names.
+
+    Args:
+      tokens: int32[R, T], rows of rooms in Sokoban's own symbols, 10 x 10 at most, and
+        up to 16 replies.
+      is_reply: bool[R, T].
+      words: of the tokenizer.
+      names_box: whether replies walk, and push the box that is their second place: it
+        is where the walk has pushed it. Else all boxes are as drawn.
+    """
+
+    def one_row(tokens, is_reply):
+        starts = is_reply & ~_before(is_reply)
+        reply = jnp.cumsum(starts)  # Replies begun; drawings stand before theirs.
+        board = _boards(tokens, is_reply, reply, starts, words)
+        is_box = jnp.isin(board, jnp.array(_BOXES))
+
+        is_place = is_reply & (words.column[tokens] >= 0)
+        is_place &= _before(words.row[tokens] >= 0)
+        place = jnp.stack([_before(words.row[tokens]), words.column[tokens]], 1)
+        place += _MARGIN
+        which = jnp.clip(reply - 1, 0, _REPLIES - 1)
+        pushed = jnp.full_like(place, -1)
+        if names_box:
+            count = jnp.cumsum(is_place)
+            nth = jnp.where(is_place, count - _latest(starts, count - is_place), 0)
+            is_named = (nth == 2) & is_box[which, place[:, 0], place[:, 1]]
+            its = jnp.where(is_named, which, _REPLIES)
+            is_box = is_box.at[its, place[:, 0], place[:, 1]].set(False, mode="drop")
+            named = jnp.full((_REPLIES, 2), -1).at[its].set(place, mode="drop")
+            pushed = _pushed_box(nth, place, named[which])
+
+        told, is_told = _told_place(tokens, is_place, words)
+        cells = place[told][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
+        cells = jnp.clip(cells, 0, board.shape[1] - 1)
+        at = which[:, None], cells[..., 0], cells[..., 1]
+        is_pushed = (cells == pushed[:, None]).all(-1)
+        bits = jnp.concatenate([board[at] == _WALL, is_box[at] | is_pushed], 1)
+        return Around(bits, is_told)
+
+    return jax.vmap(one_row)(tokens, is_reply)
+
+
+def _pushed_box(nth: jax.Array, place: jax.Array, named: jax.Array) -> jax.Array:
+    """int32[T, 2], where the box is that a reply names and its walk pushes on.
+
+    Args:
+      nth: int32[T], 1 at a reply's first place, the player, 2 at the box, 3 at the
+        target, and so on along the walk; 0 elsewhere.
+      place: int32[T, 2], row and column.
+      named: int32[T, 2], where each reply's box is at first.
+    """
+
+    def one_token(carry, given):
+        box, player = carry
+        nth, place, named = given
+        box = jnp.where(nth == 1, named, box)
+        is_push = (nth > 3) & (place == box).all()
+        box = jnp.where(is_push, 2 * place - player, box)
+        player = jnp.where((nth == 1) | (nth > 3), place, player)
+        return (box, player), box
+
+    nowhere = jnp.full(2, -1)
+    return jax.lax.scan(one_token, (nowhere, nowhere), (nth, place, named))[1]
+
+
+def _told_place(tokens, is_place, words: Words) -> tuple[jax.Array, jax.Array]:
+    """int32[T], the last token of the place that each position is about; bool[T]."""
+    position = jnp.arange(tokens.shape[0])
+    is_behind = _before(is_place)
+    is_first = is_place & (_before(_before(tokens)) == words.at)
+    first = _latest(is_first, position)
+    is_colon = is_behind & (tokens == words.colon)
+    told = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
+    is_told = is_place | is_colon | (is_behind & (tokens == words.comma))
+    return told, is_told
+
+
+def with_random_places(key: jax.Array, batch: Batch, words: Words) -> Batch:
+    """Rows that name places of the first drawing at random, to their end.
+
+    They stand where the first reply would, in half of the rows one after the other, in
+    the others as replies begin, again and again. No reply is left to be imitated.
+
+    Args:
+      key: consumed.
+      batch: rows as demonstrated.
+      words: of the tokenizer.
+    """
+    row_here, column_here = -1, -2
+    place = (row_here, column_here, words.comma)
+    beginning = [words.at, *place, words.box, *place, words.target, *place]
+    beginning[-1] = words.colon
+    patterns = jnp.array([beginning, place * 4])
+
+    def one_row(key, tokens, is_reply):
+        position = jnp.arange(tokens.shape[0])
+        start = jnp.argmax(is_reply)
+        is_cell = (words.meaning[tokens] >= 0) & (position < start)
+        rows = ((tokens == words.newline) & _before(is_cell)).sum()
+        columns = jnp.where(is_cell, _columns(is_cell) + 1, 0).max()
+        row_key, column_key, pattern_key = jax.random.split(key, 3)
+        row = jax.random.randint(row_key, tokens.shape, 0, rows)
+        column = jax.random.randint(column_key, tokens.shape, 0, columns)
+        pattern = jax.random.bernoulli(pattern_key).astype(jnp.int32)
+        # A reply's fourth token is " At", with which the first pattern begins.
+        since = position - start - 3 - pattern
+        made = patterns[pattern, since % len(beginning)]
+        made = jnp.where(made == row_here, words.rows[row], made)
+        made = jnp.where(made == column_here, words.columns[column], made)
+        return jnp.where(since >= 0, made, tokens), position >= start
+
+    keys = jax.random.split(key, batch.tokens.shape[0])
+    tokens, is_named = jax.vmap(one_row)(keys, batch.tokens, batch.is_reply)
+    return batch._replace(
+        tokens=tokens, is_reply=jnp.zeros_like(is_named), is_named=is_named
+    )
+
+
+def begin_heads(config: ModelConfig) -> Parameters:
+    """Heads that know nothing, on states after half and two thirds of the layers.
+
+    float32[2, D, 16] `weight` and float32[2, 16] `bias`.
+    """
+    bits = 2 * len(AROUND)
+    return {"weight": jnp.zeros((2, config.width, bits)), "bias": jnp.zeros((2, bits))}
+
+
+def loss(
+    learned: tuple[Parameters, Parameters],
+    batch: Batch,
+    config: ModelConfig,
+    words: Words,
+    weight: jax.Array | None,
+    walls_weight: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Imitation and telling what is around places, or that alone.
+
+    Args:
+      learned: the model's weights, and `begin_heads`'.
+      batch: demonstrated rows, or those of `with_random_places`.
+      config: the model's shape.
+      words: of the tokenizer.
+      weight: float[R, T], as for `supervised.imitation_loss`.
+      walls_weight: of the mean binary cross-entropy of the heads, in nats.
+
+    Returns:
+      float32[], the loss; float32[], the share of cells around that the later head
+      tells rightly.
+    """
+    weights, heads = learned
+    is_walk = batch.is_named is None
+    replies = batch.is_reply if is_walk else batch.is_named
+    around = look_around(batch.tokens, replies, words, names_box=is_walk)
+    half, two_thirds, last = _hidden_states(weights, batch.tokens, config)
+    states = jnp.stack([_scaled(half), _scaled(two_thirds)])
+    logits = jnp.einsum("hrtd,hdk->hrtk", states, heads["weight"])
+    logits = _HEAD_SCALE * (logits + heads["bias"][:, None, None])
+    wrong = optax.sigmoid_binary_cross_entropy(logits, around.bits[None] * 1.0)
+    is_first = batch.tokens == words.colon
+    counts = around.is_told * jnp.where(is_first, _FIRST_WEIGHT, 1.0)
+    counts = counts[..., None] / (counts.sum() * 2 * len(AROUND))
+    total = walls_weight * (wrong.mean(0) * counts).sum()
+    is_right = (logits[1] > 0) == around.bits
+    rightly = (is_right * counts).sum()
+    if not is_walk:
+        return total, rightly
+    scores = vocabulary_scores.score_vocabulary(
+        weights["embedding"],
+        last[:, :-1],
+        batch.tokens[:, 1:],
+        batch.is_reply[:, 1:],
+        temperature=1.0,
+        is_tied=True,
+        with_entropy=False,
+    )
+    if weight is None:
+        weight = jnp.ones(batch.tokens.shape)
+    weight = jnp.where(batch.is_reply, weight, 0.0)[:, 1:]
+    return total - (weight * scores.logprobs).sum() / weight.sum(), rightly
+
+
+def _hidden_states(
+    weights: Parameters, tokens: jax.Array, config: ModelConfig
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """float32[R, T, D] after a half and two thirds of the layers, and at the end."""
+    half, two_thirds = config.layers // 2, 2 * config.layers // 3
+    first, others = reading.split(weights, half)
+    second, third = reading.split(others, two_thirds - half)
+    x = reading.hidden_states(first, weights["embedding"][tokens], config)
+    y = reading.hidden_states(second, x, config)
+    last = reading.hidden_states(third["layers"], y, config)
+    last = transformer.rms_norm(last, weights["final_norm"], config.norm_epsilon)
+    return x, y, last
+
+
+def _boards(tokens, is_reply, reply, starts, words: Words) -> jax.Array:
+    """int32[16, 14, 14], indices into MEANINGS, by reply; all wall beyond a drawing."""
+    is_cell = (words.meaning[tokens] >= 0) & ~is_reply
+    lines = jnp.cumsum((tokens == words.newline) & _before(is_cell))
+    row = lines - _latest(starts, lines)
+    column = _columns(is_cell)
+    side = _SIDE + 2 * _MARGIN
+    # Out of bounds is dropped. The symbols that an instruction explains stand before
+    # the first drawing, whose cells are written over them: the later position counts.
+    at = (
+        jnp.where(is_cell & (row < _SIDE) & (column < _SIDE), reply, _REPLIES),
+        jnp.minimum(row, _SIDE) + _MARGIN,
+        jnp.minimum(column, _SIDE) + _MARGIN,
+    )
+    where = jnp.full((_REPLIES, side, side), -1)
+    where = where.at[at].max(jnp.arange(tokens.shape[0]), mode="drop")
+    return jnp.where(where >= 0, words.meaning[tokens[where]], _WALL)
+
+
+def _columns(is_cell: jax.Array) -> jax.Array:
+    """int32[T], how many cells stand directly before each."""
+    position = jnp.arange(is_cell.shape[0])
+    return position - jax.lax.cummax(jnp.where(is_cell, -1, position)) - 1
+
+
+def _before(values: jax.Array) -> jax.Array:
+    """[T], each position's predecessor; 0 for the first."""
+    return jnp.pad(values, (1, 0))[:-1]
+
+
+def _latest(marks: jax.Array, values: jax.Array) -> jax.Array:
+    """[T], the value (which never falls) at the latest mark; 0 before the first."""
+    return jax.lax.cummax(jnp.where(marks, values, 0))
+
+
+def _scaled(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
