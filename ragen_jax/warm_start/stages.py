@@ -90,16 +90,16 @@ def begin(config, start: str | None):
 
 def _grown(tokenizer, weights, found: ModelConfig, config):
     """A model that is there, with the layers and symbols that it still lacks."""
-    shape = SHAPES[config.model]
-    is_grown = found.layers == shape.layers  # In an earlier sitting: it met all tokens.
-    if not is_grown:
-        weights = growth.deepen(weights, found, shape, LAST_LAYERS[config.model])
+    shape, last = SHAPES[config.model], LAST_LAYERS[config.model]
+    if found.layers < shape.layers:
+        weights = growth.deepen(weights, found, shape, last)
     if symbols := SYMBOLS[config.model]:
         old, tokenizer = tokenizer, tiny_tokenizer.with_cells(tokenizer, symbols)
         weights = growth.add_tokens(
             weights, old.get_vocab(), tokenizer.get_vocab(), jax.random.key(config.seed)
         )
-    if UNMET[config.model] and not is_grown:
+    # With its first layers it met all tokens, in an earlier sitting.
+    if UNMET[config.model] and found.layers < shape.layers - last:
         ids = [tokenizer(text)["input_ids"][0] for text in UNMET[config.model]]
         weights = growth.draw_embeddings(
             weights, jnp.array(ids), jax.random.key(config.seed)

@@ -1,5 +1,6 @@
 """`launch/warm_start.py` on a model that is there."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -206,6 +207,22 @@ def test_stages_of_symbols_add_layers_that_alone_learn_to_read(tmp_path):
         ]
         np.testing.assert_array_equal(*rows)
     assert len(new) == 1024 and new.decode(new.encode(" W")) == " W"
+
+
+@pytest.mark.slow
+def test_a_model_that_lacks_only_last_layers_keeps_the_rows_and_columns_it_has_met(
+    tmp_path,
+):
+    shape = dataclasses.replace(presets.SHAPES["tiny_rooms"], layers=8)
+    source = sources.locate("tiny_rooms")
+    weights, _ = models.read_model(source.path)
+    weights["layers"] = {name: leaf[:8] for name, leaf in weights["layers"].items()}
+    hugging_face.write_folder(tmp_path / "m", shape, weights, source.read_tokenizer())
+    _, begun = stages.begin(
+        ConfigDict({"model": "tiny_rooms", "seed": 0}), str(tmp_path / "m")
+    )
+    np.testing.assert_array_equal(begun["embedding"], weights["embedding"])
+    assert begun["layers"]["up"].shape[0] == 12
 
 
 @pytest.mark.slow
