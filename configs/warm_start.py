@@ -185,26 +185,23 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_walls = _stage(
         3000, lr=1.5e-3, random_plan=0.0, draws=46, rows=16, context=240
     )
-    config.rooms_walls.update(short=True, turns=2, noise=0.3, random_places=0.75)
+    config.rooms_walls.update(short=True, turns=2, noise=0.3)
+    config.rooms_walls.update(walls_weight=1.0, random_places=0.75)
     config.rooms_planned = _stage(
         1500, lr=1.2e-3, random_plan=0.0, draws=48, rows=16, context=240
     )
-    config.rooms_planned.update(short=True, turns=2, random_places=0.1)
+    config.rooms_planned.update(short=True, turns=2)
+    config.rooms_planned.update(walls_weight=0.3, random_places=0.1)
     config.rooms_walked = _stage(
         600, lr=8e-4, random_plan=0.0, draws=47, rows=12, context=1152
     )
-    config.rooms_walked.noise = 0.1
-    dialogues = ("rooms_places", "rooms_refined", "rooms_walked")
-    config.rooms_walls.walls_weight = 1.0
-    config.rooms_planned.walls_weight = 0.3
-    config.rooms_walked.walls_weight = 0.6
-    for name in dialogues:
+    config.rooms_walked.update(noise=0.1, walls_weight=0.6, places_weight=3.0)
+    for name in ("rooms_places", "rooms_refined"):
         config[name].places_weight = 5.0
-    config.rooms_walked.places_weight = 3.0
     config.rooms_boards.kinds = "rooms"
     for name in ("rooms_frames", "rooms_walls", "rooms_planned"):
         config[name].kinds = "rooms_in_frames"
-    for name in ("rooms_dialogues", *dialogues):
+    for name in ("rooms_dialogues", "rooms_places", "rooms_refined", "rooms_walked"):
         config[name].kinds = "rooms_in_named_frames"
 
 

@@ -44,6 +44,19 @@ def imitation_loss(
         dtype=dtype,
         with_entropy=False,
     ).logprobs
+    return mean_over_replies(logprobs, is_reply, weight)
+
+
+def mean_over_replies(
+    logprobs: jax.Array, is_reply: jax.Array, weight: jax.Array | None = None
+) -> jax.Array:
+    """float32[], mean negative log-likelihood per reply token, nats.
+
+    Args:
+      logprobs: float32[R, T], of rows' tokens.
+      is_reply: bool[R, T], the tokens to imitate.
+      weight: float[R, T], how much each of them counts; None: all alike.
+    """
     if weight is None:
         return -aggregation.token_mean(logprobs, is_reply).value()
     weight = jnp.where(is_reply, weight, 0.0)

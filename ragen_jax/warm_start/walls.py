@@ -15,7 +15,7 @@ import optax
 
 from ragen_jax.envs.sokoban.generator import MOVES
 from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban
-from ragen_jax.learning import vocabulary_scores
+from ragen_jax.learning import supervised, vocabulary_scores
 from ragen_jax.models import transformer
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
@@ -266,10 +266,12 @@ def loss(
         is_tied=True,
         with_entropy=False,
     )
-    if weight is None:
-        weight = jnp.ones(batch.tokens.shape)
-    weight = jnp.where(batch.is_reply, weight, 0.0)[:, 1:]
-    return total - (weight * scores.logprobs).sum() / weight.sum(), rightly
+    imitation = supervised.mean_over_replies(
+        scores.logprobs,
+        batch.is_reply[:, 1:],
+        None if weight is None else weight[:, 1:],
+    )
+    return total + imitation, rightly
 
 
 def _hidden_states(

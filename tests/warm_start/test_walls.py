@@ -121,12 +121,18 @@ def test_places_at_random_are_of_the_first_drawing_and_behind_its_replys_beginni
     assert set(places) == {(str(r), str(c)) for r in range(4) for c in range(5)}
 
 
-@pytest.mark.slow
-def test_heads_that_know_nothing_add_the_logarithm_of_two_to_imitation():
+def _untrained():
+    """A shape, weights, and a batch of one row."""
     config = models.small_config(1024, layers=4, tied=True)
     weights = parameters.initialize(jax.random.key(0), parameters.declare(config))
     tokens, is_reply = map(jnp.array, _row())
-    batch = Batch(tokens, is_reply, jnp.ones(1, bool), None)
+    return config, weights, Batch(tokens, is_reply, jnp.ones(1, bool), None)
+
+
+@pytest.mark.slow
+def test_heads_that_know_nothing_add_the_logarithm_of_two_to_imitation():
+    config, weights, batch = _untrained()
+    tokens, is_reply = batch.tokens, batch.is_reply
     weight = jnp.linspace(1.0, 2.0, tokens.shape[1])[None]
     learned = weights, walls.begin_heads(config)
     made, _ = walls.loss(learned, batch, config, _words(), weight, 3.0)
@@ -141,10 +147,7 @@ def test_heads_that_know_nothing_add_the_logarithm_of_two_to_imitation():
 
 @pytest.mark.slow
 def test_heads_learn_what_is_around_places():
-    config = models.small_config(1024, layers=4, tied=True)
-    weights = parameters.initialize(jax.random.key(0), parameters.declare(config))
-    tokens, is_reply = map(jnp.array, _row())
-    batch = Batch(tokens, is_reply, jnp.ones(1, bool), None)
+    config, weights, batch = _untrained()
     learned = weights, walls.begin_heads(config)
     value = jax.jit(
         jax.value_and_grad(
