@@ -51,6 +51,7 @@ def _is_place(around: walls.Around, tokens) -> np.ndarray:
     return np.asarray(around.is_told & (_words().column[tokens] >= 0))
 
 
+@pytest.mark.slow
 def test_walls_and_boxes_around_each_place_are_told():
     tokens, is_reply = _row()
     around = walls.look_around(tokens, is_reply, _words(), names_box=True)
@@ -70,6 +71,7 @@ def test_walls_and_boxes_around_each_place_are_told():
     assert [f"{bits[:8]} {bits[8:]}" for bits in text] == wanted
 
 
+@pytest.mark.slow
 def test_a_box_is_where_the_walk_has_pushed_it():
     drawing = " # # # # # #\n # P _ X _ #\n # _ _ _ X #\n # # # # # #\nTurn 1.\n"
     reply = (
@@ -88,6 +90,7 @@ def test_a_box_is_where_the_walk_has_pushed_it():
     assert boxes[5].tolist() == boxes[4].tolist()
 
 
+@pytest.mark.slow
 def test_commas_are_about_the_place_before_them_and_colons_about_the_walks_beginning():
     tokens, is_reply = _row()
     around = walls.look_around(tokens, is_reply, _words(), names_box=True)
@@ -101,6 +104,7 @@ def test_commas_are_about_the_place_before_them_and_colons_about_the_walks_begin
         assert comma == player == colon and behind == box != player
 
 
+@pytest.mark.slow
 def test_places_at_random_are_of_the_first_drawing_and_behind_its_replys_beginning():
     tokens, is_reply = (np.pad(x, ((0, 7), (0, 900)), "edge") for x in _row())
     batch = Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(8, bool), None)
