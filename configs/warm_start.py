@@ -50,7 +50,9 @@ def get_config(variant: str = "") -> ConfigDict:
         dict(
             env=dict(size=6, boxes=1),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
-            demonstrator=dict(ignore_target=0.3, noise=0.1, longest=5, random_plan=0.0),
+            demonstrator=dict(
+                ignore_target=0.3, noise=0.1, longest=5, random_plan=0.0, midway=0
+            ),
             context=704,
             short_context=176,
         )
@@ -153,7 +155,8 @@ def _all_rooms(config: ConfigDict) -> None:
     columns, so that lines are counted; then the same in whole dialogues, at last with
     more weight on the places that a reply names. Then walls and boxes are read: what is
     around places on short rows, most of them drawn at random; then on rows that plan,
-    which is unlearned meanwhile; at last in dialogues.
+    which is unlearned meanwhile, and in dialogues. At last a quarter of the actions are
+    random, and the best ones are imitated in their place, again on short rows first.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -196,12 +199,25 @@ def _all_rooms(config: ConfigDict) -> None:
         600, lr=8e-4, random_plan=0.0, draws=47, rows=12, context=1152
     )
     config.rooms_walked.update(noise=0.1, walls_weight=0.6, places_weight=3.0)
+    config.rooms_relabelled = _stage(
+        450, lr=8e-4, random_plan=0.0, draws=61, rows=32, context=200
+    )
+    config.rooms_relabelled.update(short=True, turns=1, noise=0.25, midway=10)
+    config.rooms_relabelled.update(walls_weight=0.2, random_places=0.05)
+    config.rooms_corrected = _stage(
+        100, lr=5e-4, random_plan=0.0, draws=71, rows=12, context=1152
+    )
+    config.rooms_corrected.update(noise=0.2, walls_weight=0.2, places_weight=3.0)
+    for name in ("rooms_relabelled", "rooms_corrected"):
+        config[name].relabel = True
     for name in ("rooms_places", "rooms_refined"):
         config[name].places_weight = 5.0
     config.rooms_boards.kinds = "rooms"
-    for name in ("rooms_frames", "rooms_walls", "rooms_planned"):
+    in_frames = ("rooms_frames", "rooms_walls", "rooms_planned", "rooms_relabelled")
+    for name in in_frames:
         config[name].kinds = "rooms_in_frames"
-    for name in ("rooms_dialogues", "rooms_places", "rooms_refined", "rooms_walked"):
+    in_dialogues = ("rooms_dialogues", "rooms_places", "rooms_refined", "rooms_walked")
+    for name in (*in_dialogues, "rooms_corrected"):
         config[name].kinds = "rooms_in_named_frames"
 
 
@@ -220,6 +236,8 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             read_layers=0,
             turns=0,
             noise=placeholder(float),  # of the demonstrator; None: its own section's
+            relabel=False,
+            midway=0,
             places_weight=1.0,
             walls_weight=0.0,
             random_places=0.0,

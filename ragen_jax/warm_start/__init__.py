@@ -12,6 +12,7 @@ STAGES = {
         *("rooms_boards", "rooms_frames"),
         *("rooms_dialogues", "rooms_places", "rooms_refined"),
         *("rooms_walls", "rooms_planned", "rooms_walked"),
+        *("rooms_relabelled", "rooms_corrected"),
     ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }

@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     opening_length: jax.Array | None = None
     # bool[R, T], where places are named that belong to no reply; see walls.py.
     is_named: jax.Array | None = None
+    # int32[R, T], of replies what is imitated in place of `tokens`; -1: nothing.
+    imitated: jax.Array | None = None
 
 
 def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:

@@ -56,6 +56,8 @@ _STAGE = {
         lambda x: x is None or 0 <= x <= 1,
         "a number from 0 to 1, or None",
     ),
+    "relabel": _FLAG,
+    "midway": _whole(0, 1000),
     "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
     "walls_weight": _real(0, 1000, "a number from 0 to 1,000"),
     "random_places": _real(0, 1, "a number from 0 to 1"),
@@ -119,7 +121,7 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
                 f" symbols drawn anew, and {name}.kinds = {stage.kinds!r} draws none:"
                 f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
             )
-        _check_noise(config, name)
+        _check_players(config, name)
         _check_walls(config, name)
         if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
             raise SettingsError(
@@ -129,19 +131,22 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
             )
 
 
-def _check_noise(config: ConfigDict, name: str) -> None:
-    """Refuses noise where no demonstrator has any."""
+def _check_players(config: ConfigDict, name: str) -> None:
+    """Refuses what no demonstrator of the stage has."""
     from ragen_jax.warm_start.recipe import KINDS
 
     stage = config[name]
     sections = {kind.settings for kind in KINDS[stage.kinds]}
     players = [config[section].get("demonstrator", {}) for section in sections]
-    if stage.noise is not None and not any("noise" in player for player in players):
-        raise SettingsError(
-            f"{name}.noise = {stage.noise} is of demonstrators that act at random now"
-            f" and then, and those of {name}.kinds = {stage.kinds!r} do not: choose"
-            " None"
-        )
+    for key, unset, act in (
+        ("noise", None, "act at random now and then"),
+        ("midway", 0, "play on before a room is shown"),
+    ):
+        if stage[key] != unset and not any(key in player for player in players):
+            raise SettingsError(
+                f"{name}.{key} = {stage[key]} is of demonstrators that {act}, and"
+                f" those of {name}.kinds = {stage.kinds!r} do not: choose {unset}"
+            )
 
 
 def _check_walls(config: ConfigDict, name: str) -> None:
@@ -156,20 +161,22 @@ def _check_walls(config: ConfigDict, name: str) -> None:
                 f" to be read at, and {name}.walls_weight = 0 reads none: set it to 1,"
                 " or random_places to 0"
             )
-        return
+        if not stage.relabel:
+            return
     kinds = KINDS[stage.kinds]
+    wanted = "walls_weight" if stage.walls_weight else "relabel"
+    unset = 0 if stage.walls_weight else False
     if any(k.env != "sokoban" or k.symbol_sets or not k.thinking for k in kinds):
         raise SettingsError(
-            f"{name}.walls_weight = {stage.walls_weight} reads walls of Sokoban's rooms"
+            f"{name}.{wanted} = {stage[wanted]} reads the drawings of Sokoban's rooms"
             f" in its own symbols, and {name}.kinds = {stage.kinds!r} has other boards"
-            " or replies without thoughts: choose 0, or kinds = 'rooms'"
+            f" or replies without thoughts: choose {unset}, or kinds = 'rooms'"
         )
     for section in sorted({kind.settings for kind in kinds}):
         if (turns := config[section].limits.turns) > 16:
             raise SettingsError(
-                f"{section}.limits.turns = {turns} is more than {name}.walls_weight ="
-                f" {stage.walls_weight} can read: choose 16 or fewer, or walls_weight ="
-                " 0"
+                f"{section}.limits.turns = {turns} is more than {name}.{wanted} ="
+                f" {stage[wanted]} can read: choose 16 or fewer, or {wanted} = {unset}"
             )
 
 

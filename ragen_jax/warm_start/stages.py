@@ -19,7 +19,7 @@ from ragen_jax.models.io import partial_reads, sources
 from ragen_jax.models.presets import EMBEDDED, SHAPES
 from ragen_jax.text import tiny_tokenizer
 from ragen_jax.text.token_bytes import highest_id
-from ragen_jax.warm_start import batches, growth, reading, walls
+from ragen_jax.warm_start import batches, drawings, growth, reading, relabel, walls
 from ragen_jax.warm_start.recipe import (
     KINDS,
     LAKES,
@@ -149,12 +149,12 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         words = jnp.array([k for k, token in added if not token.special])
         weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
-    changes = {"random_plan": stage.random_plan}
+    changes = {"random_plan": stage.random_plan, "midway": stage.midway}
     if stage.noise is not None:
         changes["noise"] = stage.noise
     variants = [make_variant(config, kind, **changes) for kind in kinds]
     draws = [
-        batches.make(pieces, tokenizer, variant, stage, shape.vocabulary)
+        jax.jit(batches.make(pieces, tokenizer, variant, stage, shape.vocabulary))
         for variant in variants
     ]
     shares = [kind.weight for kind in kinds]
@@ -165,13 +165,14 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         return reading.join(first, others)
 
     weigh = _token_weights(stage, tokenizer)
-    if stage.walls_weight:
-        words = walls.find_words(tokenizer, shape.vocabulary)
-        draws, shares = _with_random_places(draws, shares, words, stage.random_places)
+    if stage.walls_weight or stage.relabel:
+        words = drawings.find_words(tokenizer, shape.vocabulary)
+        draws, shares = _changed_draws(draws, shares, words, stage)
 
         def read_and_imitate(learned, batch):
             given = shape, words, weigh(batch), stage.walls_weight
-            return walls.loss(learned, batch, *given)
+            loss, rightly = walls.loss(learned, batch, *given)
+            return loss, rightly if stage.walls_weight else batch.success.mean()
 
         learned = weights, walls.begin_heads(shape)
         learned = _train(learned, draws, shares, read_and_imitate, stage, config, name)
@@ -195,21 +196,29 @@ def _token_weights(stage, tokenizer):
     )
 
 
-def _with_random_places(draws: list, shares: list, words, share: float):
-    """`draws` and their shares, joined by the same with places drawn at random."""
-    if not share:
-        return draws, shares
+def _changed_draws(draws: list, shares: list, words, stage) -> tuple[list, list]:
+    """`draws`, relabelled if the stage says so, and as many with places at random."""
 
-    def naming(draw):
-        def draw_places(key):
-            draw_key, key = jax.random.split(key)
-            return walls.with_random_places(key, draw(draw_key), words)
+    def each(change):
+        # Compiled once for all kinds of rows.
+        compiled = jax.jit(lambda key, batch: change(key, batch, words))
+        return [functools.partial(_draw_changed, draw, compiled) for draw in draws]
 
-        return draw_places
+    def best(key, batch, words):
+        replies = stage.turns or drawings.REPLIES
+        return relabel.with_best_actions(key, batch, words, replies)
 
-    walked = [(1 - share) * weight for weight in shares]
-    named = [share * weight for weight in shares]
-    return draws + [naming(draw) for draw in draws], walked + named
+    walked = each(best) if stage.relabel else draws
+    if not (share := stage.random_places):
+        return walked, shares
+    of_walked = [(1 - share) * weight for weight in shares]
+    of_named = [share * weight for weight in shares]
+    return walked + each(walls.with_random_places), of_walked + of_named
+
+
+def _draw_changed(draw, change, key):
+    draw_key, key = jax.random.split(key)
+    return change(key, draw(draw_key))
 
 
 def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str):
@@ -243,7 +252,6 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
         change, state = optimizer.update(gradient, state, weights)
         return optax.apply_updates(weights, change), state, loss, rate
 
-    draw = [jax.jit(batch) for batch in draws]
     state, started = optimizer.init(weights), time.time()
     choice = np.random.default_rng(config.seed)
     root = jax.random.key(_draw_seed(config.seed, stage.draws))
@@ -252,8 +260,8 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
     shown = "cells read rightly" if is_reading else "demonstrator's success"
     losses, rates = [], []
     for step in range(1, stage.steps + 1):
-        which = choice.choice(len(draw), p=share)
-        batch = draw[which](jax.random.fold_in(root, step))
+        which = choice.choice(len(draws), p=share)
+        batch = draws[which](jax.random.fold_in(root, step))
         weights, state, loss, rate = update(weights, state, batch)
         losses.append(loss)
         rates.append(rate)

@@ -14,41 +14,19 @@ import numpy as np
 import optax
 
 from ragen_jax.envs.sokoban.generator import MOVES
-from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban
 from ragen_jax.learning import supervised, vocabulary_scores
 from ragen_jax.models import transformer
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.warm_start import reading
+from ragen_jax.warm_start import drawings, reading
 from ragen_jax.warm_start.batches import Batch
 
-_SIDE = 10  # Rows and columns that have names.
-_MARGIN = 2  # Cells beyond a drawing that are looked at.
-_REPLIES = 16  # of a row at most
-_WALL = MEANINGS.index("wall")
-_BOXES = tuple(MEANINGS.index(name) for name in ("box", "box on target"))
 # The cells around a place, then those behind them: (row, column) from it.
 AROUND = np.concatenate([MOVES, 2 * MOVES])
 # What stands where a first action is chosen is rarer than the others, and counts more.
 _FIRST_WEIGHT = 4.0
 # Heads learn so much faster than the layers that they are to change.
 _HEAD_SCALE = 10.0
-
-
-class Words(NamedTuple):
-    """Tokens of drawings and places."""
-
-    meaning: jax.Array  # int32[V], index into MEANINGS; -1: no cell
-    row: jax.Array  # int32[V], the row that a token names; -1: none
-    column: jax.Array  # int32[V]
-    rows: jax.Array  # int32[10], the token that names each row
-    columns: jax.Array  # int32[10]
-    newline: int
-    at: int
-    box: int
-    target: int
-    comma: int
-    colon: int
 
 
 class Around(NamedTuple):
@@ -61,34 +39,8 @@ class Around(NamedTuple):
     is_told: jax.Array
 
 
-def find_words(tokenizer, vocabulary: int) -> Words:
-    """The tokens of rooms in Sokoban's own symbols.
-
-    Raises:
-      ValueError: if a symbol or a part of a place is not one token.
-    """
-
-    def token(text: str) -> int:
-        ids = tokenizer(text)["input_ids"]
-        if len(ids) != 1:
-            raise ValueError(f"{text!r} is {len(ids)} tokens and has to be one")
-        return ids[0]
-
-    def table(ids) -> jax.Array:
-        return jnp.full(vocabulary, -1).at[jnp.array(ids)].set(jnp.arange(len(ids)))
-
-    cells = [token(f" {symbol}") for symbol in Sokoban().symbols]
-    rows = [token(f" ({n}") for n in range(_SIDE)]
-    columns = [token(f", {n})") for n in range(_SIDE)]
-    return Words(
-        *(table(cells), table(rows), table(columns)),
-        *(jnp.array(rows), jnp.array(columns)),
-        *(token(text) for text in ("\n", " At", " box", " target", ",", ":")),
-    )
-
-
 def look_around(
-    tokens: jax.Array, is_reply: jax.Array, words: Words, *, names_box: bool
+    tokens: jax.Array, is_reply: jax.Array, words: drawings.Words, *, names_box: bool
 ) -> Around:
     """What the latest drawing shows around each place that a reply names.
 
@@ -102,73 +54,43 @@ def look_around(
     """
 
     def one_row(tokens, is_reply):
-        starts = is_reply & ~_before(is_reply)
-        reply = jnp.cumsum(starts)  # Replies begun; drawings stand before theirs.
-        board = _boards(tokens, is_reply, reply, starts, words)
-        is_box = jnp.isin(board, jnp.array(_BOXES))
+        board, which = drawings.boards(tokens, is_reply, words)
+        is_box = jnp.isin(board, jnp.array(drawings.BOXES))
 
-        is_place = is_reply & (words.column[tokens] >= 0)
-        is_place &= _before(words.row[tokens] >= 0)
-        place = jnp.stack([_before(words.row[tokens]), words.column[tokens]], 1)
-        place += _MARGIN
-        which = jnp.clip(reply - 1, 0, _REPLIES - 1)
+        is_place, nth, place = drawings.named_places(tokens, is_reply, words)
+        place += drawings.MARGIN
         pushed = jnp.full_like(place, -1)
         if names_box:
-            count = jnp.cumsum(is_place)
-            nth = jnp.where(is_place, count - _latest(starts, count - is_place), 0)
             is_named = (nth == 2) & is_box[which, place[:, 0], place[:, 1]]
-            its = jnp.where(is_named, which, _REPLIES)
+            its = jnp.where(is_named, which, drawings.REPLIES)
             is_box = is_box.at[its, place[:, 0], place[:, 1]].set(False, mode="drop")
-            named = jnp.full((_REPLIES, 2), -1).at[its].set(place, mode="drop")
-            pushed = _pushed_box(nth, place, named[which])
+            named = jnp.full((drawings.REPLIES, 2), -1).at[its].set(place, mode="drop")
+            pushed = drawings.walked(nth, place, named[which])[1]
 
         told, is_told = _told_place(tokens, is_place, words)
         cells = place[told][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
         cells = jnp.clip(cells, 0, board.shape[1] - 1)
         at = which[:, None], cells[..., 0], cells[..., 1]
         is_pushed = (cells == pushed[:, None]).all(-1)
-        bits = jnp.concatenate([board[at] == _WALL, is_box[at] | is_pushed], 1)
+        bits = jnp.concatenate([board[at] == drawings.WALL, is_box[at] | is_pushed], 1)
         return Around(bits, is_told)
 
     return jax.vmap(one_row)(tokens, is_reply)
 
 
-def _pushed_box(nth: jax.Array, place: jax.Array, named: jax.Array) -> jax.Array:
-    """int32[T, 2], where the box is that a reply names and its walk pushes on.
-
-    Args:
-      nth: int32[T], 1 at a reply's first place, the player, 2 at the box, 3 at the
-        target, and so on along the walk; 0 elsewhere.
-      place: int32[T, 2], row and column.
-      named: int32[T, 2], where each reply's box is at first.
-    """
-
-    def one_token(carry, given):
-        box, player = carry
-        nth, place, named = given
-        box = jnp.where(nth == 1, named, box)
-        is_push = (nth > 3) & (place == box).all()
-        box = jnp.where(is_push, 2 * place - player, box)
-        player = jnp.where((nth == 1) | (nth > 3), place, player)
-        return (box, player), box
-
-    nowhere = jnp.full(2, -1)
-    return jax.lax.scan(one_token, (nowhere, nowhere), (nth, place, named))[1]
-
-
-def _told_place(tokens, is_place, words: Words) -> tuple[jax.Array, jax.Array]:
+def _told_place(tokens, is_place, words: drawings.Words) -> tuple[jax.Array, jax.Array]:
     """int32[T], the last token of the place that each position is about; bool[T]."""
     position = jnp.arange(tokens.shape[0])
-    is_behind = _before(is_place)
-    is_first = is_place & (_before(_before(tokens)) == words.at)
-    first = _latest(is_first, position)
+    is_behind = drawings.before(is_place)
+    is_first = is_place & (drawings.before(drawings.before(tokens)) == words.at)
+    first = drawings.latest(is_first, position)
     is_colon = is_behind & (tokens == words.colon)
     told = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
     is_told = is_place | is_colon | (is_behind & (tokens == words.comma))
     return told, is_told
 
 
-def with_random_places(key: jax.Array, batch: Batch, words: Words) -> Batch:
+def with_random_places(key: jax.Array, batch: Batch, words: drawings.Words) -> Batch:
     """Rows that name places of the first drawing at random, to their end.
 
     They stand where the first reply would, in half of the rows one after the other, in
@@ -189,8 +111,8 @@ def with_random_places(key: jax.Array, batch: Batch, words: Words) -> Batch:
         position = jnp.arange(tokens.shape[0])
         start = jnp.argmax(is_reply)
         is_cell = (words.meaning[tokens] >= 0) & (position < start)
-        rows = ((tokens == words.newline) & _before(is_cell)).sum()
-        columns = jnp.where(is_cell, _columns(is_cell) + 1, 0).max()
+        rows = ((tokens == words.newline) & drawings.before(is_cell)).sum()
+        columns = jnp.where(is_cell, drawings.columns(is_cell) + 1, 0).max()
         row_key, column_key, pattern_key = jax.random.split(key, 3)
         row = jax.random.randint(row_key, tokens.shape, 0, rows)
         column = jax.random.randint(column_key, tokens.shape, 0, columns)
@@ -205,7 +127,10 @@ def with_random_places(key: jax.Array, batch: Batch, words: Words) -> Batch:
     keys = jax.random.split(key, batch.tokens.shape[0])
     tokens, is_named = jax.vmap(one_row)(keys, batch.tokens, batch.is_reply)
     return batch._replace(
-        tokens=tokens, is_reply=jnp.zeros_like(is_named), is_named=is_named
+        tokens=tokens,
+        is_reply=jnp.zeros_like(is_named),
+        is_named=is_named,
+        imitated=None,
     )
 
 
@@ -222,7 +147,7 @@ def loss(
     learned: tuple[Parameters, Parameters],
     batch: Batch,
     config: ModelConfig,
-    words: Words,
+    words: drawings.Words,
     weight: jax.Array | None,
     walls_weight: float,
 ) -> tuple[jax.Array, jax.Array]:
@@ -257,20 +182,19 @@ def loss(
     rightly = (is_right * counts).sum()
     if not is_walk:
         return total, rightly
+    given = batch.tokens if batch.imitated is None else batch.imitated
+    is_imitated = (batch.is_reply & (given >= 0))[:, 1:]
     scores = vocabulary_scores.score_vocabulary(
         weights["embedding"],
         last[:, :-1],
-        batch.tokens[:, 1:],
-        batch.is_reply[:, 1:],
+        jnp.maximum(given[:, 1:], 0),
+        is_imitated,
         temperature=1.0,
         is_tied=True,
         with_entropy=False,
     )
-    imitation = supervised.mean_over_replies(
-        scores.logprobs,
-        batch.is_reply[:, 1:],
-        None if weight is None else weight[:, 1:],
-    )
+    weight = None if weight is None else weight[:, 1:]
+    imitation = supervised.mean_over_replies(scores.logprobs, is_imitated, weight)
     return total + imitation, rightly
 
 
@@ -286,41 +210,6 @@ def _hidden_states(
     last = reading.hidden_states(third["layers"], y, config)
     last = transformer.rms_norm(last, weights["final_norm"], config.norm_epsilon)
     return x, y, last
-
-
-def _boards(tokens, is_reply, reply, starts, words: Words) -> jax.Array:
-    """int32[16, 14, 14], indices into MEANINGS, by reply; all wall beyond a drawing."""
-    is_cell = (words.meaning[tokens] >= 0) & ~is_reply
-    lines = jnp.cumsum((tokens == words.newline) & _before(is_cell))
-    row = lines - _latest(starts, lines)
-    column = _columns(is_cell)
-    side = _SIDE + 2 * _MARGIN
-    # Out of bounds is dropped. The symbols that an instruction explains stand before
-    # the first drawing, whose cells are written over them: the later position counts.
-    at = (
-        jnp.where(is_cell & (row < _SIDE) & (column < _SIDE), reply, _REPLIES),
-        jnp.minimum(row, _SIDE) + _MARGIN,
-        jnp.minimum(column, _SIDE) + _MARGIN,
-    )
-    where = jnp.full((_REPLIES, side, side), -1)
-    where = where.at[at].max(jnp.arange(tokens.shape[0]), mode="drop")
-    return jnp.where(where >= 0, words.meaning[tokens[where]], _WALL)
-
-
-def _columns(is_cell: jax.Array) -> jax.Array:
-    """int32[T], how many cells stand directly before each."""
-    position = jnp.arange(is_cell.shape[0])
-    return position - jax.lax.cummax(jnp.where(is_cell, -1, position)) - 1
-
-
-def _before(values: jax.Array) -> jax.Array:
-    """[T], each position's predecessor; 0 for the first."""
-    return jnp.pad(values, (1, 0))[:-1]
-
-
-def _latest(marks: jax.Array, values: jax.Array) -> jax.Array:
-    """[T], the value (which never falls) at the latest mark; 0 before the first."""
-    return jax.lax.cummax(jnp.where(marks, values, 0))
 
 
 def _scaled(x: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
 from ragen_jax.models.io import sources
 from ragen_jax.text import chat_template
-from ragen_jax.warm_start import STAGES, batches, checks, walls
+from ragen_jax.warm_start import STAGES, batches, checks, drawings, walls
 from ragen_jax.warm_start.batches import Batch
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
@@ -35,7 +35,7 @@ def _tokenizer():
 
 
 def _words():
-    return walls.find_words(_tokenizer(), 1024)
+    return drawings.find_words(_tokenizer(), 1024)
 
 
 def _row() -> tuple[np.ndarray, np.ndarray]:

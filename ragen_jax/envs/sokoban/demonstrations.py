@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs import walks
-from ragen_jax.envs.base import Environment
+from ragen_jax.envs.base import NO_ACTION, Environment
 from ragen_jax.envs.sokoban import distances, texts
 from ragen_jax.envs.sokoban.distances import UNSOLVABLE
 from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
@@ -33,6 +33,7 @@ class Demonstrator:
     random_plan: float = 0.0  # share of plans that do not look at the box: all random
     noise: float = 0.1  # share of actions drawn at random in the other plans
     longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
+    midway: int = 0  # actions played before a room is shown, at most, by the same plan
 
 
 def with_demonstrations(
@@ -48,6 +49,11 @@ def with_demonstrations(
             f"sokoban.boxes = {settings.boxes} has no demonstrations, whose plans know"
             " two boxes at most: choose 1 or 2"
         )
+    if player.midway:
+        reset = functools.partial(
+            _reset_midway, env=env, player=player, boxes=settings.boxes
+        )
+        env = dataclasses.replace(env, reset=reset)
     return dataclasses.replace(
         env,
         reply_phrases=walks.walk_phrases(_LANDMARKS, settings.size, env.action_names),
@@ -74,6 +80,27 @@ def _demonstrate(
         names=len(texts.ACTION_NAMES),
         thinking=thinking,
     )
+
+
+def _reset_midway(
+    key: jax.Array,
+    split: jax.Array,
+    *,
+    env: Environment,
+    player: Demonstrator,
+    boxes: int,
+) -> State:
+    """A room in which a plan has been carried out, unless that solves it."""
+    start = env.reset(key, split)
+    key = jax.random.fold_in(key, 1)  # The level itself is as without.
+    player = dataclasses.replace(player, longest=player.midway)
+    actions, _, _ = plan(key, start, next_task(start, boxes), player)
+
+    def act(state, action):
+        return env.step(key, state, jnp.where(action < 0, NO_ACTION, action))[0], None
+
+    state, _ = jax.lax.scan(act, start, actions)
+    return jax.tree.map(lambda a, b: jnp.where(state.done, a, b), start, state)
 
 
 class Task(NamedTuple):
@@ -159,7 +186,7 @@ def plan(
     def one(carry, key):
         at, box, over, step = carry
         choice_key, noise_key, random_key = jax.random.split(key, 3)
-        next_at, next_box = _after(at, box, task.is_open)
+        next_at, next_box = after(at, box, task.is_open)
         # Plans without regard to the target go straight to the box and push on.
         ahead = at + jnp.asarray(_steps(size))
         rows, columns = ahead // size - box // size, ahead % size - box % size
@@ -192,7 +219,7 @@ def plan(
     return written[:, 0], written[:, 1], random_plan
 
 
-def _after(
+def after(
     at: jax.Array, box: jax.Array, is_open: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """int32[4] each, where player and box are after each action."""

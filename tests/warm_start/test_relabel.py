@@ -1,0 +1,204 @@
+"""What is imitated in place of what was done, against rooms read from their text."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+from ragen_jax import cli
+from ragen_jax.envs.sokoban import demonstrations, distances
+from ragen_jax.envs.sokoban.texts import ACTION_NAMES
+from ragen_jax.errors import SettingsError
+from ragen_jax.models.io import sources
+from ragen_jax.text import chat_template
+from ragen_jax.warm_start import batches, checks, drawings, relabel
+from ragen_jax.warm_start.recipe import KINDS, make_variant
+
+_MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+_ROWS = 24
+
+
+@functools.cache
+def _tokenizer():
+    return sources.locate("tiny_rooms").read_tokenizer()
+
+
+@functools.cache
+def _words():
+    return drawings.find_words(_tokenizer(), 1024)
+
+
+def _config():
+    return cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
+
+
+def _batch(kind: int, **player):
+    """Short rows of one or two rooms each, as demonstrated, and relabelled."""
+    config = _config()
+    stage = config.rooms_planned
+    stage.rows, stage.turns = _ROWS, 2
+    pieces = chat_template.cut_pieces(_tokenizer(), config.model)
+    variant = make_variant(config, KINDS[stage.kinds][kind], **player)
+    made, words = batches.make(pieces, _tokenizer(), variant, stage, 1024), _words()
+
+    def both(key):
+        batch = made(key)
+        return batch, relabel.with_best_actions(key, batch, words, 2)
+
+    return jax.tree.map(np.asarray, jax.jit(both)(jax.random.key(4)))
+
+
+def _board(cells: list[list[str]], box, target):
+    """The cells that are open, and the fewest actions from (player, box); by sets."""
+    floor = {
+        (r, c)
+        for r, line in enumerate(cells)
+        for c, cell in enumerate(line)
+        if cell != "#" and (cell not in "X√" or (r, c) == box)
+    }
+
+    def after(player, box, move):
+        ahead = player[0] + move[0], player[1] + move[1]
+        beyond = ahead[0] + move[0], ahead[1] + move[1]
+        if ahead not in floor or (ahead == box and beyond not in floor):
+            return player, box
+        return ahead, beyond if ahead == box else box
+
+    every = [(p, b) for p in floor for b in floor if p != b]
+    left = {(p, b): 0 for p, b in every if b == target}
+    came_from = {}
+    for state in every:
+        if state not in left:
+            for move in _MOVES.values():
+                came_from.setdefault(after(*state, move), []).append(state)
+    front = list(left)
+    while front:
+        front, last = [], front
+        for state in last:
+            for earlier in came_from.get(state, ()):
+                if earlier not in left:
+                    left[earlier] = left[state] + 1
+                    front.append(earlier)
+    return after, left
+
+
+def _wanted(text: str):
+    """For each action of each thought of a row: it, and the names of the best ones."""
+    for turn in text.split("State:\n")[1:]:
+        drawing, _, reply = turn.partition("Turn ")
+        if "<think>" not in reply:
+            continue
+        thought = reply.split("<think>")[1].split("</think>")[0]
+        places = re.findall(r" \((\d), (\d)\)", thought)
+        places = [(int(r), int(c)) for r, c in places]
+        if len(places) < 3:
+            continue
+        player, box, target, *walked = places
+        cells = [line.split() for line in drawing.splitlines()]
+        after, left = _board(cells, box, target)
+        actions = re.findall(r"(Up|Down|Left|Right)", thought)
+        for action, place in zip(actions, walked, strict=False):
+            costs = {}
+            for name, move in _MOVES.items():
+                state = after(player, box, move)
+                if state != (player, box) and state in left:
+                    costs[name] = left[state]
+            fewest = min(costs.values(), default=0)
+            yield action, {name for name, cost in costs.items() if cost == fewest}
+            player, box = after(player, box, _MOVES[action])
+            assert player == place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 3, 6])
+def test_after_any_action_the_best_next_ones_are_imitated(kind):
+    batch, relabelled = _batch(kind, noise=0.4, midway=8)
+    np.testing.assert_array_equal(relabelled.is_reply, batch.is_reply)
+    names = {int(token): ACTION_NAMES[k] for k, token in enumerate(_words().actions)}
+    seen = changed = 0
+    for row in range(_ROWS):
+        tokens, imitated = batch.tokens[row], relabelled.imitated[row]
+        walked = batch.is_reply[row] & np.isin(tokens, list(names))
+        # Answers begin without a space, and go on behind "||".
+        before = _tokenizer().convert_ids_to_tokens(np.roll(tokens, 1).tolist())
+        walked &= np.array([token in (":", ",") for token in before])
+        found = np.flatnonzero(walked)
+        wanted = list(_wanted(_tokenizer().decode(tokens)))
+        for at, (action, best) in zip(found, wanted, strict=False):
+            assert names[int(tokens[at])] == action
+            assert names.get(int(imitated[at])) in (best or {None})
+            seen += 1
+            changed += imitated[at] != tokens[at]
+        np.testing.assert_array_equal(imitated[~walked], tokens[~walked])
+    assert seen > 60 and changed > 10
+
+
+@pytest.mark.slow
+def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
+    drawing = " # # # # # #\n # _ P X _ #\n # _ _ _ O #\n # # # # # #\nTurn 1.\n"
+    reply = (
+        "<think> At (1, 2), box (1, 3), target (2, 4): Left (1, 1), Right (1, 2), Right"
+        " (1, 3).</think><answer>Left || Right || Right</answer>"
+    )
+    pieces = [_tokenizer()(text)["input_ids"] for text in (drawing, reply)]
+    tokens = np.array([sum(pieces, [])])
+    is_reply = np.array([[False] * len(pieces[0]) + [True] * len(pieces[1])])
+    batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
+    made = relabel.with_best_actions(jax.random.key(0), batch, _words(), 1)
+    differs = np.flatnonzero(np.asarray(made.imitated[0]) != tokens[0])
+    # Along the border it can be pushed nowhere but into the corner.
+    assert _tokenizer().decode(tokens[0, differs]) == " Left Right Right"
+    assert (np.asarray(made.imitated[0])[differs] == -1).all()
+
+
+@pytest.mark.slow
+def test_a_perfect_demonstrators_actions_are_among_the_best():
+    batch, _ = _batch(6, noise=0.0)
+    words = _words()
+    look = jax.vmap(relabel.action_costs, (0, 0, None, None))
+    costs, is_choice = map(np.asarray, look(batch.tokens, batch.is_reply, words, 2))
+    rows, at = np.nonzero(is_choice[:, :-1])
+    taken = batch.tokens[rows, at + 1]
+    of_actions = costs[rows, at]
+    which = (taken[:, None] == np.asarray(words.actions)[None]).argmax(1)
+    can_solve = of_actions.min(1) < distances.UNSOLVABLE
+    assert can_solve.sum() > 60
+    chosen = of_actions[np.arange(len(rows)), which]
+    np.testing.assert_array_equal(chosen[can_solve], of_actions.min(1)[can_solve])
+
+
+@pytest.mark.slow
+def test_a_room_shown_midway_is_the_same_room_later_and_not_solved():
+    config = _config()
+    kind = KINDS["rooms_in_frames"][6]
+    keys = jax.random.split(jax.random.key(0), 64)
+    start, later = (
+        jax.jit(jax.vmap(make_variant(config, kind, midway=n).env.reset, (0, None)))(
+            keys, 0
+        )
+        for n in (0, 10)
+    )
+    np.testing.assert_array_equal(start.tiles, later.tiles)
+    np.testing.assert_array_equal(start.shape, later.shape)
+    assert not later.done.any()
+    boxes = later.boxes.sum((1, 2))
+    np.testing.assert_array_equal(boxes, start.boxes.sum((1, 2)))
+    assert 0.5 < (start.boxes != later.boxes).any((1, 2)).mean() < 1
+    assert (later.tiles[later.boxes] == demonstrations.TARGET).any()
+
+
+def test_stages_that_cannot_be_relabelled_are_refused():
+    config = _config()
+    config.rooms_planned.kinds, config.rooms_planned.relabel = "lakes", True
+    config.rooms_planned.walls_weight = config.rooms_planned.random_places = 0.0
+    with pytest.raises(SettingsError, match=r"rooms_planned\.relabel = True"):
+        checks.check(config, ["rooms_planned"], 1024)
+    config = _config()
+    config.rooms_planned.kinds, config.rooms_planned.midway = "lakes", 3
+    config.rooms_planned.walls_weight = config.rooms_planned.random_places = 0.0
+    with pytest.raises(SettingsError, match=r"rooms_planned\.midway = 3 is of"):
+        checks.check(config, ["rooms_planned"], 1024)
