@@ -236,8 +236,8 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             read_layers=0,
             turns=0,
             noise=placeholder(float),  # of the demonstrator; None: its own section's
-            relabel=False,
-            midway=0,
+            relabel=False,  # The best actions are imitated in place of those taken.
+            midway=0,  # Actions played before a room is shown, at most.
             places_weight=1.0,
             walls_weight=0.0,
             random_places=0.0,

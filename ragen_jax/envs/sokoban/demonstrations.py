@@ -222,7 +222,12 @@ def plan(
 def after(
     at: jax.Array, box: jax.Array, is_open: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """int32[4] each, where player and box are after each action."""
+    """int32[4] each, where player and box are after each action.
+
+    Args:
+      at, box: int32[], row * S + column.
+      is_open: bool[S * S], where both may go.
+    """
     steps = jnp.asarray(_steps(int(np.sqrt(is_open.shape[0]))))
     ahead, beyond = at + steps, jnp.clip(at + 2 * steps, 0, is_open.shape[0] - 1)
     is_push = ahead == box
