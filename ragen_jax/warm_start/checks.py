@@ -122,7 +122,7 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
                 f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
             )
         _check_players(config, name)
-        _check_walls(config, name)
+        _check_drawings(config, name)
         if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
             raise SettingsError(
                 f"{name}.rows = {stage.rows} and {name}.context = {stage.context} make"
@@ -149,8 +149,8 @@ def _check_players(config: ConfigDict, name: str) -> None:
             )
 
 
-def _check_walls(config: ConfigDict, name: str) -> None:
-    """Refuses to read walls where there are none, or more than walls.py holds."""
+def _check_drawings(config: ConfigDict, name: str) -> None:
+    """Refuses to read drawings where there are none, or more than drawings.py holds."""
     from ragen_jax.warm_start.recipe import KINDS
 
     stage = config[name]

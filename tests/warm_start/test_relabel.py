@@ -1,6 +1,5 @@
 """What is imitated in place of what was done, against rooms read from their text."""
 
-import functools
 import re
 
 import jax
@@ -8,28 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.paths import ROOT
+from helpers.room_rows import tokenize, tokenizer, words
 
 from ragen_jax import cli
 from ragen_jax.envs.sokoban import demonstrations, distances
 from ragen_jax.envs.sokoban.texts import ACTION_NAMES
 from ragen_jax.errors import SettingsError
-from ragen_jax.models.io import sources
 from ragen_jax.text import chat_template
-from ragen_jax.warm_start import batches, checks, drawings, relabel
+from ragen_jax.warm_start import batches, checks, relabel
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
 _MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _ROWS = 24
-
-
-@functools.cache
-def _tokenizer():
-    return sources.locate("tiny_rooms").read_tokenizer()
-
-
-@functools.cache
-def _words():
-    return drawings.find_words(_tokenizer(), 1024)
 
 
 def _config():
@@ -41,13 +30,14 @@ def _batch(kind: int, **player):
     config = _config()
     stage = config.rooms_planned
     stage.rows, stage.turns = _ROWS, 2
-    pieces = chat_template.cut_pieces(_tokenizer(), config.model)
+    pieces = chat_template.cut_pieces(tokenizer(), config.model)
     variant = make_variant(config, KINDS[stage.kinds][kind], **player)
-    made, words = batches.make(pieces, _tokenizer(), variant, stage, 1024), _words()
+    made = batches.make(pieces, tokenizer(), variant, stage, 1024)
+    named = words()  # Its arrays would not outlive the tracing.
 
     def both(key):
         batch = made(key)
-        return batch, relabel.with_best_actions(key, batch, words, 2)
+        return batch, relabel.with_best_actions(key, batch, named, 2)
 
     return jax.tree.map(np.asarray, jax.jit(both)(jax.random.key(4)))
 
@@ -118,16 +108,16 @@ def _wanted(text: str):
 def test_after_any_action_the_best_next_ones_are_imitated(kind):
     batch, relabelled = _batch(kind, noise=0.4, midway=8)
     np.testing.assert_array_equal(relabelled.is_reply, batch.is_reply)
-    names = {int(token): ACTION_NAMES[k] for k, token in enumerate(_words().actions)}
+    names = {int(token): ACTION_NAMES[k] for k, token in enumerate(words().actions)}
     seen = changed = 0
     for row in range(_ROWS):
         tokens, imitated = batch.tokens[row], relabelled.imitated[row]
         walked = batch.is_reply[row] & np.isin(tokens, list(names))
         # Answers begin without a space, and go on behind "||".
-        before = _tokenizer().convert_ids_to_tokens(np.roll(tokens, 1).tolist())
+        before = tokenizer().convert_ids_to_tokens(np.roll(tokens, 1).tolist())
         walked &= np.array([token in (":", ",") for token in before])
         found = np.flatnonzero(walked)
-        wanted = list(_wanted(_tokenizer().decode(tokens)))
+        wanted = list(_wanted(tokenizer().decode(tokens)))
         for at, (action, best) in zip(found, wanted, strict=False):
             assert names[int(tokens[at])] == action
             assert names.get(int(imitated[at])) in (best or {None})
@@ -144,27 +134,25 @@ def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
         "<think> At (1, 2), box (1, 3), target (2, 4): Left (1, 1), Right (1, 2), Right"
         " (1, 3).</think><answer>Left || Right || Right</answer>"
     )
-    pieces = [_tokenizer()(text)["input_ids"] for text in (drawing, reply)]
-    tokens = np.array([sum(pieces, [])])
-    is_reply = np.array([[False] * len(pieces[0]) + [True] * len(pieces[1])])
+    tokens, is_reply = tokenize(drawing, reply)
     batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
-    made = relabel.with_best_actions(jax.random.key(0), batch, _words(), 1)
+    made = relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
     differs = np.flatnonzero(np.asarray(made.imitated[0]) != tokens[0])
     # Along the border it can be pushed nowhere but into the corner.
-    assert _tokenizer().decode(tokens[0, differs]) == " Left Right Right"
+    assert tokenizer().decode(tokens[0, differs]) == " Left Right Right"
     assert (np.asarray(made.imitated[0])[differs] == -1).all()
 
 
 @pytest.mark.slow
 def test_a_perfect_demonstrators_actions_are_among_the_best():
     batch, _ = _batch(6, noise=0.0)
-    words = _words()
+    named = words()
     look = jax.vmap(relabel.action_costs, (0, 0, None, None))
-    costs, is_choice = map(np.asarray, look(batch.tokens, batch.is_reply, words, 2))
+    costs, is_choice = map(np.asarray, look(batch.tokens, batch.is_reply, named, 2))
     rows, at = np.nonzero(is_choice[:, :-1])
     taken = batch.tokens[rows, at + 1]
     of_actions = costs[rows, at]
-    which = (taken[:, None] == np.asarray(words.actions)[None]).argmax(1)
+    which = (taken[:, None] == np.asarray(named.actions)[None]).argmax(1)
     can_solve = of_actions.min(1) < distances.UNSOLVABLE
     assert can_solve.sum() > 60
     chosen = of_actions[np.arange(len(rows)), which]

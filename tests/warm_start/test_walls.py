@@ -1,6 +1,5 @@
 """Reading walls: what is around places, against rooms read from their text."""
 
-import functools
 import re
 
 import jax
@@ -9,14 +8,14 @@ import numpy as np
 import pytest
 from helpers import models
 from helpers.paths import ROOT
+from helpers.room_rows import tokenize, tokenizer, words
 
 from ragen_jax import cli
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import supervised
 from ragen_jax.models import parameters
-from ragen_jax.models.io import sources
 from ragen_jax.text import chat_template
-from ragen_jax.warm_start import STAGES, batches, checks, drawings, walls
+from ragen_jax.warm_start import STAGES, batches, checks, walls
 from ragen_jax.warm_start.batches import Batch
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
@@ -29,32 +28,20 @@ _REPLIES = (
 )
 
 
-@functools.cache
-def _tokenizer():
-    return sources.locate("tiny_rooms").read_tokenizer()
-
-
-def _words():
-    return drawings.find_words(_tokenizer(), 1024)
-
-
 def _row() -> tuple[np.ndarray, np.ndarray]:
     """int32[1, T] and bool[1, T]: a legend, and two drawings with their replies."""
-    parts = (_LEGEND + _FIRST, _REPLIES[0], _SECOND, _REPLIES[1])
-    pieces = [_tokenizer()(part)["input_ids"] for part in parts]
-    is_reply = [[k % 2 == 1] * len(piece) for k, piece in enumerate(pieces)]
-    return np.array([sum(pieces, [])]), np.array([sum(is_reply, [])])
+    return tokenize(_LEGEND + _FIRST, _REPLIES[0], _SECOND, _REPLIES[1])
 
 
 def _is_place(around: walls.Around, tokens) -> np.ndarray:
     """bool[R, T], those of the told tokens that are the last of a place."""
-    return np.asarray(around.is_told & (_words().column[tokens] >= 0))
+    return np.asarray(around.is_told & (words().column[tokens] >= 0))
 
 
 @pytest.mark.slow
 def test_walls_and_boxes_around_each_place_are_told():
     tokens, is_reply = _row()
-    around = walls.look_around(tokens, is_reply, _words(), names_box=True)
+    around = walls.look_around(tokens, is_reply, words(), names_box=True)
     found = np.asarray(around.bits[0])[_is_place(around, tokens)[0]]
     # Up, Down, Left, Right, and the same two cells away; beyond the drawing is wall.
     wanted = [
@@ -78,10 +65,8 @@ def test_a_box_is_where_the_walk_has_pushed_it():
         "<think> At (1, 1), box (1, 3), target (2, 4): Right (1, 2), Right (1, 3),"
         " Right (1, 3).</think>"
     )
-    pieces = [_tokenizer()(text)["input_ids"] for text in (drawing, reply)]
-    tokens = np.array([sum(pieces, [])])
-    is_reply = np.array([[False] * len(pieces[0]) + [True] * len(pieces[1])])
-    around = walls.look_around(tokens, is_reply, _words(), names_box=True)
+    tokens, is_reply = tokenize(drawing, reply)
+    around = walls.look_around(tokens, is_reply, words(), names_box=True)
     boxes = np.asarray(around.bits[0])[_is_place(around, tokens)[0], 8:].astype(int)
     assert boxes[3].tolist() == [0, 0, 0, 1, 0, 0, 0, 0]  # at (1, 2), before the push
     assert boxes[4].tolist() == [0, 0, 0, 1, 0, 0, 0, 0]  # at (1, 3): box at (1, 4)
@@ -93,8 +78,8 @@ def test_a_box_is_where_the_walk_has_pushed_it():
 @pytest.mark.slow
 def test_commas_are_about_the_place_before_them_and_colons_about_the_walks_beginning():
     tokens, is_reply = _row()
-    around = walls.look_around(tokens, is_reply, _words(), names_box=True)
-    told, text = np.flatnonzero(around.is_told[0]), _tokenizer().convert_ids_to_tokens
+    around = walls.look_around(tokens, is_reply, words(), names_box=True)
+    told, text = np.flatnonzero(around.is_told[0]), tokenizer().convert_ids_to_tokens
     assert "".join(text(tokens[0, told].tolist())) == (
         ",Ġ2),,Ġ1),,Ġ3):,Ġ2)" + ",Ġ1),,Ġ3),,Ġ2):,Ġ2)"
     )
@@ -108,12 +93,12 @@ def test_commas_are_about_the_place_before_them_and_colons_about_the_walks_begin
 def test_places_at_random_are_of_the_first_drawing_and_behind_its_replys_beginning():
     tokens, is_reply = (np.pad(x, ((0, 7), (0, 900)), "edge") for x in _row())
     batch = Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(8, bool), None)
-    made = walls.with_random_places(jax.random.key(0), batch, _words())
+    made = walls.with_random_places(jax.random.key(0), batch, words())
     start = int(np.argmax(is_reply[0]))
     kept = np.s_[:, : start + 4]
     np.testing.assert_array_equal(made.tokens[kept], tokens[kept])
     assert not made.is_reply.any() and made.is_named[:, start:].all()
-    texts = [_tokenizer().decode(row) for row in made.tokens[:, start:]]
+    texts = [tokenizer().decode(row) for row in made.tokens[:, start:]]
     place = r" \((\d), (\d)\)"
     as_replies_begin = f" At{place}, box{place}, target{place}:"
     found = [re.fullmatch(f"<think>({as_replies_begin})+.{{,40}}", x) for x in texts]
@@ -139,13 +124,13 @@ def test_heads_that_know_nothing_add_the_logarithm_of_two_to_imitation():
     tokens, is_reply = batch.tokens, batch.is_reply
     weight = jnp.linspace(1.0, 2.0, tokens.shape[1])[None]
     learned = weights, walls.begin_heads(config)
-    made, _ = walls.loss(learned, batch, config, _words(), weight, 3.0)
+    made, _ = walls.loss(learned, batch, config, words(), weight, 3.0)
     imitation = supervised.imitation_loss(
         weights, tokens, is_reply, config, weight=weight
     )
     np.testing.assert_allclose(made, imitation + 3 * np.log(2), rtol=1e-5)
-    named = walls.with_random_places(jax.random.key(1), batch, _words())
-    made, _ = walls.loss(learned, named, config, _words(), None, 3.0)
+    named = walls.with_random_places(jax.random.key(1), batch, words())
+    made, _ = walls.loss(learned, named, config, words(), None, 3.0)
     np.testing.assert_allclose(made, 3 * np.log(2), rtol=1e-5)
 
 
@@ -155,7 +140,7 @@ def test_heads_learn_what_is_around_places():
     learned = weights, walls.begin_heads(config)
     value = jax.jit(
         jax.value_and_grad(
-            lambda learned: walls.loss(learned, batch, config, _words(), None, 1.0),
+            lambda learned: walls.loss(learned, batch, config, words(), None, 1.0),
             has_aux=True,
         )
     )
@@ -174,14 +159,14 @@ def test_of_demonstrated_rows_it_tells_what_their_text_shows(kind):
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
     stage = config.rooms_walls
     stage.rows, stage.turns = 24, 2
-    pieces = chat_template.cut_pieces(_tokenizer(), config.model)
+    pieces = chat_template.cut_pieces(tokenizer(), config.model)
     variant = make_variant(config, KINDS[stage.kinds][kind], noise=0.5)
-    made = batches.make(pieces, _tokenizer(), variant, stage, 1024)
+    made = batches.make(pieces, tokenizer(), variant, stage, 1024)
     batch = jax.jit(made)(jax.random.key(3))
-    around = walls.look_around(batch.tokens, batch.is_reply, _words(), names_box=True)
+    around = walls.look_around(batch.tokens, batch.is_reply, words(), names_box=True)
     seen = 0
     for row in range(stage.rows):
-        text = _tokenizer().decode(batch.tokens[row])
+        text = tokenizer().decode(batch.tokens[row])
         found = iter(
             np.asarray(around.bits[row])[
                 np.asarray(_is_place(around, batch.tokens)[row])
