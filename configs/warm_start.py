@@ -155,8 +155,9 @@ def _all_rooms(config: ConfigDict) -> None:
     columns, so that lines are counted; then the same in whole dialogues, at last with
     more weight on the places that a reply names. Then walls and boxes are read: what is
     around places on short rows, most of them drawn at random; then on rows that plan,
-    which is unlearned meanwhile, and in dialogues. At last a quarter of the actions are
-    random, and the best ones are imitated in their place, again on short rows first.
+    which is unlearned meanwhile, and in dialogues. Then a quarter of the actions are
+    random, and the best ones are imitated in their place, again on short rows first. At
+    last most rooms have two boxes, and what the model's choices would lose counts too.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -208,11 +209,25 @@ def _all_rooms(config: ConfigDict) -> None:
         100, lr=5e-4, random_plan=0.0, draws=71, rows=12, context=1152
     )
     config.rooms_corrected.update(noise=0.2, walls_weight=0.2, places_weight=3.0)
-    for name in ("rooms_relabelled", "rooms_corrected"):
+    config.two_boxes = _stage(
+        400, lr=7e-4, random_plan=0.0, draws=81, rows=32, context=200
+    )
+    config.two_boxes.update(short=True, turns=1, noise=0.25, midway=10)
+    config.two_boxes.update(walls_weight=0.2, random_places=0.05)
+    config.two_boxes_dialogues = _stage(
+        400, lr=6e-4, random_plan=0.0, draws=91, rows=12, context=1152
+    )
+    config.two_boxes_dialogues.update(noise=0.2, walls_weight=0.2, places_weight=5.0)
+    for name in ("two_boxes", "two_boxes_dialogues"):
+        config[name].regret_weight = 0.5
+    relabelled = ("rooms_relabelled", "rooms_corrected")
+    for name in (*relabelled, "two_boxes", "two_boxes_dialogues"):
         config[name].relabel = True
     for name in ("rooms_places", "rooms_refined"):
         config[name].places_weight = 5.0
     config.rooms_boards.kinds = "rooms"
+    config.two_boxes.kinds = "two_boxes_in_frames"
+    config.two_boxes_dialogues.kinds = "two_boxes_in_named_frames"
     in_frames = ("rooms_frames", "rooms_walls", "rooms_planned", "rooms_relabelled")
     for name in in_frames:
         config[name].kinds = "rooms_in_frames"
@@ -240,6 +255,7 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             midway=0,  # Actions played before a room is shown, at most.
             places_weight=1.0,
             walls_weight=0.0,
+            regret_weight=0.0,  # of actions that a choice is expected to lose
             random_places=0.0,
         )
     )

@@ -75,6 +75,7 @@ def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDi
             midway=0,
             places_weight=1.0,
             walls_weight=0.0,
+            regret_weight=0.0,
             random_places=0.0,
         )
     )

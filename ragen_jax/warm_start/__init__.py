@@ -13,6 +13,7 @@ STAGES = {
         *("rooms_dialogues", "rooms_places", "rooms_refined"),
         *("rooms_walls", "rooms_planned", "rooms_walked"),
         *("rooms_relabelled", "rooms_corrected"),
+        *("two_boxes", "two_boxes_dialogues"),
     ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }

@@ -32,6 +32,8 @@ class Batch(NamedTuple):
     is_named: jax.Array | None = None
     # int32[R, T], of replies what is imitated in place of `tokens`; -1: nothing.
     imitated: jax.Array | None = None
+    # float32[R, T, 4], of walks' actions, how many each one loses; 0 elsewhere.
+    regret: jax.Array | None = None
 
 
 def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:

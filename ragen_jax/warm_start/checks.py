@@ -60,6 +60,7 @@ _STAGE = {
     "midway": _whole(0, 1000),
     "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
     "walls_weight": _real(0, 1000, "a number from 0 to 1,000"),
+    "regret_weight": _real(0, 1000, "a number from 0 to 1,000"),
     "random_places": _real(0, 1, "a number from 0 to 1"),
 }
 
@@ -154,6 +155,12 @@ def _check_drawings(config: ConfigDict, name: str) -> None:
     from ragen_jax.warm_start.recipe import KINDS
 
     stage = config[name]
+    if stage.regret_weight and not stage.relabel:
+        raise SettingsError(
+            f"{name}.regret_weight = {stage.regret_weight} counts what actions lose"
+            f" beside the best, which {name}.relabel = False does not search: set it to"
+            " True, or regret_weight to 0"
+        )
     if not stage.walls_weight:
         if stage.random_places:
             raise SettingsError(

@@ -65,7 +65,7 @@ def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind
     return Kind(weight, "sokoban", changes, section="sokoban_large", shapes=shapes)
 
 
-def _rooms_in_frames(longest: int) -> tuple[Kind, ...]:
+def _rooms_in_frames(longest: int, one: int = 2, two: int = 3) -> tuple[Kind, ...]:
     """The same among more walls, where places have to be counted; not 8 x 8 either."""
 
     def shapes(size: int) -> list[tuple[int, int]]:
@@ -74,8 +74,8 @@ def _rooms_in_frames(longest: int) -> tuple[Kind, ...]:
 
     return (
         Kind(3, "sokoban", {}),
-        *(_rooms(2, size, 1, *shapes(size)) for size in (6, 7, 9)),
-        *(_rooms(3, size, 2, *shapes(size)) for size in (6, 7, 9)),
+        *(_rooms(one, size, 1, *shapes(size)) for size in (6, 7, 9)),
+        *(_rooms(two, size, 2, *shapes(size)) for size in (6, 7, 9)),
     )
 
 
@@ -95,6 +95,9 @@ KINDS = {
     "rooms_in_frames": _rooms_in_frames(10),
     # An instruction names their shape, in equally many tokens.
     "rooms_in_named_frames": _rooms_in_frames(9),
+    # Mostly with two boxes.
+    "two_boxes_in_frames": _rooms_in_frames(10, 1, 5),
+    "two_boxes_in_named_frames": _rooms_in_frames(9, 1, 5),
     "sokoban_and_lake": (Kind(3, "sokoban", {}), Kind(1, "frozen_lake", {})),
     "lakes_and_sokoban": (*LAKES, Kind(7, "sokoban", {}), _BARE_SOKOBAN),
     "mostly_sokoban": (*LAKES, Kind(17, "sokoban", {}), _BARE_SOKOBAN),

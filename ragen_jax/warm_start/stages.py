@@ -170,7 +170,8 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         draws, shares = _changed_draws(draws, shares, words, stage)
 
         def read_and_imitate(learned, batch):
-            given = shape, words, weigh(batch), stage.walls_weight
+            counts = stage.walls_weight, stage.regret_weight
+            given = shape, words, weigh(batch), *counts
             loss, rightly = walls.loss(learned, batch, *given)
             return loss, rightly if stage.walls_weight else batch.success.mean()
 

@@ -131,6 +131,7 @@ def with_random_places(key: jax.Array, batch: Batch, words: drawings.Words) -> B
         is_reply=jnp.zeros_like(is_named),
         is_named=is_named,
         imitated=None,
+        regret=None,
     )
 
 
@@ -150,6 +151,7 @@ def loss(
     words: drawings.Words,
     weight: jax.Array | None,
     walls_weight: float,
+    regret_weight: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Imitation and telling what is around places, or that alone.
 
@@ -160,6 +162,8 @@ def loss(
       words: of the tokenizer.
       weight: float[R, T], as for `supervised.imitation_loss`.
       walls_weight: of the mean binary cross-entropy of the heads, in nats.
+      regret_weight: of the actions that one choice is expected to lose, where the batch
+        tells it.
 
     Returns:
       float32[], the loss; float32[], the share of cells around that the later head
@@ -195,7 +199,32 @@ def loss(
     )
     weight = None if weight is None else weight[:, 1:]
     imitation = supervised.mean_over_replies(scores.logprobs, is_imitated, weight)
+    if regret_weight:
+        table = weights["embedding"]
+        total += regret_weight * expected_regret(table, last, batch, words)
     return total + imitation, rightly
+
+
+def expected_regret(
+    embedding: jax.Array, last: jax.Array, batch: Batch, words: drawings.Words
+) -> jax.Array:
+    """float32[], actions lost by one choice of a walk's action, on average.
+
+    The expert's costs weigh what the model would do, as in AggreVaTe (Ross and Bagnell,
+    arXiv:1406.5979): of equally good actions none is preferred, and one that can never
+    be made good counts most.
+
+    Args:
+      embedding: float32[V, D], whose products with states are logits.
+      last: float32[R, T, D], states behind the last layer.
+      batch: with `regret`.
+      words: of the tokenizer.
+    """
+    logits = last[:, :-1] @ embedding[words.actions].T
+    lost = batch.regret[:, 1:]
+    each = (jax.nn.softmax(logits) * lost).sum(-1)
+    is_choice = (lost > 0).any(-1)
+    return each.sum() / jnp.maximum(is_choice.sum(), 1)
 
 
 def _hidden_states(

@@ -14,7 +14,7 @@ from ragen_jax.envs.sokoban import demonstrations, distances
 from ragen_jax.envs.sokoban.texts import ACTION_NAMES
 from ragen_jax.errors import SettingsError
 from ragen_jax.text import chat_template
-from ragen_jax.warm_start import batches, checks, relabel
+from ragen_jax.warm_start import batches, checks, relabel, walls
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
 _MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -77,7 +77,7 @@ def _board(cells: list[list[str]], box, target):
 
 
 def _wanted(text: str):
-    """For each action of each thought of a row: it, and the names of the best ones."""
+    """For each action of each thought: it, the best ones, and what each one loses."""
     for turn in text.split("State:\n")[1:]:
         drawing, _, reply = turn.partition("Turn ")
         if "<think>" not in reply:
@@ -90,15 +90,21 @@ def _wanted(text: str):
         player, box, target, *walked = places
         cells = [line.split() for line in drawing.splitlines()]
         after, left = _board(cells, box, target)
+        named = box
         actions = re.findall(r"(Up|Down|Left|Right)", thought)
         for action, place in zip(actions, walked, strict=False):
-            costs = {}
+            costs, lost = {}, {}
             for name, move in _MOVES.items():
                 state = after(player, box, move)
                 if state != (player, box) and state in left:
                     costs[name] = left[state]
+                row, column = player[0] + move[0], player[1] + move[1]
+                is_against = cells[row][column] in "X√" and (row, column) != named
+                lost[name] = 1 if state == (player, box) and not is_against else 10
             fewest = min(costs.values(), default=0)
-            yield action, {name for name, cost in costs.items() if cost == fewest}
+            lost |= {name: min(cost - fewest, 10) for name, cost in costs.items()}
+            best = {name for name, cost in costs.items() if cost == fewest}
+            yield action, best, lost if best else dict.fromkeys(_MOVES, 0)
             player, box = after(player, box, _MOVES[action])
             assert player == place
 
@@ -118,12 +124,15 @@ def test_after_any_action_the_best_next_ones_are_imitated(kind):
         walked &= np.array([token in (":", ",") for token in before])
         found = np.flatnonzero(walked)
         wanted = list(_wanted(tokenizer().decode(tokens)))
-        for at, (action, best) in zip(found, wanted, strict=False):
+        regret = relabelled.regret[row]
+        for at, (action, best, lost) in zip(found, wanted, strict=False):
             assert names[int(tokens[at])] == action
             assert names.get(int(imitated[at])) in (best or {None})
+            assert regret[at].tolist() == [lost[name] for name in ACTION_NAMES]
             seen += 1
             changed += imitated[at] != tokens[at]
         np.testing.assert_array_equal(imitated[~walked], tokens[~walked])
+        assert not regret[~walked].any()
     assert seen > 60 and changed > 10
 
 
@@ -141,6 +150,7 @@ def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
     # Along the border it can be pushed nowhere but into the corner.
     assert tokenizer().decode(tokens[0, differs]) == " Left Right Right"
     assert (np.asarray(made.imitated[0])[differs] == -1).all()
+    assert not made.regret.any()
 
 
 @pytest.mark.slow
@@ -179,6 +189,25 @@ def test_a_room_shown_midway_is_the_same_room_later_and_not_solved():
     assert (later.tiles[later.boxes] == demonstrations.TARGET).any()
 
 
+def test_a_choice_is_expected_to_lose_what_its_likely_actions_lose():
+    # The third token is chosen with odds of 1 : 1 : 2 : 4, the fourth loses nothing.
+    embedding = (
+        jnp.zeros((1024, 2))
+        .at[words().actions, 0]
+        .set(jnp.log(jnp.array([1, 1, 2, 4.0])))
+    )
+    last = jnp.zeros((1, 5, 2)).at[0, 1, 0].set(1.0)
+    regret = jnp.zeros((1, 5, 4)).at[0, 2].set(jnp.array([10, 2, 1, 0.0]))
+    rows = jnp.zeros((1, 5), jnp.int32)
+    batch = batches.Batch(rows, rows > 0, jnp.ones(1), None, regret=regret)
+    made = walls.expected_regret(embedding, last, batch, words())
+    np.testing.assert_allclose(made, (10 + 2 + 2) / 8, rtol=1e-6)
+    # Another choice, of four equally likely actions of which each loses 2.
+    batch = batch._replace(regret=regret.at[0, 4].set(2.0))
+    made = walls.expected_regret(embedding, last, batch, words())
+    np.testing.assert_allclose(made, (14 / 8 + 2) / 2, rtol=1e-6)
+
+
 def test_stages_that_cannot_be_relabelled_are_refused():
     config = _config()
     config.rooms_planned.kinds, config.rooms_planned.relabel = "lakes", True
@@ -190,3 +219,7 @@ def test_stages_that_cannot_be_relabelled_are_refused():
     config.rooms_planned.walls_weight = config.rooms_planned.random_places = 0.0
     with pytest.raises(SettingsError, match=r"rooms_planned\.midway = 3 is of"):
         checks.check(config, ["rooms_planned"], 1024)
+    config = _config()
+    config.two_boxes.relabel = False
+    with pytest.raises(SettingsError, match=r"two_boxes\.regret_weight = 0\.5 counts"):
+        checks.check(config, ["two_boxes"], 1024)
