@@ -203,26 +203,25 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_relabelled = _stage(
         450, lr=8e-4, random_plan=0.0, draws=61, rows=32, context=200
     )
-    config.rooms_relabelled.update(short=True, turns=1, noise=0.25, midway=10)
-    config.rooms_relabelled.update(walls_weight=0.2, random_places=0.05)
-    config.rooms_corrected = _stage(
-        100, lr=5e-4, random_plan=0.0, draws=71, rows=12, context=1152
-    )
-    config.rooms_corrected.update(noise=0.2, walls_weight=0.2, places_weight=3.0)
     config.two_boxes = _stage(
         400, lr=7e-4, random_plan=0.0, draws=81, rows=32, context=200
     )
-    config.two_boxes.update(short=True, turns=1, noise=0.25, midway=10)
-    config.two_boxes.update(walls_weight=0.2, random_places=0.05)
+    for name in ("rooms_relabelled", "two_boxes"):
+        config[name].update(short=True, turns=1, noise=0.25, midway=10)
+        config[name].random_places = 0.05
+    config.rooms_corrected = _stage(
+        100, lr=5e-4, random_plan=0.0, draws=71, rows=12, context=1152
+    )
     config.two_boxes_dialogues = _stage(
         400, lr=6e-4, random_plan=0.0, draws=91, rows=12, context=1152
     )
-    config.two_boxes_dialogues.update(noise=0.2, walls_weight=0.2, places_weight=5.0)
+    config.rooms_corrected.update(noise=0.2, places_weight=3.0)
+    config.two_boxes_dialogues.update(noise=0.2, places_weight=5.0)
     for name in ("two_boxes", "two_boxes_dialogues"):
         config[name].regret_weight = 0.5
     relabelled = ("rooms_relabelled", "rooms_corrected")
     for name in (*relabelled, "two_boxes", "two_boxes_dialogues"):
-        config[name].relabel = True
+        config[name].update(relabel=True, walls_weight=0.2)
     for name in ("rooms_places", "rooms_refined"):
         config[name].places_weight = 5.0
     config.rooms_boards.kinds = "rooms"

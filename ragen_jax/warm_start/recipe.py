@@ -66,7 +66,12 @@ def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind
 
 
 def _rooms_in_frames(longest: int, one: int = 2, two: int = 3) -> tuple[Kind, ...]:
-    """The same among more walls, where places have to be counted; not 8 x 8 either."""
+    """The same among more walls, where places have to be counted; not 8 x 8 either.
+
+    Args:
+      longest: rows and columns of a drawing, at most.
+      one, two: weights of rooms with one box and with two.
+    """
 
     def shapes(size: int) -> list[tuple[int, int]]:
         sides = range(size, longest + 1)

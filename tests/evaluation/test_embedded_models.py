@@ -35,7 +35,7 @@ def test_the_model_of_a_solvers_play_solves_most_rooms_that_it_has_not_seen():
 @pytest.mark.slow
 def test_the_model_of_larger_rooms_solves_some_of_a_size_that_it_has_not_seen():
     score = play("larger", "tiny_rooms", 20)
-    # 58 % of 128 rooms: of 20 at most two once in 100,000 draws.
+    # 58 % of 512 rooms: of 20 at most two once in 100,000 draws.
     assert score.success > 0.1 and score.valid_reply_rate > 0.99
 
 
