@@ -16,6 +16,8 @@ from ragen_jax.text.phrases import tokenize_phrases
 from ragen_jax.warm_start import symbol_sets
 from ragen_jax.warm_start.recipe import Variant
 
+NO_CHOICE = -1  # In `Batch.regret`.
+
 
 class Batch(NamedTuple):
     """Demonstrated rows."""
@@ -32,7 +34,8 @@ class Batch(NamedTuple):
     is_named: jax.Array | None = None
     # int32[R, T], of replies what is imitated in place of `tokens`; -1: nothing.
     imitated: jax.Array | None = None
-    # float32[R, T, 4], of walks' actions, how many each one loses; 0 elsewhere.
+    # float32[R, T, 24], where one of `drawings.Words.choices` is chosen, how many
+    # actions each one loses beside the best; NO_CHOICE where it is none of them.
     regret: jax.Array | None = None
 
 

@@ -13,6 +13,9 @@ MARGIN = 2  # Cells beyond a drawing that are looked at.
 REPLIES = 16  # of a row at most
 WALL = MEANINGS.index("wall")
 BOXES = tuple(MEANINGS.index(name) for name in ("box", "box on target"))
+TARGETS = tuple(
+    MEANINGS.index(name) for name in ("target", "box on target", "you on target")
+)
 
 
 class Words(NamedTuple):
@@ -30,6 +33,11 @@ class Words(NamedTuple):
     comma: int
     colon: int
     actions: jax.Array  # int32[4], in the order of texts.ACTION_NAMES
+
+    @property
+    def choices(self) -> jax.Array:
+        """int32[24], of which some are chosen from: actions, rows, columns."""
+        return jnp.concatenate([self.actions, self.rows, self.columns])
 
 
 def find_words(tokenizer, vocabulary: int) -> Words:
@@ -94,6 +102,14 @@ def boards(
     return board, jnp.clip(reply - 1, 0, replies - 1)
 
 
+def inner_boards(
+    tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
+) -> tuple[jax.Array, jax.Array]:
+    """int32[K, 10, 10], `boards` without the margin; int32[T], its other result."""
+    board, which = boards(tokens, is_reply, words, replies)
+    return board[:, MARGIN:-MARGIN, MARGIN:-MARGIN], which
+
+
 def named_places(
     tokens: jax.Array, is_reply: jax.Array, words: Words
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -109,6 +125,21 @@ def named_places(
     earlier = latest(is_reply & ~before(is_reply), count - is_place)
     place = jnp.stack([before(words.row[tokens]), words.column[tokens]], 1)
     return is_place, jnp.where(is_place, count - earlier, 0), place
+
+
+def nth_place(
+    n: int, nth: jax.Array, which: jax.Array, place: jax.Array, replies: int
+) -> jax.Array:
+    """int32[K, 2], row and column of each reply's place `n`; 0 if it has none.
+
+    Args:
+      n: 1 for the player, 2 for the box, 3 for the target.
+      nth, place: as `named_places` tells them.
+      which: int32[T], the reply of each token, as `boards` tells it.
+      replies: K, in a row at most.
+    """
+    at = jnp.where(nth == n, which, replies)
+    return jnp.zeros((replies, 2), jnp.int32).at[at].set(place, mode="drop")
 
 
 def walked(

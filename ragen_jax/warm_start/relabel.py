@@ -3,7 +3,8 @@
 Demonstrations with many random actions show more of what can happen, most of it not to
 be imitated. Here a model sees what was done, and learns what should have been: the
 expert's labels on states that it would not have come to, as in DAgger (Ross et al.,
-arXiv:1011.0686).
+arXiv:1011.0686). What each action, and each box and target that can be named, loses
+beside the best is told as well.
 """
 
 import jax
@@ -13,10 +14,11 @@ import numpy as np
 from ragen_jax.envs.sokoban import demonstrations, distances
 from ragen_jax.envs.sokoban.generator import MOVES
 from ragen_jax.warm_start import drawings
-from ragen_jax.warm_start.batches import Batch
+from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
 # A box that can reach its target no longer counts as this many actions that are lost.
 _MOST_LOST = 10
+_NEVER = 8 * distances.UNSOLVABLE  # Stands for a choice that is not there.
 
 
 def with_best_actions(
@@ -25,9 +27,10 @@ def with_best_actions(
     """Rows in which the actions of walks are imitated as they should have been.
 
     Of equally good actions any one. Where no play leads to the target any longer,
-    nothing is imitated. `regret` tells how many actions each one loses beside the best,
-    10 at most: 1 if nothing moves, 10 if no play leads to the target afterwards, or
-    if it runs against another box.
+    nothing is imitated, nor is the naming of a box and a target where no pair of two
+    solves the room. `regret` tells how many actions each choice loses beside the best,
+    10 at most. An action loses 1 if nothing moves, 10 if no play leads to the target
+    afterwards, or if it runs against another box.
 
     Args:
       key: consumed.
@@ -44,14 +47,18 @@ def with_best_actions(
     lost = jnp.where(
         costs >= 2 * distances.UNSOLVABLE, 1, jnp.minimum(lost, _MOST_LOST)
     )
-    lost = jnp.where((is_choice & can_solve)[..., None], lost, 0)
+    lost = jnp.where((is_choice & can_solve)[..., None], lost, NO_CHOICE)
     # An action stands behind the choice of it.
-    shift = lambda x: jnp.zeros_like(x).at[:, 1:].set(x[:, :-1])
-    is_choice, best, can_solve = shift(is_choice), shift(best), shift(can_solve)
-    best = jnp.where(can_solve, words.actions[best], -1)
+    shift = lambda x, fill: jnp.full_like(x, fill).at[:, 1:].set(x[:, :-1])
+    is_choice, best = shift(is_choice, False), shift(best, 0)
+    best = jnp.where(shift(can_solve, False), words.actions[best], -1)
+    of_names, is_vain = jax.vmap(name_regret, (0, 0, None, None))(
+        batch.tokens, batch.is_reply, words, replies
+    )
+    regret = jnp.concatenate([shift(lost, NO_CHOICE), of_names], -1)
+    imitated = jnp.where(is_choice, best, batch.tokens)
     return batch._replace(
-        imitated=jnp.where(is_choice, best, batch.tokens),
-        regret=shift(lost).astype(jnp.float32),
+        imitated=jnp.where(is_vain, -1, imitated), regret=regret.astype(jnp.float32)
     )
 
 
@@ -74,17 +81,9 @@ def action_costs(
       bool[T], the colons and commas behind which an action is chosen.
     """
     side = drawings.SIDE
-    board, which = drawings.boards(tokens, is_reply, words, replies)
-    board = board[
-        :, drawings.MARGIN : -drawings.MARGIN, drawings.MARGIN : -drawings.MARGIN
-    ]
+    board, which = drawings.inner_boards(tokens, is_reply, words, replies)
     is_place, nth, place = drawings.named_places(tokens, is_reply, words)
-
-    def by_reply(n: int) -> jax.Array:
-        at = jnp.where(nth == n, which, board.shape[0])
-        return jnp.full((board.shape[0], 2), 0).at[at].set(place, mode="drop")
-
-    box, target = by_reply(2), by_reply(3)
+    box, target = (drawings.nth_place(n, nth, which, place, replies) for n in (2, 3))
     player, pushed = drawings.walked(nth, place, box[which])
     cell = lambda at: at[..., 0] * side + at[..., 1]
     is_open = (board != drawings.WALL).reshape(board.shape[0], -1)
@@ -109,3 +108,80 @@ def action_costs(
     is_choice = is_behind & (tokens == words.colon)
     is_choice |= is_behind & (tokens == words.comma) & (drawings.before(nth) > 3)
     return costs, is_choice & is_reply
+
+
+def name_regret(
+    tokens: jax.Array, is_reply: jax.Array, words: drawings.Words, replies: int
+) -> tuple[jax.Array, jax.Array]:
+    """What is lost by naming either box and either target of a room with two.
+
+    Args:
+      tokens: int32[T], one row.
+      is_reply: bool[T].
+      words: of the tokenizer.
+      replies: K, in a row at most.
+
+    Returns:
+      int32[T, 20], at the row and the column of a reply's box and target: of each row,
+      then of each column that could be named there, the actions that are lost beside
+      the best, 10 at most; NO_CHOICE where it is of no box or target, and elsewhere.
+      bool[T], of such tokens, whether no box and target solve the room.
+    """
+    board, which = drawings.inner_boards(tokens, is_reply, words, replies)
+    is_place, nth, place = drawings.named_places(tokens, is_reply, words)
+    player, box, target = (
+        drawings.nth_place(n, nth, which, place, replies) for n in (1, 2, 3)
+    )
+    tables, is_vain = jax.vmap(_one_board)(board, player, box, target)
+    following = jnp.pad(nth, (0, 1))[1:]  # A row's token stands before its column's.
+    is_kind = jnp.stack([following == 2, nth == 2, following == 3, nth == 3], -1)
+    is_name, kind = is_kind.any(-1), jnp.argmax(is_kind, -1)
+    regret = jnp.where(is_name[:, None], tables[which, kind], NO_CHOICE)
+    return regret, is_name & is_vain[which]
+
+
+def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
+    """int32[4, 20], by box's row, its column, target's row, its column; and bool[].
+
+    Args:
+      board: int32[10, 10], indices into MEANINGS.
+      player, box, target: int32[2], the row and column that the reply names.
+    """
+    side = drawings.SIDE
+    is_box = jnp.isin(board, jnp.array(drawings.BOXES))
+    is_home = jnp.isin(board, jnp.array(drawings.TARGETS))
+    is_two = (is_box.sum() == 2) & (is_home.sum() == 2)
+    stand = jnp.argwhere(is_box, size=2, fill_value=0)
+    homes = jnp.argwhere(is_home, size=2, fill_value=0)
+    cell = lambda at: at[..., 0] * side + at[..., 1]
+    cost = demonstrations.pairs(
+        board != drawings.WALL, cell(player), cell(stand), cell(homes)
+    ).cost.reshape(2, 2)
+
+    def tables(cost, places, named):
+        """int32[2, 20], where a row and where a column is named."""
+        is_near = places[:, 0] == named[0]
+        of_row = _lost(cost, places[:, 0])
+        of_column = _lost(jnp.where(is_near, cost, _NEVER), places[:, 1])
+        nothing = jnp.full(side, NO_CHOICE)
+        row = jnp.concatenate([of_row, nothing])
+        return jnp.stack([row, jnp.concatenate([nothing, of_column])])
+
+    its = cost[jnp.argmax(cell(stand) == cell(box))]
+    made = jnp.concatenate(
+        [tables(cost.min(1), stand, box), tables(its, homes, target)]
+    )
+    can_solve = cost.min() < distances.UNSOLVABLE
+    return jnp.where(is_two & can_solve, made, NO_CHOICE), is_two & ~can_solve
+
+
+def _lost(cost: jax.Array, number: jax.Array) -> jax.Array:
+    """int32[10], what naming each number loses; NO_CHOICE where it names nothing.
+
+    Args:
+      cost: int32[2], of two places; _NEVER: it is not to be chosen from.
+      number: int32[2], the row or the column of each.
+    """
+    of_number = jnp.full(drawings.SIDE, _NEVER).at[number].min(cost)
+    lost = jnp.minimum(of_number - of_number.min(), _MOST_LOST)
+    return jnp.where(of_number == _NEVER, NO_CHOICE, lost)

@@ -19,7 +19,7 @@ from ragen_jax.models import transformer
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.warm_start import drawings, reading
-from ragen_jax.warm_start.batches import Batch
+from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
 # The cells around a place, then those behind them: (row, column) from it.
 AROUND = np.concatenate([MOVES, 2 * MOVES])
@@ -162,8 +162,8 @@ def loss(
       words: of the tokenizer.
       weight: float[R, T], as for `supervised.imitation_loss`.
       walls_weight: of the mean binary cross-entropy of the heads, in nats.
-      regret_weight: of the actions that one choice is expected to lose, where the batch
-        tells it.
+      regret_weight: of the actions that one choice of an action, a box or a target is
+        expected to lose, where the batch tells it.
 
     Returns:
       float32[], the loss; float32[], the share of cells around that the later head
@@ -208,11 +208,11 @@ def loss(
 def expected_regret(
     embedding: jax.Array, last: jax.Array, batch: Batch, words: drawings.Words
 ) -> jax.Array:
-    """float32[], actions lost by one choice of a walk's action, on average.
+    """float32[], actions lost by one choice of an action or of a name, on average.
 
     The expert's costs weigh what the model would do, as in AggreVaTe (Ross and Bagnell,
-    arXiv:1406.5979): of equally good actions none is preferred, and one that can never
-    be made good counts most.
+    arXiv:1406.5979): of equally good choices none is preferred, and one that can never
+    be made good counts most. Only those that there are count, not any other token.
 
     Args:
       embedding: float32[V, D], whose products with states are logits.
@@ -220,10 +220,14 @@ def expected_regret(
       batch: with `regret`.
       words: of the tokenizer.
     """
-    logits = last[:, :-1] @ embedding[words.actions].T
+    logits = last[:, :-1] @ embedding[words.choices].T
     lost = batch.regret[:, 1:]
-    each = (jax.nn.softmax(logits) * lost).sum(-1)
+    logits = jnp.where(lost == NO_CHOICE, -jnp.inf, logits)
     is_choice = (lost > 0).any(-1)
+    # Elsewhere all may be minus infinity.
+    logits = jnp.where(is_choice[..., None], logits, 0.0)
+    each = (jax.nn.softmax(logits) * jnp.maximum(lost, 0)).sum(-1)
+    each = jnp.where(is_choice, each, 0.0)
     return each.sum() / jnp.maximum(is_choice.sum(), 1)
 
 

@@ -129,8 +129,8 @@ def test_heads_that_know_nothing_add_the_logarithm_of_two_to_imitation():
         weights, tokens, is_reply, config, weight=weight
     )
     np.testing.assert_allclose(made, imitation + 3 * np.log(2), rtol=1e-5)
-    # Where each of four actions loses 7, so does any choice; its weight is 2.
-    lossy = batch._replace(regret=jnp.full((*tokens.shape, 4), 7.0))
+    # Where each word that can be chosen loses 7, so does any choice; its weight is 2.
+    lossy = batch._replace(regret=jnp.full((*tokens.shape, 24), 7.0))
     with_regret, _ = walls.loss(learned, lossy, config, words(), weight, 3.0, 2.0)
     np.testing.assert_allclose(with_regret, made + 14, rtol=1e-5)
     named = walls.with_random_places(jax.random.key(1), batch, words())

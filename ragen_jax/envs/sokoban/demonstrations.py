@@ -112,12 +112,21 @@ class Task(NamedTuple):
     left: distances.Distances  # to the target, the other box being a wall
 
 
+class Pairs(NamedTuple):
+    """Each way to go on with two boxes: which comes first, and to which target."""
+
+    box: jax.Array  # int32[4], row * S + column; the first one's, twice, comes first
+    target: jax.Array  # int32[4], the same, either one in turn
+    # int32[4], about how many actions are left; UNSOLVABLE and more: it leads nowhere.
+    cost: jax.Array
+    is_open: jax.Array  # bool[4, S * S], no wall and no other box
+    left: distances.Distances  # to the target, the other box being a wall
+
+
 def next_task(state: State, boxes: int) -> Task:
     """The box to push next: the only one, or that of the shortest way to the solution.
 
-    Of two boxes, either comes first and goes to either target; the other is a wall
-    meanwhile, and the first one is when it has arrived. A few rooms can be solved only
-    otherwise: their plans are made as those of rooms beyond hope are.
+    Rooms that no pair solves have plans as those of rooms beyond hope have.
 
     Args:
       state: with 1 or 2 boxes; not over.
@@ -131,8 +140,26 @@ def next_task(state: State, boxes: int) -> Task:
     if boxes == 1:
         left = distances.measure(is_open, homes[0])
         return Task(stand[0], homes[0], is_open.reshape(-1), left)
+    found = pairs(is_open, _player_at(state), stand, homes)
+    best = jnp.argmin(found.cost)
+    left = jax.tree.map(lambda leaf: leaf[best], found.left)
+    return Task(found.box[best], found.target[best], found.is_open[best], left)
 
-    # Each way to go on: which box comes first, and to which target.
+
+def pairs(
+    is_open: jax.Array, player: jax.Array, stand: jax.Array, homes: jax.Array
+) -> Pairs:
+    """What it costs to push either of two boxes to either target, and then the other.
+
+    The other box is a wall meanwhile, and the first one is when it has arrived. A few
+    rooms can be solved only otherwise.
+
+    Args:
+      is_open: bool[S, S], no wall.
+      player: int32[], row * S + column.
+      stand, homes: int32[2], the boxes and the targets, the same.
+    """
+    size = is_open.shape[0]
     first, goal = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
     box, other, target, rest = (
         stand[first],
@@ -144,19 +171,19 @@ def next_task(state: State, boxes: int) -> Task:
     square = lambda cells: cells.reshape(-1, size, size)
     opens = without(other)
     before = jax.vmap(distances.measure)(square(opens), target)
-    after = jax.vmap(distances.measure)(square(without(target)), rest)
+    # The first target being a wall, whichever box stands on it.
+    after = jax.vmap(distances.measure)(square(without(homes)), homes[::-1])
+    after = jax.tree.map(lambda leaf: leaf[goal], after)
     count = jax.vmap(distances.actions_left)
-    now = count(before, jnp.broadcast_to(_player_at(state), (4,)), box)
+    now = count(before, jnp.broadcast_to(player, (4,)), box)
     # The last push of the first box leaves the player beside its target.
     beside = target[:, None] + jnp.asarray(_steps(size))[None]
     later = jax.vmap(lambda a, p, b: distances.actions_left(a, p, b).min())(
         after, beside, jnp.broadcast_to(other[:, None], (4, 4))
     )
-    total = now + jnp.where(other == rest, 0, later)
-    total = jnp.where(box == target, 4 * UNSOLVABLE, total)  # It is there already.
-    best = jnp.argmin(total)
-    left = jax.tree.map(lambda leaf: leaf[best], before)
-    return Task(box[best], target[best], opens[best], left)
+    cost = now + jnp.where(other == rest, 0, later)
+    cost = jnp.where(box == target, 4 * UNSOLVABLE, cost)  # It is there already.
+    return Pairs(box, target, cost, opens, before)
 
 
 def plan(
