@@ -157,7 +157,8 @@ def _all_rooms(config: ConfigDict) -> None:
     around places on short rows, most of them drawn at random; then on rows that plan,
     which is unlearned meanwhile, and in dialogues. Then a quarter of the actions are
     random, and the best ones are imitated in their place, again on short rows first. At
-    last most rooms have two boxes, and what the model's choices would lose counts too.
+    last most rooms have two boxes, and what the model's choices of actions, boxes and
+    targets would lose counts too.
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -204,11 +205,12 @@ def _all_rooms(config: ConfigDict) -> None:
         450, lr=8e-4, random_plan=0.0, draws=61, rows=32, context=200
     )
     config.two_boxes = _stage(
-        400, lr=7e-4, random_plan=0.0, draws=81, rows=32, context=200
+        700, lr=7e-4, random_plan=0.0, draws=81, rows=32, context=200
     )
     for name in ("rooms_relabelled", "two_boxes"):
         config[name].update(short=True, turns=1, noise=0.25, midway=10)
         config[name].random_places = 0.05
+    config.two_boxes.places_weight = 3.0
     config.rooms_corrected = _stage(
         100, lr=5e-4, random_plan=0.0, draws=71, rows=12, context=1152
     )
@@ -218,7 +220,7 @@ def _all_rooms(config: ConfigDict) -> None:
     config.rooms_corrected.update(noise=0.2, places_weight=3.0)
     config.two_boxes_dialogues.update(noise=0.2, places_weight=5.0)
     for name in ("two_boxes", "two_boxes_dialogues"):
-        config[name].regret_weight = 0.5
+        config[name].regret_weight = 1.0
     relabelled = ("rooms_relabelled", "rooms_corrected")
     for name in (*relabelled, "two_boxes", "two_boxes_dialogues"):
         config[name].update(relabel=True, walls_weight=0.2)

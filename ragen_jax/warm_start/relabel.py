@@ -18,6 +18,8 @@ from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
 # A box that can reach its target no longer counts as this many actions that are lost.
 _MOST_LOST = 10
+# One that moves nothing: it itself, and those behind it in a walk that counts on it.
+_LOST_IN_VAIN = 4
 _NEVER = 8 * distances.UNSOLVABLE  # Stands for a choice that is not there.
 
 
@@ -29,7 +31,7 @@ def with_best_actions(
     Of equally good actions any one. Where no play leads to the target any longer,
     nothing is imitated, nor is the naming of a box and a target where no pair of two
     solves the room. `regret` tells how many actions each choice loses beside the best,
-    10 at most. An action loses 1 if nothing moves, 10 if no play leads to the target
+    10 at most. An action loses 4 if nothing moves, 10 if no play leads to the target
     afterwards, or if it runs against another box.
 
     Args:
@@ -45,7 +47,7 @@ def with_best_actions(
     can_solve = costs.min(-1) < distances.UNSOLVABLE
     lost = costs - costs.min(-1, keepdims=True)
     lost = jnp.where(
-        costs >= 2 * distances.UNSOLVABLE, 1, jnp.minimum(lost, _MOST_LOST)
+        costs >= 2 * distances.UNSOLVABLE, _LOST_IN_VAIN, jnp.minimum(lost, _MOST_LOST)
     )
     lost = jnp.where((is_choice & can_solve)[..., None], lost, NO_CHOICE)
     # An action stands behind the choice of it.

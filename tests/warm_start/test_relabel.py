@@ -100,7 +100,7 @@ def _wanted(text: str):
                     costs[name] = left[state]
                 row, column = player[0] + move[0], player[1] + move[1]
                 is_against = cells[row][column] in "X√" and (row, column) != named
-                lost[name] = 1 if state == (player, box) and not is_against else 10
+                lost[name] = 4 if state == (player, box) and not is_against else 10
             fewest = min(costs.values(), default=0)
             lost |= {name: min(cost - fewest, 10) for name, cost in costs.items()}
             best = {name for name, cost in costs.items() if cost == fewest}
@@ -337,5 +337,5 @@ def test_stages_that_cannot_be_relabelled_are_refused():
         checks.check(config, ["rooms_planned"], 1024)
     config = _config()
     config.two_boxes.relabel = False
-    with pytest.raises(SettingsError, match=r"two_boxes\.regret_weight = 0\.5 counts"):
+    with pytest.raises(SettingsError, match=r"two_boxes\.regret_weight = 1\.0 counts"):
         checks.check(config, ["two_boxes"], 1024)
