@@ -102,14 +102,6 @@ def boards(
     return board, jnp.clip(reply - 1, 0, replies - 1)
 
 
-def inner_boards(
-    tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
-) -> tuple[jax.Array, jax.Array]:
-    """int32[K, 10, 10], `boards` without the margin; int32[T], its other result."""
-    board, which = boards(tokens, is_reply, words, replies)
-    return board[:, MARGIN:-MARGIN, MARGIN:-MARGIN], which
-
-
 def named_places(
     tokens: jax.Array, is_reply: jax.Array, words: Words
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -127,19 +119,34 @@ def named_places(
     return is_place, jnp.where(is_place, count - earlier, 0), place
 
 
-def nth_place(
-    n: int, nth: jax.Array, which: jax.Array, place: jax.Array, replies: int
-) -> jax.Array:
-    """int32[K, 2], row and column of each reply's place `n`; 0 if it has none.
+class Replies(NamedTuple):
+    """What a row's replies were shown, and the places that they name."""
 
-    Args:
-      n: 1 for the player, 2 for the box, 3 for the target.
-      nth, place: as `named_places` tells them.
-      which: int32[T], the reply of each token, as `boards` tells it.
-      replies: K, in a row at most.
-    """
-    at = jnp.where(nth == n, which, replies)
-    return jnp.zeros((replies, 2), jnp.int32).at[at].set(place, mode="drop")
+    board: jax.Array  # int32[K, 10, 10], as of `boards`, without the margin
+    which: jax.Array  # int32[T], the reply that each token belongs to
+    is_place: jax.Array  # bool[T], and the next two, as of `named_places`
+    nth: jax.Array  # int32[T]
+    place: jax.Array  # int32[T, 2]
+    # int32[K, 2] each, rows and columns of the first three places; 0: there is none.
+    player: jax.Array
+    box: jax.Array
+    target: jax.Array
+
+
+def read_replies(
+    tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
+) -> Replies:
+    """Reads a row, of the same arguments as `boards`."""
+    board, which = boards(tokens, is_reply, words, replies)
+    is_place, nth, place = named_places(tokens, is_reply, words)
+
+    def of_replies(n: int) -> jax.Array:
+        at = jnp.where(nth == n, which, replies)
+        return jnp.zeros((replies, 2), jnp.int32).at[at].set(place, mode="drop")
+
+    inner = board[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
+    first_three = (of_replies(n) for n in (1, 2, 3))
+    return Replies(inner, which, is_place, nth, place, *first_three)
 
 
 def walked(

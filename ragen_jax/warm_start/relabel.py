@@ -7,6 +7,8 @@ arXiv:1011.0686). What each action, and each box and target that can be named, l
 beside the best is told as well.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,8 +42,10 @@ def with_best_actions(
       words: of the tokenizer.
       replies: K, in a row at most.
     """
-    costs, is_choice = jax.vmap(action_costs, (0, 0, None, None))(
-        batch.tokens, batch.is_reply, words, replies
+    look = functools.partial(drawings.read_replies, words=words, replies=replies)
+    seen = jax.vmap(look)(batch.tokens, batch.is_reply)
+    costs, is_choice = jax.vmap(action_costs, (0, 0, 0, None))(
+        batch.tokens, batch.is_reply, seen, words
     )
     best = jnp.argmin(costs + jax.random.uniform(key, costs.shape), axis=-1)
     can_solve = costs.min(-1) < distances.UNSOLVABLE
@@ -54,9 +58,7 @@ def with_best_actions(
     shift = lambda x, fill: jnp.full_like(x, fill).at[:, 1:].set(x[:, :-1])
     is_choice, best = shift(is_choice, False), shift(best, 0)
     best = jnp.where(shift(can_solve, False), words.actions[best], -1)
-    of_names, is_vain = jax.vmap(name_regret, (0, 0, None, None))(
-        batch.tokens, batch.is_reply, words, replies
-    )
+    of_names, is_vain = jax.vmap(name_regret)(seen)
     regret = jnp.concatenate([shift(lost, NO_CHOICE), of_names], -1)
     imitated = jnp.where(is_choice, best, batch.tokens)
     return batch._replace(
@@ -65,15 +67,18 @@ def with_best_actions(
 
 
 def action_costs(
-    tokens: jax.Array, is_reply: jax.Array, words: drawings.Words, replies: int
+    tokens: jax.Array,
+    is_reply: jax.Array,
+    seen: drawings.Replies,
+    words: drawings.Words,
 ) -> tuple[jax.Array, jax.Array]:
     """What each action would cost where a walk's next one is chosen.
 
     Args:
       tokens: int32[T], one row.
       is_reply: bool[T].
+      seen: what `drawings.read_replies` reads in it.
       words: of the tokenizer.
-      replies: K, in a row at most.
 
     Returns:
       int32[T, 4], the fewest actions that are left after each one, until the named box
@@ -82,18 +87,17 @@ def action_costs(
       would move.
       bool[T], the colons and commas behind which an action is chosen.
     """
-    side = drawings.SIDE
-    board, which = drawings.inner_boards(tokens, is_reply, words, replies)
-    is_place, nth, place = drawings.named_places(tokens, is_reply, words)
-    box, target = (drawings.nth_place(n, nth, which, place, replies) for n in (2, 3))
-    player, pushed = drawings.walked(nth, place, box[which])
+    side, board, box = drawings.SIDE, seen.board, seen.box
+    player, pushed = drawings.walked(seen.nth, seen.place, box[seen.which])
     cell = lambda at: at[..., 0] * side + at[..., 1]
     is_open = (board != drawings.WALL).reshape(board.shape[0], -1)
     is_box = jnp.isin(board, jnp.array(drawings.BOXES)).reshape(is_open.shape)
     named = jnp.arange(side * side)[None] == cell(box)[:, None]
     is_other = is_box & ~named
     is_open &= ~is_other
-    left = jax.vmap(distances.measure)(is_open.reshape(-1, side, side), cell(target))
+    left = jax.vmap(distances.measure)(
+        is_open.reshape(-1, side, side), cell(seen.target)
+    )
 
     def after(which, player, box):
         next_player, next_box = demonstrations.after(player, box, is_open[which])
@@ -105,23 +109,18 @@ def action_costs(
         cost = jnp.where(is_still, 2 * distances.UNSOLVABLE, cost)
         return jnp.where(is_against, distances.UNSOLVABLE, cost)
 
-    costs = jax.vmap(after)(which, cell(player), cell(pushed))
-    is_behind = drawings.before(is_place)
+    costs = jax.vmap(after)(seen.which, cell(player), cell(pushed))
+    is_behind = drawings.before(seen.is_place)
     is_choice = is_behind & (tokens == words.colon)
-    is_choice |= is_behind & (tokens == words.comma) & (drawings.before(nth) > 3)
+    is_choice |= is_behind & (tokens == words.comma) & (drawings.before(seen.nth) > 3)
     return costs, is_choice & is_reply
 
 
-def name_regret(
-    tokens: jax.Array, is_reply: jax.Array, words: drawings.Words, replies: int
-) -> tuple[jax.Array, jax.Array]:
+def name_regret(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
     """What is lost by naming either box and either target of a room with two.
 
     Args:
-      tokens: int32[T], one row.
-      is_reply: bool[T].
-      words: of the tokenizer.
-      replies: K, in a row at most.
+      seen: of one row.
 
     Returns:
       int32[T, 20], at the row and the column of a reply's box and target: of each row,
@@ -129,12 +128,9 @@ def name_regret(
       the best, 10 at most; NO_CHOICE where it is of no box or target, and elsewhere.
       bool[T], of such tokens, whether no box and target solve the room.
     """
-    board, which = drawings.inner_boards(tokens, is_reply, words, replies)
-    is_place, nth, place = drawings.named_places(tokens, is_reply, words)
-    player, box, target = (
-        drawings.nth_place(n, nth, which, place, replies) for n in (1, 2, 3)
-    )
-    tables, is_vain = jax.vmap(_one_board)(board, player, box, target)
+    given = seen.board, seen.player, seen.box, seen.target
+    tables, is_vain = jax.vmap(_one_board)(*given)
+    nth, which = seen.nth, seen.which
     following = jnp.pad(nth, (0, 1))[1:]  # A row's token stands before its column's.
     is_kind = jnp.stack([following == 2, nth == 2, following == 3, nth == 3], -1)
     is_name, kind = is_kind.any(-1), jnp.argmax(is_kind, -1)

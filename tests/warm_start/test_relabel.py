@@ -14,7 +14,7 @@ from ragen_jax.envs.sokoban import demonstrations, distances
 from ragen_jax.envs.sokoban.texts import ACTION_NAMES
 from ragen_jax.errors import SettingsError
 from ragen_jax.text import chat_template
-from ragen_jax.warm_start import batches, checks, relabel, walls
+from ragen_jax.warm_start import batches, checks, drawings, relabel, walls
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
 _MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -225,26 +225,32 @@ def _of_numbers(choice, k: int) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("second", ["X", "_"])
-def test_where_no_box_and_target_solve_a_room_of_two_none_is_imitated(second):
+@pytest.mark.parametrize(("corner", "midst"), ["X_", "_X"])
+def test_where_no_box_and_target_solve_a_room_of_two_none_is_imitated(corner, midst):
     drawing = (
-        " # # # # # # #\n # X _ _ _ O #\n # _ P X _ O #\n"
-        f" # _ _ _ {second} _ #\n # _ _ _ _ _ #\n # # # # # # #\nTurn 1.\n"
+        f" # # # # # # #\n # {corner} _ _ _ O #\n # _ P X _ O #\n"
+        f" # _ _ _ {midst} _ #\n # _ _ _ _ _ #\n # # # # # # #\nTurn 1.\n"
     )
-    drawing = drawing.replace("# X", f"# {'_' if second == 'X' else 'X'}")
     reply = (
         "<think> At (2, 2), box (2, 3), target (2, 5): Right (2, 3).</think>"
         "<answer>Right</answer>"
     )
+    made, left_out = _relabelled(drawing, reply)
+    # One box in a corner can go nowhere; the other's walk is imitated all the same.
+    can_solve = midst == "X"
+    assert left_out == ("" if can_solve else " (2, 3) (2, 5)")
+    assert bool((made.regret[0, :, 4:] >= 0).any()) == can_solve
+    assert (made.regret[0, :, :4] >= 0).any()
+
+
+def _relabelled(drawing: str, reply: str):
+    """A row of one reply; and what of the reply is not imitated, as text."""
     tokens, is_reply = tokenize(drawing, reply)
     batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
     made = relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
-    differs = np.flatnonzero(np.asarray(made.imitated[0]) != tokens[0])
-    left_out = tokenizer().decode(tokens[0, differs])
-    # One box in a corner can go nowhere; the other's walk is imitated all the same.
-    assert left_out == ("" if second == "X" else " (2, 3) (2, 5)")
-    assert bool((made.regret[0, :, 4:] >= 0).any()) == (second == "X")
-    assert (made.regret[0, :, :4] >= 0).any()
+    imitated = np.asarray(made.imitated)
+    assert (imitated[imitated != tokens] == -1).all()
+    return made, tokenizer().decode(tokens[imitated == -1])
 
 
 @pytest.mark.slow
@@ -254,13 +260,9 @@ def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
         "<think> At (1, 2), box (1, 3), target (2, 4): Left (1, 1), Right (1, 2), Right"
         " (1, 3).</think><answer>Left || Right || Right</answer>"
     )
-    tokens, is_reply = tokenize(drawing, reply)
-    batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
-    made = relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
-    differs = np.flatnonzero(np.asarray(made.imitated[0]) != tokens[0])
+    made, left_out = _relabelled(drawing, reply)
     # Along the border it can be pushed nowhere but into the corner.
-    assert tokenizer().decode(tokens[0, differs]) == " Left Right Right"
-    assert (np.asarray(made.imitated[0])[differs] == -1).all()
+    assert left_out == " Left Right Right"
     assert (made.regret == -1).all()
 
 
@@ -268,8 +270,13 @@ def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
 def test_a_perfect_demonstrators_actions_are_among_the_best():
     batch, _ = _batch(6, noise=0.0)
     named = words()
-    look = jax.vmap(relabel.action_costs, (0, 0, None, None))
-    costs, is_choice = map(np.asarray, look(batch.tokens, batch.is_reply, named, 2))
+
+    def look(tokens, is_reply):
+        seen = drawings.read_replies(tokens, is_reply, named, 2)
+        return relabel.action_costs(tokens, is_reply, seen, named)
+
+    found = jax.vmap(look)(batch.tokens, batch.is_reply)
+    costs, is_choice = map(np.asarray, found)
     rows, at = np.nonzero(is_choice[:, :-1])
     taken = batch.tokens[rows, at + 1]
     of_actions = costs[rows, at]
