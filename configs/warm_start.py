@@ -51,7 +51,12 @@ def get_config(variant: str = "") -> ConfigDict:
             env=dict(size=6, boxes=1),
             limits=dict(turns=5, actions_per_turn=5, actions=10, reply_tokens=64),
             demonstrator=dict(
-                ignore_target=0.3, noise=0.1, longest=5, random_plan=0.0, midway=0
+                ignore_target=0.3,
+                noise=0.1,
+                longest=5,
+                random_plan=0.0,
+                midway=0,
+                misread=0.0,
             ),
             context=704,
             short_context=176,
@@ -221,6 +226,7 @@ def _all_rooms(config: ConfigDict) -> None:
     config.two_boxes_dialogues.update(noise=0.2, places_weight=5.0)
     for name in ("two_boxes", "two_boxes_dialogues"):
         config[name].regret_weight = 1.0
+    config.two_boxes_dialogues.misread = 0.9
     relabelled = ("rooms_relabelled", "rooms_corrected")
     for name in (*relabelled, "two_boxes", "two_boxes_dialogues"):
         config[name].update(relabel=True, walls_weight=0.2)
@@ -254,6 +260,7 @@ def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> Confi
             noise=placeholder(float),  # of the demonstrator; None: its own section's
             relabel=False,  # The best actions are imitated in place of those taken.
             midway=0,  # Actions played before a room is shown, at most.
+            misread=0.0,  # Plans that take walls for floor, of a room at most.
             places_weight=1.0,
             walls_weight=0.0,
             regret_weight=0.0,  # of actions that a choice is expected to lose

@@ -73,6 +73,7 @@ def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDi
             noise=placeholder(float),
             relabel=False,
             midway=0,
+            misread=0.0,
             places_weight=1.0,
             walls_weight=0.0,
             regret_weight=0.0,

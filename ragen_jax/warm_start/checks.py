@@ -58,6 +58,7 @@ _STAGE = {
     ),
     "relabel": _FLAG,
     "midway": _whole(0, 1000),
+    "misread": _real(0, 1, "a number from 0 to 1"),
     "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
     "walls_weight": _real(0, 1000, "a number from 0 to 1,000"),
     "regret_weight": _real(0, 1000, "a number from 0 to 1,000"),
@@ -142,6 +143,7 @@ def _check_players(config: ConfigDict, name: str) -> None:
     for key, unset, act in (
         ("noise", None, "act at random now and then"),
         ("midway", 0, "play on before a room is shown"),
+        ("misread", 0, "take walls for floor now and then"),
     ):
         if stage[key] != unset and not any(key in player for player in players):
             raise SettingsError(

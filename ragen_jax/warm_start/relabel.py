@@ -32,7 +32,8 @@ def with_best_actions(
 
     Of equally good actions any one. Where no play leads to the target any longer,
     nothing is imitated, nor is the naming of a box and a target where no pair of two
-    solves the room. `regret` tells how many actions each choice loses beside the best,
+    solves the room, nor the rest of a reply that claims a step which was none. `regret`
+    tells how many actions each choice loses beside the best,
     10 at most. An action loses 4 if nothing moves, 10 if no play leads to the target
     afterwards, or if it runs against another box.
 
@@ -47,6 +48,7 @@ def with_best_actions(
     costs, is_choice = jax.vmap(action_costs, (0, 0, 0, None))(
         batch.tokens, batch.is_reply, seen, words
     )
+    is_astray = jax.vmap(after_false_step)(batch.is_reply, seen)
     best = jnp.argmin(costs + jax.random.uniform(key, costs.shape), axis=-1)
     can_solve = costs.min(-1) < distances.UNSOLVABLE
     lost = costs - costs.min(-1, keepdims=True)
@@ -60,10 +62,48 @@ def with_best_actions(
     best = jnp.where(shift(can_solve, False), words.actions[best], -1)
     of_names, is_vain = jax.vmap(name_regret)(seen)
     regret = jnp.concatenate([shift(lost, NO_CHOICE), of_names], -1)
+    regret = jnp.where(is_astray[..., None], NO_CHOICE, regret).astype(jnp.float32)
     imitated = jnp.where(is_choice, best, batch.tokens)
-    return batch._replace(
-        imitated=jnp.where(is_vain, -1, imitated), regret=regret.astype(jnp.float32)
+    imitated = jnp.where(is_vain | is_astray, -1, imitated)
+    return batch._replace(imitated=imitated, regret=regret)
+
+
+def after_false_step(is_reply: jax.Array, seen: drawings.Replies) -> jax.Array:
+    """bool[T], from where on a reply says that it has come to where it could not go.
+
+    Args:
+      is_reply: bool[T].
+      seen: of the row.
+    """
+    box, which = seen.box, seen.which
+    player, pushed = drawings.walked(seen.nth, seen.place, box[which])
+    is_open, _ = _open_cells(seen)
+    earlier = lambda at: drawings.before(_cell(at))
+    reached, _ = jax.vmap(demonstrations.after)(
+        earlier(player), earlier(pushed), is_open[which]
     )
+    said = _cell(seen.place)
+    could = (said == earlier(player)) | (said[:, None] == reached).any(1)
+    is_false = (seen.nth > 3) & ~could
+    is_false = jnp.pad(is_false, (0, 1))[1:]  # A place's row stands before its column.
+    count = jnp.cumsum(is_false)
+    starts = is_reply & ~drawings.before(is_reply)
+    return is_reply & (count > drawings.latest(starts, count - is_false))
+
+
+def _cell(at: jax.Array) -> jax.Array:
+    """int32[...], row * 10 + column of int32[..., 2]."""
+    return at[..., 0] * drawings.SIDE + at[..., 1]
+
+
+def _open_cells(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
+    """bool[K, 100], where player and named box can go; where another box stands."""
+    is_box = jnp.isin(seen.board, jnp.array(drawings.BOXES)).reshape(
+        -1, drawings.SIDE**2
+    )
+    named = jnp.arange(is_box.shape[1])[None] == _cell(seen.box)[:, None]
+    is_other = is_box & ~named
+    return (seen.board != drawings.WALL).reshape(is_box.shape) & ~is_other, is_other
 
 
 def action_costs(
@@ -87,16 +127,11 @@ def action_costs(
       would move.
       bool[T], the colons and commas behind which an action is chosen.
     """
-    side, board, box = drawings.SIDE, seen.board, seen.box
-    player, pushed = drawings.walked(seen.nth, seen.place, box[seen.which])
-    cell = lambda at: at[..., 0] * side + at[..., 1]
-    is_open = (board != drawings.WALL).reshape(board.shape[0], -1)
-    is_box = jnp.isin(board, jnp.array(drawings.BOXES)).reshape(is_open.shape)
-    named = jnp.arange(side * side)[None] == cell(box)[:, None]
-    is_other = is_box & ~named
-    is_open &= ~is_other
+    side = drawings.SIDE
+    player, pushed = drawings.walked(seen.nth, seen.place, seen.box[seen.which])
+    is_open, is_other = _open_cells(seen)
     left = jax.vmap(distances.measure)(
-        is_open.reshape(-1, side, side), cell(seen.target)
+        is_open.reshape(-1, side, side), _cell(seen.target)
     )
 
     def after(which, player, box):
@@ -109,7 +144,7 @@ def action_costs(
         cost = jnp.where(is_still, 2 * distances.UNSOLVABLE, cost)
         return jnp.where(is_against, distances.UNSOLVABLE, cost)
 
-    costs = jax.vmap(after)(seen.which, cell(player), cell(pushed))
+    costs = jax.vmap(after)(seen.which, _cell(player), _cell(pushed))
     is_behind = drawings.before(seen.is_place)
     is_choice = is_behind & (tokens == words.colon)
     is_choice |= is_behind & (tokens == words.comma) & (drawings.before(seen.nth) > 3)
@@ -151,9 +186,8 @@ def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
     is_two = (is_box.sum() == 2) & (is_home.sum() == 2)
     stand = jnp.argwhere(is_box, size=2, fill_value=0)
     homes = jnp.argwhere(is_home, size=2, fill_value=0)
-    cell = lambda at: at[..., 0] * side + at[..., 1]
     cost = demonstrations.pairs(
-        board != drawings.WALL, cell(player), cell(stand), cell(homes)
+        board != drawings.WALL, _cell(player), _cell(stand), _cell(homes)
     ).cost.reshape(2, 2)
 
     def tables(cost, places, named):
@@ -165,7 +199,7 @@ def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
         row = jnp.concatenate([of_row, nothing])
         return jnp.stack([row, jnp.concatenate([nothing, of_column])])
 
-    its = cost[jnp.argmax(cell(stand) == cell(box))]
+    its = cost[jnp.argmax(_cell(stand) == _cell(box))]
     made = jnp.concatenate(
         [tables(cost.min(1), stand, box), tables(its, homes, target)]
     )

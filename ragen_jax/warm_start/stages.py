@@ -149,7 +149,8 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         words = jnp.array([k for k, token in added if not token.special])
         weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
-    changes = {"random_plan": stage.random_plan, "midway": stage.midway}
+    taken = ("random_plan", "midway", "misread")
+    changes = {name: stage[name] for name in taken}
     if stage.noise is not None:
         changes["noise"] = stage.noise
     variants = [make_variant(config, kind, **changes) for kind in kinds]

@@ -280,6 +280,28 @@ def test_a_plan_for_two_boxes_is_no_shorter_than_a_shortest_solution():
         assert left[index] < len(shortest) or left[index] == UNSOLVABLE
 
 
+@pytest.mark.slow
+def test_who_misreads_a_room_walks_through_its_walls_as_often_as_the_room_is_misread():
+    careful = dict(ignore_target=0.0, noise=0.0, longest=5)
+    keys = jax.random.split(jax.random.key(3), 400)
+    shares = []
+    for most in (0.0, 0.5, 1.0):
+        env = env_of(Demonstrator(**careful, misread=most), thinking=True)
+        show = jax.jit(jax.vmap(env.demonstrate, (0, None)))
+        for top in ("#____#", "#_#__#"):
+            state = room("######", top, "#P#X_#", "#__#O#", "######", "######")
+            texts = [
+                base.text_of(env.reply_phrases, row)
+                for row in np.asarray(show(keys, state))
+            ]
+            shares.append(np.mean(["Right (2, 2)" in text for text in texts]))
+    none, _, half, other_half, all_of_it, other = shares
+    assert none == 0
+    # Each room has its own share of what is misread most.
+    assert abs(half - all_of_it / 2) < 0.1 and abs(other_half - other / 2) < 0.1
+    assert abs(all_of_it - other) > 0.1
+
+
 def test_three_boxes_are_refused():
     settings = Sokoban(size=8, boxes=3)
     with pytest.raises(ValueError, match="sokoban.boxes = 3 .*: choose 1 or 2"):

@@ -243,11 +243,16 @@ def test_where_no_box_and_target_solve_a_room_of_two_none_is_imitated(corner, mi
     assert (made.regret[0, :, :4] >= 0).any()
 
 
-def _relabelled(drawing: str, reply: str):
-    """A row of one reply; and what of the reply is not imitated, as text."""
+def _imitated(drawing: str, reply: str):
+    """The tokens of a row of one reply, and it relabelled."""
     tokens, is_reply = tokenize(drawing, reply)
     batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
-    made = relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
+    return tokens, relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
+
+
+def _relabelled(drawing: str, reply: str):
+    """A row of one reply; and what of the reply is not imitated, as text."""
+    tokens, made = _imitated(drawing, reply)
     imitated = np.asarray(made.imitated)
     assert (imitated[imitated != tokens] == -1).all()
     return made, tokenizer().decode(tokens[imitated == -1])
@@ -264,6 +269,33 @@ def test_of_a_lost_box_no_action_is_imitated_but_all_else_is():
     # Along the border it can be pushed nowhere but into the corner.
     assert left_out == " Left Right Right"
     assert (made.regret == -1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("walk", "left_out"),
+    [
+        ("Left (2, 1), Left (2, 0), Up (1, 0).", " (2, 0), Up (1, 0)."),
+        ("Up (1, 2), Right (1, 3), Down (2, 3), Up (1, 3).", " (2, 3), Up (1, 3)."),
+        ("Left (2, 1), Left (2, 1), Up (1, 1).", ""),
+        ("Right (2, 3), Right (2, 4), Right (2, 5).", " (2, 5)."),
+        ("Down (3, 2), Right (3, 3), Up (2, 3).", " (3, 3), Up (2, 3)."),
+    ],
+    ids=["a wall", "two boxes", "told as it is", "a box at a wall", "the other box"],
+)
+def test_behind_a_step_that_was_none_nothing_of_a_reply_is_imitated(walk, left_out):
+    drawing = (
+        " # # # # # # #\n # _ _ _ _ O #\n # _ P X _ _ #\n"
+        " # _ _ X _ O #\n # _ _ _ _ _ #\n # # # # # # #\nTurn 1.\n"
+    )
+    head, answer = " At (2, 2), box (2, 3), target (1, 5): ", "<answer>Left</answer>"
+    tokens, made = _imitated(drawing, f"<think>{head}{walk}</think>{answer}")
+    is_out = np.asarray(made.imitated) == -1
+    found = tokenizer().decode(tokens[is_out])
+    assert found == (f"{left_out}</think>{answer}" if left_out else "")
+    assert (made.regret[is_out] == -1).all()
+    chosen = re.findall(r"(Up|Down|Left|Right)", walk.removesuffix(left_out))
+    assert (made.regret[0, :, :4] >= 0).any(1).sum() == len(chosen)
 
 
 @pytest.mark.slow
@@ -341,6 +373,9 @@ def test_stages_that_cannot_be_relabelled_are_refused():
     config.rooms_planned.kinds, config.rooms_planned.midway = "lakes", 3
     config.rooms_planned.walls_weight = config.rooms_planned.random_places = 0.0
     with pytest.raises(SettingsError, match=r"rooms_planned\.midway = 3 is of"):
+        checks.check(config, ["rooms_planned"], 1024)
+    config.rooms_planned.midway, config.rooms_planned.misread = 0, 0.5
+    with pytest.raises(SettingsError, match=r"rooms_planned\.misread = 0\.5 is of"):
         checks.check(config, ["rooms_planned"], 1024)
     config = _config()
     config.two_boxes.relabel = False

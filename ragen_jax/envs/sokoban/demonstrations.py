@@ -34,6 +34,9 @@ class Demonstrator:
     noise: float = 0.1  # share of actions drawn at random in the other plans
     longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
     midway: int = 0  # actions played before a room is shown, at most, by the same plan
+    # Share of plans that go through walls and the other box, as if they were not there.
+    # Each room has its own, at most this, two thirds of it on average.
+    misread: float = 0.0
 
 
 def with_demonstrations(
@@ -68,6 +71,9 @@ def _demonstrate(
 ) -> jax.Array:
     """int32[Md], one reply as phrase ids, without the end-of-turn token."""
     task = next_task(state, boxes)
+    if player.misread:
+        misread_key, key = jax.random.split(key)
+        task = _misread(misread_key, state, task, player.misread)
     actions, cells, random_plan = plan(key, state, task, player)
     at, landmarks = _player_at(state), (task.box, task.target)
     return walks.walk_reply(
@@ -184,6 +190,30 @@ def pairs(
     cost = now + jnp.where(other == rest, 0, later)
     cost = jnp.where(box == target, 4 * UNSOLVABLE, cost)  # It is there already.
     return Pairs(box, target, cost, opens, before)
+
+
+def _misread(key: jax.Array, state: State, task: Task, most: float) -> Task:
+    """`task`, or what it would be if nothing were in the way but the border.
+
+    Who misreads a room misreads it again: where a plan runs into something, the next
+    one is likely to do the same.
+
+    Args:
+      key: consumed.
+      state: of the room; how often it is misread follows from its walls and targets.
+      task: as it is.
+      most: the share of plans of the room that is misread most; most rooms are near it.
+    """
+    size = state.tiles.shape[0]
+    digits = np.random.default_rng(0).integers(2**32, size=size * size, dtype=np.uint32)
+    room = (state.tiles.reshape(-1).astype(jnp.uint32) * digits).sum(dtype=jnp.uint32)
+    share_key = jax.random.fold_in(jax.random.key(0), room)
+    share = most * jnp.sqrt(jax.random.uniform(share_key))
+    is_misread = jax.random.bernoulli(key, share)
+    is_inside = jnp.zeros((size, size), bool).at[1:-1, 1:-1].set(True)
+    left = distances.measure(is_inside, task.target)
+    seen = task._replace(is_open=is_inside.reshape(-1), left=left)
+    return jax.tree.map(lambda a, b: jnp.where(is_misread, a, b), seen, task)
 
 
 def plan(
