@@ -163,6 +163,11 @@ def _check_drawings(config: ConfigDict, name: str) -> None:
             f" beside the best, which {name}.relabel = False does not search: set it to"
             " True, or regret_weight to 0"
         )
+    if stage.misread and not stage.relabel:
+        raise SettingsError(
+            f"{name}.misread = {stage.misread} shows walks through walls, and"
+            f" {name}.relabel = False imitates them: set it to True, or misread to 0"
+        )
     if not stage.walls_weight:
         if stage.random_places:
             raise SettingsError(

@@ -33,9 +33,9 @@ def with_best_actions(
     Of equally good actions any one. Where no play leads to the target any longer,
     nothing is imitated, nor is the naming of a box and a target where no pair of two
     solves the room, nor the rest of a reply that claims a step which was none. `regret`
-    tells how many actions each choice loses beside the best,
-    10 at most. An action loses 4 if nothing moves, 10 if no play leads to the target
-    afterwards, or if it runs against another box.
+    tells how many actions each choice loses beside the best, 10 at most. An action
+    loses 4 if nothing moves, 10 if no play leads to the target afterwards, or if it
+    runs against another box.
 
     Args:
       key: consumed.

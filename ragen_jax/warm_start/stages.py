@@ -150,7 +150,7 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
     taken = ("random_plan", "midway", "misread")
-    changes = {name: stage[name] for name in taken}
+    changes = {key: stage[key] for key in taken}
     if stage.noise is not None:
         changes["noise"] = stage.noise
     variants = [make_variant(config, kind, **changes) for kind in kinds]

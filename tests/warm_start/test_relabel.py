@@ -378,6 +378,11 @@ def test_stages_that_cannot_be_relabelled_are_refused():
     with pytest.raises(SettingsError, match=r"rooms_planned\.misread = 0\.5 is of"):
         checks.check(config, ["rooms_planned"], 1024)
     config = _config()
+    config.two_boxes_dialogues.relabel = False
+    config.two_boxes_dialogues.regret_weight = 0.0
+    with pytest.raises(SettingsError, match=r"dialogues\.misread = 0\.9 shows walks"):
+        checks.check(config, ["two_boxes_dialogues"], 1024)
+    config = _config()
     config.two_boxes.relabel = False
     with pytest.raises(SettingsError, match=r"two_boxes\.regret_weight = 1\.0 counts"):
         checks.check(config, ["two_boxes"], 1024)

@@ -202,7 +202,8 @@ def _misread(key: jax.Array, state: State, task: Task, most: float) -> Task:
       key: consumed.
       state: of the room; how often it is misread follows from its walls and targets.
       task: as it is.
-      most: the share of plans of the room that is misread most; most rooms are near it.
+      most: share of plans in the room that is misread most, 0 .. 1; two thirds of it
+        on average.
     """
     size = state.tiles.shape[0]
     digits = np.random.default_rng(0).integers(2**32, size=size * size, dtype=np.uint32)
