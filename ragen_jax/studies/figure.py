@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
 
 _MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
-_MOST_IN_A_LEGEND = 8  # arms; the legend of more stands beside the panel
+_MOST_IN_A_LEGEND = 3  # arms; the legend of more stands beside the panel
 _DASHES = ("-", "--", ":", "-.")  # Every ten arms take the ten colours once more.
 Runs = Mapping[str, Sequence[RunRecord]]
 

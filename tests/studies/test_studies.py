@@ -477,19 +477,20 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
     assert axes[4].lines[1].get_color() == axes[2].lines[3].get_color() == colors[1]
 
 
+@pytest.mark.parametrize("count", [4, 13])
 def test_each_of_many_arms_is_told_from_the_others_and_none_lies_behind_the_legend(
-    tmp_path, monkeypatch
+    count, tmp_path, monkeypatch
 ):
     drawn = []
     monkeypatch.setattr(figure.plt, "close", drawn.append)
-    arms = {f"arm {number}": {"seed": number} for number in range(13)}
+    arms = {f"arm {number}": {"seed": number} for number in range(count)}
     runs = {arm: [record(0, [1], **{"train/success": [0.1, 0.2]})] for arm in arms}
     chosen = dataclasses.replace(STUDY, curves=("train/success",), arms=arms)
     assert figure.draw(chosen, runs, tmp_path / "figure.png")
     (axis,) = drawn[0].axes
     means = axis.lines[1::2]
     looks = {(line.get_color(), line.get_linestyle()) for line in means}
-    assert len(means) == len(looks) == 13
+    assert len(means) == len(looks) == count
     drawn[0].canvas.draw()
     assert axis.get_legend().get_window_extent().x0 >= axis.bbox.x1
 
