@@ -131,6 +131,9 @@ class Replies(NamedTuple):
     player: jax.Array
     box: jax.Array
     target: jax.Array
+    # int32[T, 2] each, as of `walked`: where player and box are after each token.
+    player_after: jax.Array
+    box_after: jax.Array
 
 
 def read_replies(
@@ -145,8 +148,9 @@ def read_replies(
         return jnp.zeros((replies, 2), jnp.int32).at[at].set(place, mode="drop")
 
     inner = board[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
-    first_three = (of_replies(n) for n in (1, 2, 3))
-    return Replies(inner, which, is_place, nth, place, *first_three)
+    player, box, target = (of_replies(n) for n in (1, 2, 3))
+    after = walked(nth, place, box[which])
+    return Replies(inner, which, is_place, nth, place, player, box, target, *after)
 
 
 def walked(

@@ -75,15 +75,12 @@ def after_false_step(is_reply: jax.Array, seen: drawings.Replies) -> jax.Array:
       is_reply: bool[T].
       seen: of the row.
     """
-    box, which = seen.box, seen.which
-    player, pushed = drawings.walked(seen.nth, seen.place, box[which])
     is_open, _ = _open_cells(seen)
-    earlier = lambda at: drawings.before(_cell(at))
-    reached, _ = jax.vmap(demonstrations.after)(
-        earlier(player), earlier(pushed), is_open[which]
-    )
+    player = drawings.before(_cell(seen.player_after))
+    box = drawings.before(_cell(seen.box_after))
+    reached, _ = jax.vmap(demonstrations.after)(player, box, is_open[seen.which])
     said = _cell(seen.place)
-    could = (said == earlier(player)) | (said[:, None] == reached).any(1)
+    could = (said == player) | (said[:, None] == reached).any(1)
     is_false = (seen.nth > 3) & ~could
     is_false = jnp.pad(is_false, (0, 1))[1:]  # A place's row stands before its column.
     count = jnp.cumsum(is_false)
@@ -128,7 +125,6 @@ def action_costs(
       bool[T], the colons and commas behind which an action is chosen.
     """
     side = drawings.SIDE
-    player, pushed = drawings.walked(seen.nth, seen.place, seen.box[seen.which])
     is_open, is_other = _open_cells(seen)
     left = jax.vmap(distances.measure)(
         is_open.reshape(-1, side, side), _cell(seen.target)
@@ -144,7 +140,8 @@ def action_costs(
         cost = jnp.where(is_still, 2 * distances.UNSOLVABLE, cost)
         return jnp.where(is_against, distances.UNSOLVABLE, cost)
 
-    costs = jax.vmap(after)(seen.which, _cell(player), _cell(pushed))
+    given = seen.which, _cell(seen.player_after), _cell(seen.box_after)
+    costs = jax.vmap(after)(*given)
     is_behind = drawings.before(seen.is_place)
     is_choice = is_behind & (tokens == words.colon)
     is_choice |= is_behind & (tokens == words.comma) & (drawings.before(seen.nth) > 3)

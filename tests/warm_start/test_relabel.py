@@ -250,6 +250,23 @@ def _imitated(drawing: str, reply: str):
     return tokens, relabel.with_best_actions(jax.random.key(0), batch, words(), 1)
 
 
+@pytest.mark.slow
+def test_the_reply_behind_one_that_claims_a_step_which_was_none_is_imitated():
+    drawing = " # # # # # #\n # _ P X O #\n # _ _ _ _ #\n # # # # # #\nTurn 1.\n"
+    head = "<think> At (1, 2), box (1, 3), target (1, 4): "
+    rest = " (0, 2).</think><answer>Up</answer>"
+    good = f"{head}Right (1, 3).</think><answer>Right</answer>"
+    tokens, is_reply = tokenize(drawing, f"{head}Up{rest}", drawing, good)
+    batch = batches.Batch(jnp.array(tokens), jnp.array(is_reply), jnp.ones(1), None)
+    made = relabel.with_best_actions(jax.random.key(0), batch, words(), 2)
+    is_out = np.asarray(made.imitated) == -1
+    assert tokenizer().decode(tokens[is_out]) == rest
+    # In both an action is chosen, and going right is best.
+    chosen = np.asarray(made.imitated)[(made.regret[..., :4] >= 0).any(-1)]
+    right = int(words().actions[ACTION_NAMES.index("Right")])
+    assert chosen.tolist() == [right, right]
+
+
 def _relabelled(drawing: str, reply: str):
     """A row of one reply; and what of the reply is not imitated, as text."""
     tokens, made = _imitated(drawing, reply)
