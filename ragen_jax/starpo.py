@@ -26,7 +26,7 @@ from ragen_jax.learning.summary import UpdateMetrics
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout.rollout import Rollout, training_args
-from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
 from ragen_jax.rollout.types import RolloutPlan
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -47,7 +47,9 @@ class Programs:
 
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, UpdateMetrics]]
-    summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array]]]
+    # Means over all episodes, over each environment's, and each one's messages that
+    # were too long.
+    summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array], tuple]]
     report: Callable[..., dict[str, jax.Array]]  # the iteration's metrics
     merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
     frozen: Parameters  # the base model under adapters; {} where all is trained
@@ -66,13 +68,19 @@ def iterate(
     Returns:
       The next state, the iteration's metrics by the names in reporting/metrics.py, and
       the episodes that it learned from.
+
+    Raises:
+      UserError: before learning, if an environment showed longer observations than its
+        `longest_observation` allows.
     """
+    labels = [task.label for task in run.tasks]
     started = time.perf_counter()
     call = training_args(run.settings, state.iteration, state.updates)
     actor = programs.merge(state.actor, programs.frozen)
     rollout = programs.rollout(actor, run.tokens, call)
-    seen = programs.summarize(rollout.rows, rollout.episodes)
+    seen, by_task, too_long = programs.summarize(rollout)
     jax.block_until_ready(seen)
+    check_room(labels, jax.device_get(too_long))
     sampled = time.perf_counter()
 
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
@@ -85,10 +93,9 @@ def iterate(
     jax.block_until_ready(state.updates)
     times = summary.Times(sampled - started, time.perf_counter() - sampled)
     values = programs.report(
-        summary.counts_so_far(state), learned, seen[0], rollout.passes, given.actor_lr
+        summary.counts_so_far(state), learned, seen, rollout.passes, given.actor_lr
     )
-    labels = [task.label for task in run.tasks]
-    metrics = summary.iteration_metrics(values, seen, labels, times)
+    metrics = summary.iteration_metrics(values, (seen, by_task), labels, times)
     return state, metrics, rollout
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -63,10 +64,16 @@ def run(main: Callable[[], None]) -> None:
     def call(_: None) -> None:
         # Orbax and JAX log every step of a save; only their warnings are for users.
         logging.set_verbosity(logging.WARNING)
-        with _ending_in_one_sentence():
-            enable_compilation_cache()
-            main()
-            distributed.finish()
+        try:
+            with _ending_in_one_sentence():
+                enable_compilation_cache()
+                main()
+                distributed.finish()
+        except Exception:
+            if not endings.is_compiling():
+                raise
+            traceback.print_exc()
+            endings.leave(1)
 
     app.run(call, flags_parser=parser)
 
@@ -310,4 +317,6 @@ def _end_with(sentence: str) -> NoReturn:
     except OSError:  # Nobody is left to read it.
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    if endings.is_compiling():
+        endings.leave(2)
     sys.exit(2)

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutArgs, RolloutContext
-from ragen_jax.rollout.tasks import Task, TaskTokens
+from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -60,6 +60,7 @@ class Score:
 class Evaluator:
     """A compiled rollout for evaluation, and the batches to run it in."""
 
+    label: str  # of the environment
     rollout: Callable[..., Rollout]
     tokens: TaskTokens
     prompts: int  # P in one call
@@ -112,7 +113,7 @@ def make_evaluator(
         stop_at_answer=stop_at_answer,
     )
     rollout = rollout_lib.make_rollout(rollout_context, plan)
-    return Evaluator(rollout, (tokens,), each, rollouts)
+    return Evaluator(task.label, rollout, (tokens,), each, rollouts)
 
 
 def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
@@ -159,6 +160,10 @@ def evaluate(
       on_batch: sees each batch's first level and its record, as host arrays: the
         rows of the whole batch, and the episodes of the levels that were asked for.
         Called in order, on every process.
+
+    Raises:
+      UserError: if the environment showed longer observations than its
+        `longest_observation` allows.
     """
     parts = []
     for first in range(0, prompts, evaluator.prompts):
@@ -171,6 +176,7 @@ def evaluate(
             policy_version=np.int32(0),
         )
         result = evaluator.rollout(parameters, evaluator.tokens, call)
+        check_room([evaluator.label], _on_host(result.too_long).sum(axis=0).tolist())
         wanted = min(evaluator.prompts, prompts - first) * evaluator.rollouts
         episodes = _first(_on_host(result.episodes), wanted)
         parts.append(episodes)

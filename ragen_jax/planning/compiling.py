@@ -54,7 +54,7 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
         yield Lowered(UPDATE, programs.update.lower(*update))
     if wanted(SUMMARY):
         record = programs_lib.record_shapes(run, sampling)
-        yield Lowered(SUMMARY, programs.summarize.lower(record.rows, record.episodes))
+        yield Lowered(SUMMARY, programs.summarize.lower(record))
     if wanted(MERGE) and run.model.adapters is not None:
         state, frozen = update[:2]
         yield Lowered(MERGE, programs.merge.lower(state.actor, frozen))

@@ -74,6 +74,7 @@ def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> Rollo
         next_episode=jnp.array(heads, jnp.int32),
         decode_steps=none,
         extend_steps=none,
+        too_long=jnp.zeros(len(plan.env_shards), jnp.int32),
     )
 
 

@@ -19,8 +19,8 @@ from ragen_jax.rollout.types import (
     where_first,
 )
 from ragen_jax.text import free_form
-from ragen_jax.text.prompts import message_tokens
-from ragen_jax.trajectory import END_OF_TURN
+from ragen_jax.text.prompts import DialogueTokens, message_tokens
+from ragen_jax.trajectory import END_OF_TURN, UNFINISHED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,11 @@ def step_environments(
     ]
     feedback = concatenate(own for _, own in played)
     state, admitted = engine.extend(plan, env_inputs.model, inputs, state, feedback)
+    too_long = [
+        _count_too_long(own, texts)
+        for (_, own), texts in zip(played, env_inputs.tokens, strict=True)
+    ]
+    state = state.replace(too_long=state.too_long + jnp.stack(too_long))
     after = tuple(
         _start_env_episodes(
             env_inputs, index, slot, is_used, admitted, played[index][0], own
@@ -63,6 +68,15 @@ def step_environments(
         for index, own in enumerate(env_episodes)
     )
     return state, after
+
+
+def _count_too_long(feedback: EnvFeedback, texts: DialogueTokens) -> jax.Array:
+    """int32[], messages with more tokens than an environment's observations may have.
+
+    Their ends are lost: what comes of such a record is refused (`tasks.check_room`).
+    """
+    is_read = feedback.is_used & (feedback.end == UNFINISHED)
+    return (is_read & (feedback.length > texts.next_capacity)).sum(dtype=jnp.int32)
 
 
 def _play_turns(

@@ -106,6 +106,9 @@ class Rollout:
     rows: Rows
     episodes: Episodes
     passes: PassCounts
+    # int32[shards, environments], messages longer than the room for them: none, or the
+    # rows are not what the environments showed (`tasks.check_room`).
+    too_long: jax.Array
 
 
 def make_plan(
@@ -280,7 +283,7 @@ def _shard_rollout(
 ) -> Rollout:
     """One shard's rollout, inside `shard_map`; no collective unless tensor-parallel."""
     key = prng.iteration_key(args.seed, args.split, args.iteration)
-    levels, prompts = _draw_levels(rollout_context, plan, tokens, key, args)
+    levels, prompts, too_long = _draw_levels(rollout_context, plan, tokens, key, args)
     inputs = EngineInputs(
         weights=weights,
         prompts=prompts,
@@ -290,7 +293,7 @@ def _shard_rollout(
         key=key,
         temperature=args.temperature,
     )
-    state = engine.start(plan, model, inputs)
+    state = engine.start(plan, model, inputs).replace(too_long=too_long)
     # Each environment's slots begin with the first of its episodes.
     first_group, env_episodes = 0, []
     for env_shard, own_levels in zip(plan.env_shards, levels, strict=True):
@@ -326,7 +329,7 @@ def _shard_rollout(
     state, _ = jax.lax.while_loop(any_active, one_round, (state, tuple(env_episodes)))
     rows = record.finish_rows(plan, prompts, state.rows, args.policy_version)
     passes = PassCounts(state.decode_steps[None], state.extend_steps[None])
-    return Rollout(rows, state.episodes, passes)
+    return Rollout(rows, state.episodes, passes, state.too_long[None])
 
 
 def _draw_levels(
@@ -335,8 +338,10 @@ def _draw_levels(
     tokens: TaskTokens,
     key: jax.Array,
     args: RolloutArgs,
-) -> tuple[tuple[Any, ...], Prompts]:
+) -> tuple[tuple[Any, ...], Prompts, jax.Array]:
     """The levels of each environment, and all environments' prompts.
+
+    Also int32[environments], how many of each are longer than the room for them.
 
     Numbers of episodes and groups count through the environments, each environment's
     over all shards: they, and so the noise, do not depend on the mesh.
@@ -344,7 +349,8 @@ def _draw_levels(
     shard_index = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
     size = plan.group_size
     capacity = max(own.first_capacity for own in tokens)
-    levels, pieces, groups, before = [], [], 0, args.first_prompt
+    levels, pieces, too_long = [], [], []
+    groups, before = 0, args.first_prompt
     for task, env_shard, texts in zip(
         rollout_context.tasks, plan.env_shards, tokens, strict=True
     ):
@@ -363,6 +369,7 @@ def _draw_levels(
                 number=number,
             )
         )
+        too_long.append((lengths > texts.first_capacity).sum(dtype=jnp.int32))
         levels.append(own)
         groups += env_shard.groups
         before += env_shard.prompts
@@ -371,7 +378,7 @@ def _draw_levels(
     if plan.window:
         cuts = windows.make_cuts(tokens, [own.groups for own in plan.env_shards])
     prompts = Prompts(first_index=first_index, cuts=cuts, **concatenate(pieces))
-    return tuple(levels), prompts
+    return tuple(levels), prompts, jnp.stack(too_long)
 
 
 def _first_prompt(task: Task, tokens, level) -> tuple[jax.Array, jax.Array]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.envs.base import Environment
+from ragen_jax.errors import UserError
 from ragen_jax.text.prompts import Dialogue, DialogueTokens, opening_tokens
 
 
@@ -48,3 +49,22 @@ def common_opening(tokens: TaskTokens) -> tuple[int, ...]:
     table = np.array([opening[:shortest] for opening in openings])
     differs = (table != table[:1]).any(axis=0)
     return openings[0][: int(differs.argmax()) if differs.any() else shortest]
+
+
+def check_room(labels: Sequence[str], too_long: Sequence[int]) -> None:
+    """Refuses a record in which messages were cut.
+
+    Args:
+      labels: of the environments.
+      too_long: messages of each that were longer than the room for them.
+
+    Raises:
+      UserError: if there was one.
+    """
+    for label, count in zip(labels, too_long, strict=True):
+        if count:
+            raise UserError(
+                f"{label}: {count} observations have more tokens than"
+                " Environment.longest_observation allows, so that their ends are lost;"
+                " correct it: python -m ragen_jax.testing.check_env shows one of them"
+            )

@@ -132,6 +132,7 @@ class RolloutState:
     next_episode: jax.Array  # int32[environments], heads of their queues
     decode_steps: jax.Array  # int32[], forward passes of one token for all slots
     extend_steps: jax.Array  # int32[], forward passes of messages for W slots
+    too_long: jax.Array  # int32[environments], messages longer than the room for them
 
 
 @struct.dataclass

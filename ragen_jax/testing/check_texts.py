@@ -106,6 +106,11 @@ def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
         capacity = env.longest_observation(lengths)
     join = functools.partial(phrases.join_phrases, capacity=capacity)
     tokens, counts = jax.jit(jax.vmap(join, in_axes=(None, 0)))(table, ids)
+    require(
+        int(counts.max()) <= capacity,
+        f"longest_observation is too small: it gives {capacity} where an observation"
+        f" has {counts.max()} tokens",
+    )
     for row, line, count in zip(ids, np.asarray(tokens), counts.tolist(), strict=True):
         text = base.text_of(env.phrases, row)
         read = _tokenizer().decode(line[:count])

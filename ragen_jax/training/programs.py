@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from ragen_jax.settings import Settings
 from ragen_jax.starpo import Programs, make_update
 from ragen_jax.training import weights
 from ragen_jax.training.run import Run
+from ragen_jax.utils import endings
 
 # Row lengths that the update is compiled for: so many, or fewer that lie so far apart.
 _UPDATE_LENGTHS, _UPDATE_STEP = 3, 128
@@ -47,9 +47,11 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         reference = frozen or weights.load_parameters(model)
     penalty, environments = run.settings.reward.format_penalty, len(run.tasks)
 
-    def summaries(rows, episodes):
+    def summaries(rollout: Rollout):
+        rows, episodes = rollout.rows, rollout.episodes
         by_task = summarize_tasks(episodes, environments) if environments > 1 else {}
-        return summarize(rows, episodes, penalty), by_task
+        too_long = tuple(rollout.too_long.sum(axis=0))
+        return summarize(rows, episodes, penalty), by_task, too_long
 
     def report(counts, learned, seen, passes, actor_lr):
         slot_passes = run.plan.slots * passes.total()
@@ -173,8 +175,7 @@ def compile_ahead(
     }
 
     if not all_first:
-        # A daemon: a run that ends before its first update does not wait for it.
-        threading.Thread(target=update.compile, daemon=True).start()
+        endings.start_compiling(update.compile)
     ahead = dataclasses.replace(programs, rollout=sampling.compile(), update=update)
     if all_first:
         for program in (update, *evaluating.values()):
@@ -204,7 +205,7 @@ def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monito
     if backend_choices.choices().compiles_all_first:
         measure.compile()
     else:
-        threading.Thread(target=measure.compile, daemon=True).start()
+        endings.start_compiling(measure.compile)
     return dataclasses.replace(monitor, measure=measure)
 
 

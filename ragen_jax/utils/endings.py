@@ -19,6 +19,8 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
     CODES[signal.SIGHUP], _LINES[signal.SIGHUP] = 129, "hung up"
 
+_COMPILER = "compiler"  # a thread's name
+
 Policy = Callable[[int], None]  # of a signal's number; runs in the watching thread
 
 _policies: list[Policy] = []
@@ -42,6 +44,16 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
     if not (_installed or forced):
         sys.exit(code)
     os._exit(code)
+
+
+def start_compiling(compile_program: Callable[[], None]) -> None:
+    """Compiles in a thread, for which a process that ends does not wait."""
+    threading.Thread(target=compile_program, name=_COMPILER, daemon=True).start()
+
+
+def is_compiling() -> bool:
+    """Whether such a thread is at it: `leave` is then the only clean way out."""
+    return any(thread.name == _COMPILER for thread in threading.enumerate())
 
 
 def heeded() -> list[int]:

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from helpers import runs
 from helpers.paths import ROOT
 
 # A script whose main thread cannot run a handler of Python's: it waits in C.
@@ -143,3 +144,32 @@ def test_an_output_without_room_is_told():
         done = speak("1000", stdout=full)
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: the output cannot be written (No space")
+
+
+# Says that its observations are shorter than they are.
+LYING = """
+import dataclasses
+from ragen_jax.envs.frozen_lake import env as lake
+Settings = lake.FrozenLake
+def make(settings):
+    honest = lake.make(settings)
+    shorter = lambda lengths: honest.longest_observation(lengths) // 2
+    return dataclasses.replace(honest, longest_observation=shorter)
+"""
+
+
+@pytest.mark.slow
+def test_a_mistake_found_while_another_thread_compiles_ends_in_one_line(tmp_path):
+    """What was seen is not learned from; a compiler's thread has no last word."""
+    (tmp_path / "lying.py").write_text(LYING)
+    changes = dict(env__name=str(tmp_path / "lying.py"), every__evaluate=0)
+    # Nothing kept from other tests: the update is not compiled when the error comes.
+    process = runs.start(
+        runs.arguments(tmp_path / "run", **changes),
+        more={"JAX_ENABLE_COMPILATION_CACHE": "false"},
+    )
+    code, _, errors = runs.finish(process)
+    lines = [line for line in errors.splitlines() if "PyTorch" not in line]
+    assert code == 2 and len(lines) == 1, errors
+    assert "observations have more tokens than Environment.longest" in lines[0]
+    assert runs.steps(tmp_path / "run") == []

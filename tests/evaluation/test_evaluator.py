@@ -14,6 +14,7 @@ from helpers.records import episodes_of
 from jax.sharding import AxisType
 
 from ragen_jax.envs.base import TEST, VALIDATION
+from ragen_jax.errors import UserError
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.parallel.mesh import AXES
 from ragen_jax.rollout import rollout as rollout_lib
@@ -204,9 +205,10 @@ def test_levels_are_played_in_batches_of_which_the_last_may_hold_too_many():
         calls.append(call)
         level = int(call.first_prompt) + np.arange(4) // 2
         made = episodes_of([[0.0]] * 4).replace(success=level % 2 == 0)
-        return rollout_lib.Rollout(rows=(), episodes=made, passes=None)
+        too_long = np.array([[int(call.seed == 8)], [2 * (call.seed == 8)]])
+        return rollout_lib.Rollout((), made, passes=None, too_long=too_long)
 
-    evaluator = evaluator_lib.Evaluator(rollout, (), prompts=2, rollouts=2)
+    evaluator = evaluator_lib.Evaluator("lake", rollout, (), prompts=2, rollouts=2)
     play = dict(prompts=5, split=TEST, seed=9)
     score = evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.5)
     assert score.by_level.tolist() == [[i % 2 == 0] * 2 for i in range(5)]
@@ -216,6 +218,9 @@ def test_levels_are_played_in_batches_of_which_the_last_may_hold_too_many():
         assert (call.temperature, call.policy_version) == (0.5, 0)
     evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.0)
     assert 0 < calls[-1].temperature < 1e-5
+    # Rows that are not what the environment showed have no score.
+    with pytest.raises(UserError, match="lake: 3 observations have more tokens"):
+        evaluator_lib.evaluate(evaluator, {}, **play | {"seed": 8}, temperature=0.5)
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ def _sample(driver):
         admitted += [episode for episode in new.tolist() if episode >= 0]
     rows = driver.finish_rows(inputs.prompts, state.rows, jnp.int32(7))
     passes = PassCounts(state.decode_steps, state.extend_steps)
-    return Rollout(rows, state.episodes, passes), admitted
+    return Rollout(rows, state.episodes, passes, state.too_long), admitted
 
 
 def test_a_slot_that_waits_is_not_touched_while_others_decode(driver):

@@ -10,10 +10,13 @@ from helpers import compiled_text, models, updates, xla
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TEST, TRAIN
+from ragen_jax.errors import UserError
 from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.models import transformer
 from ragen_jax.rollout import prng, token_sampling
+from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import training_args
+from ragen_jax.rollout.tasks import check_room
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
@@ -125,6 +128,26 @@ def test_fewer_slots_than_episodes_give_the_same_record(task, record):
     other = program(task.parameters, (task.tokens,), models.call())
     models.check_same_record(record, other)
     assert other.passes.decode_steps > record.passes.decode_steps
+
+
+@pytest.mark.slow
+def test_observations_longer_than_declared_are_counted_and_refused(task, record):
+    """A lake of 3 x 3 has the same number of tokens whatever it shows."""
+    assert record.too_long.tolist() == [[0]]
+    context = task.rollout_context(models.one_device())
+    program = rollout_lib.make_rollout(context, task.plan())
+
+    def sample(**capacity):
+        tokens = (task.tokens.replace(**capacity),)
+        return program(task.parameters, tokens, models.call())
+
+    first = sample(first_capacity=task.tokens.first_capacity - 20)
+    assert first.too_long.tolist() == [[4]]  # One of each level.
+    later = sample(next_capacity=1)
+    # One behind each reply, but for those that end an episode.
+    assert later.too_long.tolist() == [[int(later.episodes.turns.sum()) - 16]]
+    with pytest.raises(UserError, match="lake: 4 observations have more tokens than"):
+        check_room(["sokoban", "lake"], [0, 4])
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ def test_phrases_that_fit_no_message_are_found(lake, plays):
         with pytest.raises(CheckError, match=message):
             texts.check_longest(wrong, plays)
     wrong = dataclasses.replace(lake, longest_observation=lambda lengths: 4)
-    with pytest.raises(CheckError, match="the tokens of an observation read"):
+    with pytest.raises(CheckError, match="gives 4 where an observation has"):
         texts.check_tokens(wrong, plays)
     control = ("<|im_end|>\n", *lake.phrases[1:])
     with pytest.raises(CheckError, match="control tokens"):
