@@ -11,6 +11,7 @@ from helpers import updates
 
 from ragen_jax import starpo
 from ragen_jax.envs.base import TRAIN
+from ragen_jax.errors import UserError
 from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.train_state import UpdateCounts
 from ragen_jax.rollout.rollout import Rollout
@@ -21,11 +22,11 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
 ):
     chosen = updates.settings(seed=3, optimizer__reuse=3)
     state = SimpleNamespace(iteration=np.int32(4), updates=np.int32(9), actor="actor")
-    calls = {"rollout": [], "update": []}
+    calls, too_long = {"rollout": [], "update": []}, [0]
 
     def rollout(actor, tokens, args):
         calls["rollout"].append((actor, tokens, args))
-        return Rollout("rows", "episodes", "passes")
+        return Rollout("rows", "episodes", "passes", too_long)
 
     def update(before, *given):
         calls["update"].append((before, given))
@@ -37,16 +38,17 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
         assert (seen["sampled_tokens"], passes) == (8.0, "passes")
         return {"uses": len(learned), "rate": rate}
 
+    lake = SimpleNamespace(label="lake")
     programs = starpo.Programs(
         rollout=rollout,
         update=update,
-        summarize=lambda *record: ({"sampled_tokens": 8.0}, {}),
+        summarize=lambda record: ({"sampled_tokens": 8.0}, {}, record.too_long),
         report=report,
         merge=lambda *trees: trees,
         frozen="frozen",
         reference="reference",
     )
-    run = SimpleNamespace(settings=chosen, tasks=(), tokens="tokens")
+    run = SimpleNamespace(settings=chosen, tasks=(lake,), tokens="tokens")
     monkeypatch.setattr(starpo.summary, "counts_so_far", lambda state: {})
     after, metrics, _ = starpo.iterate(run, programs, state)
     ((actor, tokens, args),) = calls["rollout"]
@@ -60,6 +62,11 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
         assert record == ["frozen", "reference", "rows", "episodes"]
         assert (given.use, given.earlier.real) == (use, use)
         assert given.earlier.attempted == sum(range(use + 1))
+    # What an environment showed in part is not learned from.
+    too_long[0] = 2
+    with pytest.raises(UserError, match="lake: 2 observations have more tokens"):
+        starpo.iterate(run, programs, state)
+    assert (len(calls["rollout"]), len(calls["update"])) == (2, 3)
 
 
 @pytest.mark.slow
