@@ -243,7 +243,7 @@ def test_a_difference_is_paired_by_seed_and_level():
     assert statistics.difference(left, right[:1], "test_success").seeds == 1
     shuffled = list(reversed(right))
     assert statistics.difference(left, shuffled, "test_success") == found
-    # Of one seed, one level in ten solved by left alone: standard error 0.3 / sqrt(400).
+    # Of one seed, left alone solves a tenth of 400 levels: standard error 0.3 / 20.
     ways = [record(0, np.arange(400) % 10 < solved) for solved in (5, 4)]
     found = statistics.difference(ways[:1], ways[1:], "test_success")
     assert found.low == pytest.approx(0.1 - 1.96 * 0.015, abs=0.003)
