@@ -64,7 +64,7 @@ def check_room(labels: Sequence[str], too_long: Sequence[int]) -> None:
     for label, count in zip(labels, too_long, strict=True):
         if count:
             raise UserError(
-                f"{label}: {count} observations have more tokens than"
-                " Environment.longest_observation allows, so that their ends are lost;"
-                " correct it: python -m ragen_jax.testing.check_env shows one of them"
+                f"{label} shows more tokens than its longest_observation allows, so"
+                f" that the ends of messages are lost, {count} of them in this batch:"
+                " correct it; python -m ragen_jax.testing.check_env finds an example"
             )

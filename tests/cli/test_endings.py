@@ -171,5 +171,5 @@ def test_a_mistake_found_while_another_thread_compiles_ends_in_one_line(tmp_path
     code, _, errors = runs.finish(process)
     lines = [line for line in errors.splitlines() if "PyTorch" not in line]
     assert code == 2 and len(lines) == 1, errors
-    assert "observations have more tokens than Environment.longest" in lines[0]
+    assert "shows more tokens than its longest_observation allows" in lines[0]
     assert runs.steps(tmp_path / "run") == []

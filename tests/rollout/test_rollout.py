@@ -146,7 +146,7 @@ def test_observations_longer_than_declared_are_counted_and_refused(task, record)
     later = sample(next_capacity=1)
     # One behind each reply, but for those that end an episode.
     assert later.too_long.tolist() == [[int(later.episodes.turns.sum()) - 16]]
-    with pytest.raises(UserError, match="lake: 4 observations have more tokens than"):
+    with pytest.raises(UserError, match="^lake shows more tokens .* lost, 4 of them"):
         check_room(["sokoban", "lake"], [0, 4])
 
 
