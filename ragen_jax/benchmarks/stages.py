@@ -19,16 +19,19 @@ from ragen_jax.benchmarks.suite import Stage, read
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 
-_FROZENLAKE = str(Path(__file__).parents[2] / "configs" / "frozenlake.py")
+_CONFIGS = Path(__file__).parents[2] / "configs"
 
 Tables = Iterator[tuple[str, dict]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of everything that is measured."""
+    """Of everything that is measured.
 
-    config: str  # of whole iterations
+    Results are of the same sizes wherever the project lies: no path is among them.
+    """
+
+    config: str  # of whole iterations, a file of `configs` with its variant
     shape: str  # of their random weights
     replies: tuple[int, ...]  # tokens: random weights end no reply early
     compared: int  # of them, what switches are tried at
@@ -42,7 +45,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    config=f"{_FROZENLAKE}:paper",
+    config="frozenlake.py:paper",
     shape="qwen2.5-0.5b",
     replies=(50, 150, 400),
     compared=150,
@@ -50,12 +53,12 @@ FULL = Sizes(
     slots=128,
     context=2624,
     heads=(14, 2, 64),
-    default=_FROZENLAKE,
+    default="frozenlake.py",
     default_iterations=12,
     repeated_iterations=3,
 )
 SMOKE = Sizes(
-    config=f"{_FROZENLAKE}:smoke",
+    config="frozenlake.py:smoke",
     shape="tiny",
     replies=(6, 12),
     compared=6,
@@ -63,7 +66,7 @@ SMOKE = Sizes(
     slots=4,
     context=96,
     heads=(8, 2, 16),
-    default=f"{_FROZENLAKE}:smoke",
+    default="frozenlake.py:smoke",
     default_iterations=2,
     repeated_iterations=1,
 )
@@ -129,7 +132,7 @@ def measure(stage: Stage, sizes: Sizes, out: Path) -> Tables:
 
 
 def _settings(sizes: Sizes, stage: Stage) -> Settings:
-    config = cli.load_config(sizes.config)
+    config = cli.load_config(str(_CONFIGS / sizes.config))
     changes = stage.options.get("changes", {})
     reply = {"rollout.reply_tokens": stage.options["reply"]}
     config.update_from_flattened_dict(reply | changes)
@@ -246,7 +249,9 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     with _new_folder(out, stage) as folder:
-        records = training_runs.train(folder / "run", f"--config={_FROZENLAKE}:smoke")
+        records = training_runs.train(
+            folder / "run", f"--config={_CONFIGS / SMOKE.config}"
+        )
         yield "training", {"iterations": len(records)} | _last(records)
         script = str(training_runs.SCRIPTS / "evaluate.py")
         command = [sys.executable, script, f"--checkpoint={folder / 'run'}"]
@@ -256,7 +261,7 @@ def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     arguments = (
-        f"--config={sizes.default}",
+        f"--config={_CONFIGS / sizes.default}",
         f"--config.iterations={sizes.default_iterations}",
     )
     with _new_folder(out, stage) as folder:
@@ -295,7 +300,7 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     that XLA chose once by timing them.
     """
     arguments = (
-        f"--config={sizes.default}",
+        f"--config={_CONFIGS / sizes.default}",
         "--config.deterministic=True",
         f"--config.iterations={sizes.repeated_iterations}",
     )

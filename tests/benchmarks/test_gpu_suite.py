@@ -181,6 +181,11 @@ def test_results_of_small_sizes_are_not_those_of_large_ones():
     assert full["device"] == "1 x gpu" and full["jax"] == jax.__version__
 
 
+def test_results_of_a_checkout_are_those_of_another_that_lies_elsewhere():
+    for sizes in (stages.FULL, stages.SMOKE):
+        assert str(ROOT) not in str(gpu_suite._made_with(sizes, "1 x gpu"))
+
+
 # A stage that has started a run, which does not end when it is asked to.
 STARTING = """\
 import signal, subprocess, sys, time
