@@ -18,6 +18,7 @@ from ragen_jax.benchmarks import training_runs
 from ragen_jax.benchmarks.suite import Stage, read
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
+from ragen_jax.utils import endings
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -175,8 +176,6 @@ def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 
 def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    import tempfile
-
     import jax
 
     from ragen_jax.benchmarks import device, machine
@@ -188,9 +187,8 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     if jax.default_backend() == "cpu":  # Where the suite is tried, without a graph.
         rollout = dataclasses.replace(settings.rollout, cuda_graph=False)
         settings = dataclasses.replace(settings, rollout=rollout)
-    with tempfile.TemporaryDirectory(prefix="suite.") as scratch:
-        folder = Path(scratch) / "shape"
-        settings = machine.with_shape(settings, sizes.shape, folder)
+    with endings.temporary_folder("suite.") as scratch:
+        settings = machine.with_shape(settings, sizes.shape, scratch / "shape")
         run = run_lib.prepare(settings)
         # What is known after one is written should the next not end in time.
         for title, figures in machine.iteration_figures(run, sizes.iterations):

@@ -1,8 +1,9 @@
 """Figures as text, printed as they become known."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ragen_jax.utils import endings
 
 
 def show(title: str, figures: dict) -> None:
@@ -20,8 +21,8 @@ def shown(measure: Callable[[Path], Iterator[tuple[str, dict]]]) -> dict[str, di
       measure: given a scratch folder, yields titles with their figures.
     """
     report = {}
-    with tempfile.TemporaryDirectory(prefix="benchmark.") as scratch:
-        for title, figures in measure(Path(scratch)):
+    with endings.temporary_folder("benchmark.") as scratch:
+        for title, figures in measure(scratch):
             report[title] = figures
             show(title, figures)
     return report

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ragen_jax.errors import UserError
+from ragen_jax.utils import endings
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Within the block a folder to write into, which then becomes `folder`.
 
-    If the block fails nothing is left of it.
+    If the block fails, or a signal ends the process in it, nothing is left of it.
 
     Args:
       folder: must not exist, or be empty; parents are made.
@@ -55,11 +56,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
     # Beside it, so that it can be renamed.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        yield scratch
-        if folder.exists():
-            folder.rmdir()
-        os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
-        scratch.rename(folder)
+        with endings.discarding(scratch):
+            yield scratch
+            if folder.exists():
+                folder.rmdir()
+            os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
+            scratch.rename(folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

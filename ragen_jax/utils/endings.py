@@ -8,10 +8,13 @@ innermost `listening` block says.
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + number, as shells count
@@ -26,6 +29,7 @@ Policy = Callable[[int], None]  # of a signal's number; runs in the watching thr
 _policies: list[Policy] = []
 _installed: list[bool] = []  # whether the process is a script's own
 _watched: list[int] = []  # the pipe's end that signals are written to
+_scratch: list[Path] = []  # folders that go with the process
 
 
 def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
@@ -43,7 +47,34 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
             stream.flush()
     if not (_installed or forced):
         sys.exit(code)
+    for folder in list(_scratch):
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(code)
+
+
+@contextlib.contextmanager
+def discarding(folder: Path) -> Iterator[None]:
+    """Within it the end of the process by `leave` takes the folder along.
+
+    Such an end runs no `finally` of the main thread: a model half written, which may
+    have gigabytes, would stay.
+    """
+    _scratch.append(folder)
+    try:
+        yield
+    finally:
+        _scratch.remove(folder)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder that is gone after the block, and with a process that ends in it.
+
+    Args:
+      prefix: of its name.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, discarding(Path(name)):
+        yield Path(name)
 
 
 def start_compiling(compile_program: Callable[[], None]) -> None:

@@ -10,6 +10,8 @@ import pytest
 from helpers import runs
 from helpers.paths import ROOT
 
+from ragen_jax.utils import endings
+
 # A script whose main thread cannot run a handler of Python's: it waits in C.
 WAITING = """
 import ctypes, signal, sys
@@ -36,16 +38,28 @@ with interrupts.InterruptHandler(lambda line: print(line, flush=True)) as handle
             compile()
     compile()
 """
+# A folder half written, as a model's is, and another of passing files.
+WRITING = """
+import pathlib, sys, time
+from ragen_jax.utils import atomic_files, endings
+endings.install()
+folder = pathlib.Path(sys.argv[1])
+with atomic_files.new_folder(folder) as scratch, endings.temporary_folder("x") as other:
+    for each in (scratch, other):
+        (each / "model.safetensors").write_bytes(b"half")
+    print("installed", flush=True)
+    time.sleep(60)
+"""
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen:
+def start(script: str, *arguments: str, **variables: str) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
     )
     assert process.stdout.readline() == "installed\n"
     return process
@@ -64,6 +78,16 @@ def test_a_signal_ends_a_script_at_any_moment_in_one_line(number, code, line):
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output, errors) == (code, "", line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_of_folders_half_written_nothing_is_left_by_a_signal(tmp_path, number):
+    process = start(WRITING, str(tmp_path / "model"), TMPDIR=str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == endings.CODES[number]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
