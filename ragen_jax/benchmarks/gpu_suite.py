@@ -43,7 +43,8 @@ def run_suite(
     """
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
-    folder, sizes = Path(out).absolute(), stages.SMOKE if is_small else stages.FULL
+    folder = Path(out).expanduser().absolute()
+    sizes = stages.SMOKE if is_small else stages.FULL
     known = stages.stages(sizes)
     if stage:
         chosen = suite.find(known, stage)

@@ -144,6 +144,9 @@ def load_config(path_and_variant: str) -> ConfigDict:
         keeps its traceback.
     """
     path, *variant = path_and_variant.split(":", 1)
+    # A shell leaves the ~ of --config=~/mine.py to the program.
+    if path.startswith("~"):
+        path = os.path.expanduser(path)
     if not Path(path).is_file():
         raise UserError(
             f"--config={path_and_variant}: there is no file {path!r} in {os.getcwd()}:"

@@ -100,7 +100,7 @@ def load(path: str | Path) -> Study:
     Raises:
       UserError: if there is no such file, or it defines no sound study.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(
             f"--study={path} is no file: name one of configs/studies, as in"

@@ -56,12 +56,16 @@ def prepare(choice: Choice) -> StudyPlan:
       UserError: for a file, folder, scale, seed, arm or number that cannot be used, or
         a run that was begun with other settings than the study now has.
     """
-    if choice.path is None:
+    if (path := choice.path) is None:
         raise UserError("--study is missing: name a file, as in configs/studies/*.py")
+    # A shell leaves the ~ of --folder=~/runs to the program.
+    choice = dataclasses.replace(
+        choice, folder=choice.folder.expanduser(), pages=choice.pages.expanduser()
+    )
     for flag, folder in (("folder", choice.folder), ("pages", choice.pages)):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--{flag}={folder} is a file: name a folder")
-    study = definition.load(choice.path)
+    study = definition.load(path)
     seeds = None if choice.seeds is None else _read_seeds(choice.seeds)
     planned = definition.planned_runs(
         study, scale=choice.scale, seeds=seeds, only=choice.only

@@ -334,6 +334,14 @@ def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_results_may_be_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(gpu_suite.signal, "alarm", lambda _: None)
+    monkeypatch.setattr(gpu_suite.stages, "measure", lambda *_: (x for x in ()))
+    gpu_suite.run_suite(Path("none"), "~/day", "device", True, 1, 0, print)
+    assert [each.name for each in tmp_path.iterdir()] == ["day"]
+
+
 def test_what_jax_said_is_in_the_refusal(tmp_path, monkeypatch):
     said = "Traceback:\nRuntimeError: the driver is older than CUDA\n"
     asked = subprocess.CompletedProcess([], 1, stdout="", stderr=said)

@@ -1,12 +1,15 @@
 """How a launch script starts JAX."""
 
 import mmap
+import shutil
 from pathlib import Path
 
 import jax
 import jaxlib
 import pytest
+from helpers.paths import CONFIGS
 
+from ragen_jax import cli
 from ragen_jax.cli import startup
 
 
@@ -34,6 +37,12 @@ def test_xla_still_knows_the_options_by_which_it_compiles_less():
             # A compiler may write a short name in vectors of 16 bytes (jaxlib 0.11).
             whole, end = name.encode(), name.encode()[-16:]
             assert max(content.find(whole), content.find(end)) >= 0, name
+
+
+def test_a_config_may_be_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copy(CONFIGS / "frozenlake.py", tmp_path / "mine.py")
+    assert cli.load_config("~/mine.py:smoke").iterations == 2
 
 
 def test_a_user_without_a_home_folder_goes_without_the_cache(monkeypatch):

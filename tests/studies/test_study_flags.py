@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_a_study_begins_nothing_where_a_flag_cannot_be_used(tmp_path, changes, m
     choice = study.Choice(str(path), tmp_path / "runs", tmp_path / "pages")
     with pytest.raises(UserError, match=message):
         study.prepare(dataclasses.replace(choice, **changes))
+
+
+def test_the_paths_of_a_study_may_begin_with_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "kept.py").write_text(STUDY_FILE)
+    plan = study.prepare(study.Choice("~/kept.py", Path("~/runs"), Path("~/pages")))
+    assert plan.folder == tmp_path / "runs" / "two"
+    assert plan.choice.pages == tmp_path / "pages"
 
 
 def test_the_command_for_slurm_says_all_that_the_list_was_asked_for(tmp_path):
