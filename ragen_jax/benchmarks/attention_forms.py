@@ -1,7 +1,7 @@
 """cuDNN's attention as the programs ask for it, each form tried by itself."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -15,6 +15,8 @@ _ROWS = 2  # of whole rows
 _SLOTS = 8  # of a cache
 _PREFIX = 170  # tokens that all rows begin with: a prompt's opening
 _MESSAGE = 66  # tokens
+_WORKS = "works"
+_OF_ROWS = "rows of"  # how the names of the update's forms begin
 
 Form = Callable[[], Any]  # a pytree of what the form computes
 
@@ -50,9 +52,9 @@ def forms(
     """
     # Rows are a multiple of 64 tokens long, and filled up to the kernels' 128.
     lengths = {
-        "rows of 128 tokens": (128, 0),
-        "rows of 448 tokens": (448, 0),
-        f"rows of 448 tokens behind {_PREFIX}": (448, _PREFIX),
+        f"{_OF_ROWS} 128 tokens": (128, 0),
+        f"{_OF_ROWS} 448 tokens": (448, 0),
+        f"{_OF_ROWS} 448 tokens behind {_PREFIX}": (448, _PREFIX),
     }
     of_rows: dict[str, Form] = {
         f"{name}, with gradients": functools.partial(
@@ -66,6 +68,28 @@ def forms(
     }
 
 
+def settings_without_failing(
+    outcomes: Mapping[str, str], context: int, heads: tuple[int, int, int]
+) -> dict[str, str]:
+    """The settings, by dotted key, with which no form is used that does not work.
+
+    Args:
+      outcomes: the last of `tried`. A form may have ended its process: what is not
+        among them does not work.
+      context, heads: as there.
+    """
+    failing = [
+        name for name in forms(context, heads, "cudnn") if outcomes.get(name) != _WORKS
+    ]
+    of_rows = [name for name in failing if name.startswith(_OF_ROWS)]
+    changes = {}
+    if of_rows:
+        changes["model.attention"] = "xla"
+    if len(of_rows) < len(failing):
+        changes["rollout.decode_attention"] = "xla"
+    return changes
+
+
 def outcome(form: Form) -> str:
     """Whether a form runs to its end here, in a word or a line."""
     try:
@@ -74,12 +98,12 @@ def outcome(form: Form) -> str:
         is_finite = all(bool(jnp.isfinite(x).all()) for x in found)
     except Exception as error:  # Whatever it is, it is what this asks for.
         return f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    return "works" if is_finite else "not finite"
+    return _WORKS if is_finite else "not finite"
 
 
 def _answers() -> bool:
     """Whether the device computes at all."""
-    return outcome(lambda: jnp.ones(8) + 1) == "works"
+    return outcome(lambda: jnp.ones(8) + 1) == _WORKS
 
 
 def _gradients(length, prefix, heads, implementation):

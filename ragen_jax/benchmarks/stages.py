@@ -22,6 +22,9 @@ from ragen_jax.utils import endings
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
+# Titles of the first stage's tables, which others read.
+_LIMITS, _ATTENTION = "at best", "cuDNN's attention"
+
 Tables = Iterator[tuple[str, dict]]
 
 
@@ -132,12 +135,40 @@ def measure(stage: Stage, sizes: Sizes, out: Path) -> Tables:
     yield from MEASURE[stage.kind](sizes, out, stage)
 
 
-def _settings(sizes: Sizes, stage: Stage) -> Settings:
+def _settings(sizes: Sizes, out: Path, stage: Stage) -> Settings:
     config = cli.load_config(str(_CONFIGS / sizes.config))
-    changes = stage.options.get("changes", {})
+    changes = _without_failing(sizes, out) | stage.options.get("changes", {})
     reply = {"rollout.reply_tokens": stage.options["reply"]}
     config.update_from_flattened_dict(reply | changes)
     return settings_lib.from_dict(config.to_dict())
+
+
+def _without_failing(sizes: Sizes, out: Path) -> dict[str, str]:
+    """Settings, by dotted key, that do without what the first stage saw fail here.
+
+    All stages would fail otherwise where one of cuDNN's kernels does.
+    """
+    from ragen_jax.benchmarks import attention_forms
+
+    tables = read(out, "device").tables
+    outcomes = tables.get(_ATTENTION, {})
+    if _LIMITS not in tables or "state" in outcomes:  # Not tried, or not used here.
+        return {}
+    return attention_forms.settings_without_failing(
+        outcomes, sizes.context, sizes.heads
+    )
+
+
+def _changed(sizes: Sizes, out: Path) -> Tables:
+    """What a stage is measured with for that reason."""
+    if changes := _without_failing(sizes, out):
+        yield "without what fails here", changes
+
+
+def _flags(sizes: Sizes, out: Path) -> list[str]:
+    """The same for launch/train.py."""
+    changes = _without_failing(sizes, out)
+    return [f"--config.{key}={value}" for key, value in changes.items()]
 
 
 # The device --------------------------------------------------------------------------
@@ -160,9 +191,9 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         },
     )
     # The attention last: what fails there may take the device along.
-    yield "at best", device.device_limits().figures()
+    yield _LIMITS, device.device_limits().figures()
     for outcomes in attention_forms.tried(sizes.context, sizes.heads):
-        yield "cuDNN's attention", outcomes
+        yield _ATTENTION, outcomes
 
 
 def _attention(sizes: Sizes, out: Path, stage: Stage) -> Tables:
@@ -181,7 +212,8 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     from ragen_jax.benchmarks import device, machine
     from ragen_jax.training import run as run_lib
 
-    settings = _settings(sizes, stage)
+    yield from _changed(sizes, out)
+    settings = _settings(sizes, out, stage)
     cli.use_every_core(settings)
     cli.start_jax(settings)
     if jax.default_backend() == "cpu":  # Where the suite is tried, without a graph.
@@ -214,7 +246,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         yield "forecast", {"state": f"unmeasured: {error}"}
         return
     reply = stage.options["reply"]
-    settings = _settings(sizes, stage)
+    settings = _settings(sizes, out, stage)
     # As the measured run has it: random weights win nothing.
     keeps = dataclasses.replace(settings.filter, keep_zero=True)
     plan = report.make(
@@ -246,10 +278,10 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    yield from _changed(sizes, out)
+    arguments = f"--config={_CONFIGS / SMOKE.config}", *_flags(sizes, out)
     with _new_folder(out, stage) as folder:
-        records = training_runs.train(
-            folder / "run", f"--config={_CONFIGS / SMOKE.config}"
-        )
+        records = training_runs.train(folder / "run", *arguments)
         yield "training", {"iterations": len(records)} | _last(records)
         script = str(training_runs.SCRIPTS / "evaluate.py")
         command = [sys.executable, script, f"--checkpoint={folder / 'run'}"]
@@ -261,7 +293,9 @@ def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     arguments = (
         f"--config={_CONFIGS / sizes.default}",
         f"--config.iterations={sizes.default_iterations}",
+        *_flags(sizes, out),
     )
+    yield from _changed(sizes, out)
     with _new_folder(out, stage) as folder:
         for records in training_runs.follow(folder / "run", *arguments):
             yield from _learned(records)
@@ -301,7 +335,9 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config={_CONFIGS / sizes.default}",
         "--config.deterministic=True",
         f"--config.iterations={sizes.repeated_iterations}",
+        *_flags(sizes, out),
     )
+    yield from _changed(sizes, out)
     with _new_folder(out, stage) as folder:
         caches = folder / "a.programs", folder / "b.programs"
         one = training_runs.train(folder / "a", *arguments, programs=caches[0])

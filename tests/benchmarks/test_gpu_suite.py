@@ -38,6 +38,8 @@ suite.measure(out, suite.Stage(name, "?", "none"), tables(), lambda *_: None)
 """
 
 
+ATTENTION = "cuDNN's attention"
+LENGTHS = ("128 tokens", "448 tokens", "448 tokens behind 170")
 HERE = {"device": "1 x cpu", "jax": "0.10.2"}  # what results are made with
 
 
@@ -315,14 +317,14 @@ def test_the_report_puts_what_was_measured_beside_the_forecast():
     assert "ended after 8 s, its limit (attempt 2, 8 s)" in written
 
 
-def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own():
+def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own(tmp_path):
     for sizes in (stages.FULL, stages.SMOKE):
         chosen = stages.stages(sizes)
         assert {stage.kind for stage in chosen} == set(stages.MEASURE)
         assert len({stage.name for stage in chosen}) == len(chosen)
         for stage in chosen:
             if stage.kind in ("iterations", "forecast"):
-                settings = stages._settings(sizes, stage)
+                settings = stages._settings(sizes, tmp_path, stage)
                 assert settings.rollout.reply_tokens == stage.options["reply"]
     with pytest.raises(UserError, match="choose one of device, smoke_run"):
         suite.find(chosen, "devise")
@@ -388,6 +390,47 @@ def test_a_runs_iterations_are_measured_and_not_its_test(training):
     assert twice["two runs"]["figures that differ"] == 0
 
 
+ROWS = [f"rows of {length}, with gradients" for length in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "model", "rollout"),
+    [
+        (dict.fromkeys([*ROWS, "decoding", "messages"], "works"), "auto", "auto"),
+        ({"state": "not asked for on this device"}, "auto", "auto"),
+        ({ROWS[0]: "fails: no such plan"} | dict.fromkeys(ROWS[1:], "works")
+         | {"decoding": "works", "messages": "works"}, "xla", "auto"),
+        (dict.fromkeys([*ROWS, "decoding"], "works") | {"messages": "not finite"},
+         "auto", "xla"),
+        # The second form has ended its process.
+        ({ROWS[0]: "works"}, "xla", "xla"),
+        (None, "xla", "xla"),
+    ],
+)  # fmt: skip
+def test_stages_do_without_an_attention_that_was_seen_to_fail(
+    training, outcomes, model, rollout
+):
+    """For all of them would fail."""
+    tables = {"at best": {}} | ({} if outcomes is None else {ATTENTION: outcomes})
+    suite.write(training, Result("device", DONE, 1, tables=tables))
+    for stage in stages.stages(stages.FULL):
+        if stage.kind in ("iterations", "forecast") and "changes" not in stage.options:
+            found = stages._settings(stages.FULL, training, stage)
+            chosen = (found.model.attention, found.rollout.decode_attention)
+            assert chosen == (model, rollout)
+    # A training run is told so, and the table says so.
+    heard = training / "heard"
+    script = f"import sys\nopen({str(heard)!r}, 'a').write(' '.join(sys.argv))\n"
+    (training / "launch" / "train.py").write_text(script + TRAINING)
+    found = dict(stages._learns(stages.FULL, training, Stage("run", "?", "learns")))
+    wanted = {"model.attention": model, "rollout.decode_attention": rollout}
+    wanted = {key: value for key, value in wanted.items() if value == "xla"}
+    assert found.get("without what fails here", {}) == wanted
+    said = heard.read_text()
+    assert all(f"--config.{key}=xla" in said for key in wanted)
+    assert said.count("=xla") == len(wanted)
+
+
 def test_two_runs_that_are_compared_share_no_compiled_program(training):
     folders = training / "folders"
     script = f"""\
@@ -438,7 +481,7 @@ def launched(out: Path, *flags: str) -> str:
             "attention",
             {
                 "plain operations": "valid entries, GB/s",
-                "the same, by JAX's own operations": "a layer, us",
+                "with lengths, by JAX's own operations": "a layer, us",
             },
         ),
         ("replies_6", {"iteration": "rollout, s"}),
