@@ -70,6 +70,7 @@ _TOTAL = flags.DEFINE_integer(
 
 
 def main() -> None:
+    _check_flags()
     if _SUITE.value:
         from ragen_jax.benchmarks import gpu_suite
 
@@ -82,6 +83,21 @@ def main() -> None:
     report = _environments() if _ENV.value else _machine()
     if out:
         atomic_files.write_text(out, json.dumps(report, indent=2) + "\n")
+
+
+def _check_flags() -> None:
+    """Refuses flags that would change nothing of what is measured."""
+    for name in ("suite", "env"):
+        if flags.FLAGS[name].value and cli.names_config():
+            raise UserError(
+                f"--{name} has settings of its own and reads no --config: leave"
+                " --config and its keys out"
+            )
+    for name in ("stage", "smoke"):
+        if flags.FLAGS[name].value and not _SUITE.value:
+            raise UserError(
+                f"--{name} is for the suite: add --suite=gpu --out=DIR, or leave it out"
+            )
 
 
 def _environments() -> dict:

@@ -464,6 +464,23 @@ def test_a_run_that_fails_is_an_error(training):
         list(stages._learns(stages.SMOKE, training, Stage("run", "?", "learns")))
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--suite=gpu", "--config.model.attention=xla"], "--suite has settings of"),
+        (["--env=sokoban", "--config=configs/sokoban.py"], "--env has settings of"),
+        (["--stage=attention"], "--stage is for the suite: add --suite=gpu"),
+        (["--smoke", "--env=all"], "--smoke is for the suite: add --suite=gpu"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_refused(tmp_path, flags, message):
+    command = [*flags, f"--out={tmp_path / 'out'}"]
+    process = runs.start(command, ROOT / "launch" / "benchmark.py")
+    code, _, problems = runs.finish(process)
+    assert code == 2 and f"error: {message}" in problems
+    assert list(tmp_path.iterdir()) == []
+
+
 def launched(out: Path, *flags: str) -> str:
     command = ["--suite=gpu", f"--out={out}", "--smoke", *flags]
     process = runs.start(command, ROOT / "launch" / "benchmark.py")

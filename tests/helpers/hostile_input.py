@@ -130,7 +130,7 @@ PATHS = {
     ),
     "a file for the suite's folder": Wrong(
         "benchmark.py",
-        (*_BENCHMARK, "--suite=gpu", "--smoke", "--out={place}/file"),
+        ("--suite=gpu", "--smoke", "--out={place}/file"),
         ("/file: File exists", "choose another path"),
     ),
     "figures in a circle": Wrong(
