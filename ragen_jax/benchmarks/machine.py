@@ -121,10 +121,11 @@ def iteration_figures(
     yield "first iteration", _of_first(first, compiled)
     rows = []
     for index in range(iterations):
-        print(f"\riteration {index + 1}/{iterations}", end="", flush=True)
+        line = f"iteration {index + 1}/{iterations}"
+        print(f"\r{line}", end="", flush=True)
         state, values, rollout = starpo.iterate(run, programs, state)
         rows.append(values | _work(run, rollout, values))
-        print("\r", end="")
+        print(f"\r{' ' * len(line)}\r", end="")  # What is shorter would not hide it.
         yield "iteration", _medians(rows)
 
 

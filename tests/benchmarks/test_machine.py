@@ -31,7 +31,15 @@ WORK = {
 }
 
 
-def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
+def seen(printed: str) -> str:
+    """What a terminal shows of a line in the end."""
+    shown: list[str] = []
+    for part in printed.split("\r"):
+        shown[: len(part)] = part
+    return "".join(shown).strip()
+
+
+def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch, capsys):
     ends = iter([0.0, 3.0, 5.0])  # The first compiles; the fourth never ends.
 
     def iterate(run, programs, state):
@@ -49,6 +57,7 @@ def test_an_iteration_is_known_before_the_next_has_ended(monkeypatch):
     with pytest.raises(TimeoutError):
         for found in machine.iteration_figures(None, 3):
             known.append(found)
+            assert seen(capsys.readouterr().out + "at best") == "at best"
     assert [title for title, _ in known[:2]] == ["compiling", "first iteration"]
     assert {title for title, _ in known[2:]} == {"iteration"}
     compiled, first, *known = [figures for _, figures in known]
