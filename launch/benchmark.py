@@ -30,7 +30,8 @@ from ragen_jax.errors import UserError
 from ragen_jax.models.presets import SHAPES
 from ragen_jax.utils import atomic_files
 
-_CONFIG = cli.define_config("configs/frozenlake.py")
+_DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
+_CONFIG = cli.define_config(_DEFAULT)
 _ITERATIONS = flags.DEFINE_integer(
     "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=0
 )

@@ -19,6 +19,7 @@ if __name__ == "__main__":
     endings.install()  # Before the other imports, which take seconds.
 
 import shlex
+from pathlib import Path
 
 from absl import flags
 
@@ -27,7 +28,8 @@ from ragen_jax.errors import UserError
 from ragen_jax.models.presets import SHAPES
 from ragen_jax.warm_start import GROWN, STAGES, checks
 
-_CONFIG = cli.define_config("configs/warm_start.py")
+_DEFAULT = str(Path(__file__).parents[1] / "configs" / "warm_start.py")
+_CONFIG = cli.define_config(_DEFAULT)
 _OUT = flags.DEFINE_string("out", "runs/tiny", "Folder to write; must not exist.")
 
 _START = flags.DEFINE_string(

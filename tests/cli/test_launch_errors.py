@@ -176,6 +176,14 @@ def test_a_script_may_have_a_config_of_its_own(tmp_path):
     assert config.to_dict() == {"heat": {"steps": 9}}
 
 
+@pytest.mark.parametrize("script", ["benchmark.py", "warm_start.py"])
+def test_a_script_finds_its_usual_config_from_any_folder(tmp_path, script):
+    command = [sys.executable, str(ROOT / "launch" / script), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Keys and values of" in done.stdout
+
+
 def test_help_shows_flags_and_every_key_with_its_value(capsys):
     with pytest.raises(SystemExit) as caught:
         parse(f"{CONFIG}:smoke", "--helpfull")
