@@ -103,10 +103,15 @@ def check_environment(env: Environment) -> None:
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
     _check_names(env)
-    if env.action_size and (env.sample_action is None or env.action_text is None):
+    # A reply that is read by names gives one number an action.
+    if env.action_size and None in (
+        env.read_action,
+        env.sample_action,
+        env.action_text,
+    ):
         raise ValueError(
             f"environment {env.name!r} has action_size = {env.action_size}: actions of"
-            " several numbers need both sample_action and action_text"
+            " several numbers need read_action, sample_action and action_text"
         )
     if (env.read_action is None) != (env.answer_bytes == 0) or env.answer_bytes < 0:
         raise ValueError(

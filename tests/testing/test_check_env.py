@@ -107,6 +107,10 @@ def _loses_the_end(key, state, action):
         ({"instruction": "Go.\n"}, "white space around it"),
         ({"action_names": ("Left", "left")}, "'Left' is empty, repeated"),
         ({"answer_bytes": 5}, "free-form answers need both"),
+        (
+            {"action_size": 2, "sample_action": max, "action_text": max},
+            "has action_size = 2: actions of several numbers need read_action, sample_",
+        ),
     ],
 )
 def test_a_faulty_environment_is_found(lake, fault, message):
