@@ -20,6 +20,7 @@ from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.rollout.rollout import Rollout, training_args
+from ragen_jax.rollout.tasks import check_room
 from ragen_jax.settings import Settings, check_record, turn_sizes
 from ragen_jax.text import token_bytes
 
@@ -69,9 +70,16 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
       programs: `starpo.Programs` of it.
       actor: plain parameters.
       iteration: whose prompts and noise are drawn.
+
+    Raises:
+      UserError: if an environment showed longer observations than its
+        `longest_observation` allows.
     """
     call = training_args(run.settings, np.int32(iteration), np.int32(0))
-    return programs.rollout(actor, run.tokens, call)
+    rollout = programs.rollout(actor, run.tokens, call)
+    too_long = jax.device_get(rollout.too_long.sum(axis=0))
+    check_room([task.label for task in run.tasks], too_long)
+    return rollout
 
 
 def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
@@ -184,7 +192,7 @@ def diagnose(
 
     Raises:
       UserError: if the checkpoint cannot be read, began with another model, or there
-        is nothing to measure.
+        is nothing to measure; or if `sample` refuses its batch.
     """
     from ragen_jax.training import checkpoints, weights
     from ragen_jax.training import programs as programs_lib

@@ -313,6 +313,19 @@ def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
         diagnosis.diagnose(run, tmp_path, 4, diagnosis.Wanted(), SmoothedStd())
 
 
+def test_a_batch_in_which_messages_were_cut_is_not_diagnosed():
+    """A run ends before it learns from it; its last checkpoint would play it again."""
+    cut = types.SimpleNamespace(too_long=jnp.array([[1], [2]]))
+    run = types.SimpleNamespace(
+        settings=runs.settings(),
+        tasks=[types.SimpleNamespace(label="lake")],
+        tokens=(),
+    )
+    programs = types.SimpleNamespace(rollout=lambda *given: cut)
+    with pytest.raises(UserError, match="^lake shows more tokens .* lost, 3 of them"):
+        diagnosis.sample(run, programs, {}, 4)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_is_diagnosed(run, rolled_back):
     workdir, *_ = rolled_back
