@@ -23,11 +23,11 @@ def verify(path: str) -> None:
     if not top.is_dir():
         raise UserError(f"--checkpoint={path}: there is no such folder; give a workdir")
     directory = top / files.FOLDER if (top / files.FOLDER).is_dir() else top
-    if files.step_of(top) is not None:
+    steps = [s for s in map(files.step_of, directory.iterdir()) if s is not None]
+    folders = [directory / str(step) for step in sorted(steps)]
+    # Not by the name alone: a run's workdir may be called 1, too.
+    if files.step_of(top) is not None and _has_parts(top):
         folders = [top]
-    else:
-        steps = [s for s in map(files.step_of, directory.iterdir()) if s is not None]
-        folders = [directory / str(step) for step in sorted(steps)]
     if not folders:
         raise UserError(
             f"{directory} holds no step's folder; give the workdir of a run"
@@ -44,6 +44,14 @@ def verify(path: str) -> None:
             f"{len(damaged)} of {len(folders)} checkpoints in {directory} are damaged:"
             f" {', '.join(damaged)}; restore them from a copy, or delete them"
         )
+
+
+def _has_parts(folder: Path) -> bool:
+    """Whether anything of a step lies in a folder, be it damaged."""
+    from ragen_jax.training import checkpoint_files as files
+
+    parts = (files.INFO.parent, files.STATE, files.DIGESTS)
+    return any((folder / part).exists() for part in parts)
 
 
 def _verdict(folder: Path) -> tuple[bool, str]:

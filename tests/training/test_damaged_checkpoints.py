@@ -270,3 +270,23 @@ def test_verify_tells_each_step_and_refuses_a_damaged_one(directory, capsys):
     out = capsys.readouterr().out.splitlines()
     assert "2  damaged: " in out[0] and "step (state/step/0) has 1 bytes" in out[0]
     verification.verify(str(directory / "4"))
+
+
+@pytest.mark.parametrize("name", ["0", "17"])
+def test_a_workdir_that_is_called_as_a_step_is_verified_as_a_workdir(
+    whole, tmp_path, name, capsys
+):
+    workdir = tmp_path / name
+    shutil.copytree(whole, workdir / checkpoints.FOLDER)
+    verification.verify(str(workdir))
+    out = capsys.readouterr().out.splitlines()
+    assert [line[:8] for line in out] == ["2  whole", "4  whole"]
+    shutil.rmtree(workdir / checkpoints.FOLDER)
+    with pytest.raises(UserError, match="holds no step's folder"):
+        verification.verify(str(workdir))
+
+
+def test_a_step_without_its_record_is_still_verified_as_a_step(directory):
+    shutil.rmtree(directory / "2" / "info")
+    with pytest.raises(UserError, match="^1 of 1 checkpoints in .* are damaged: 2; re"):
+        verification.verify(str(directory / "2"))
