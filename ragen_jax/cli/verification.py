@@ -33,7 +33,9 @@ def verify(path: str) -> None:
             f"{directory} holds no step's folder; give the workdir of a run"
         )
     verdicts = {folder: _verdict(folder) for folder in folders}
-    width = max(len(folder.name) for folder in folders)
+    # A run under way deletes steps that it no longer keeps.
+    verdicts = {f: found for f, found in verdicts.items() if f.exists()}
+    width = max((len(folder.name) for folder in verdicts), default=0)
     for folder, (_, verdict) in verdicts.items():
         print(f"{folder.name:>{width}}  {verdict}")
     damaged = [
@@ -41,7 +43,7 @@ def verify(path: str) -> None:
     ]
     if damaged:
         raise UserError(
-            f"{len(damaged)} of {len(folders)} checkpoints in {directory} are damaged:"
+            f"{len(damaged)} of {len(verdicts)} checkpoints in {directory} are damaged:"
             f" {', '.join(damaged)}; restore them from a copy, or delete them"
         )
 

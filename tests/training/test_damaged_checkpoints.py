@@ -290,3 +290,18 @@ def test_a_step_without_its_record_is_still_verified_as_a_step(directory):
     shutil.rmtree(directory / "2" / "info")
     with pytest.raises(UserError, match="^1 of 1 checkpoints in .* are damaged: 2; re"):
         verification.verify(str(directory / "2"))
+
+
+def test_a_step_that_a_run_deletes_meanwhile_is_not_called_damaged(
+    directory, monkeypatch, capsys
+):
+    read = checkpoint_files.damaged_file
+
+    def delete_first(folder):
+        if folder.name == "2":
+            checkpoint_files.delete(folder)
+        return read(folder)
+
+    monkeypatch.setattr(checkpoint_files, "damaged_file", delete_first)
+    verification.verify(str(directory.parent))
+    assert capsys.readouterr().out.startswith("4  whole")
