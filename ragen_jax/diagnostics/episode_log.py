@@ -20,6 +20,7 @@ from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.text.reply_automaton import END_THINK, THINK
 from ragen_jax.trajectory import Episodes, Rows
 from ragen_jax.utils import atomic_files
+from ragen_jax.utils.finite import finite
 
 FILE = "episodes.jsonl.gz"
 MOST_EPISODES = 2000
@@ -234,7 +235,8 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def _packed(episodes: Sequence[Mapping[str, Any]]) -> bytes:
     lines = "".join(
-        json.dumps(episode, ensure_ascii=False) + "\n" for episode in episodes
+        json.dumps(finite(episode), ensure_ascii=False, allow_nan=False) + "\n"
+        for episode in episodes
     )
     return gzip.compress(lines.encode("utf-8", "replace"), mtime=0)
 

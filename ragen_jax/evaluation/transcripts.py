@@ -16,6 +16,7 @@ from ragen_jax.envs.base import Environment
 from ragen_jax.text import phrases, prompts, reference_parser, token_bytes
 from ragen_jax.text.prompts import Dialogue
 from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.utils.finite import finite
 
 ENDS = {
     trajectory.UNFINISHED: "unfinished",
@@ -58,10 +59,10 @@ class Transcript:
         return spoken
 
     def to_dict(self) -> dict[str, Any]:
-        """What a line of the trajectories' file holds."""
+        """What a line of the trajectories' file holds; no number is None there."""
         return {
             "messages": self.messages(),
-            "rewards": [turn.reward for turn in self.turns],
+            "rewards": finite([turn.reward for turn in self.turns]),
             "valid": [turn.is_valid for turn in self.turns],
             "actions": [list(turn.actions) for turn in self.turns],
             "success": self.success,

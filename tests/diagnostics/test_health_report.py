@@ -1,5 +1,6 @@
 """The health report: what goes into the page, and the page in a real browser."""
 
+import gzip
 import html.parser
 import json
 import math
@@ -199,6 +200,19 @@ def test_what_a_test_of_one_level_does_not_know_is_no_obstacle(run):
     report.write_report(run)
 
 
+def test_rewards_that_are_no_numbers_are_no_obstacle(tmp_path):
+    lost = episode(1, **{"return": math.nan})
+    lost["turns"][0]["reward"] = math.inf
+    folder = write_run(tmp_path / "one", 1, [lost])
+    log = folder / episode_log.FILE
+    assert "NaN" not in gzip.decompress(log.read_bytes()).decode()
+    older = gzip.compress(f"{json.dumps(lost)}\n".encode())  # As it was written once.
+    log.write_bytes(log.read_bytes() + older)
+    for shown in data_lib.gather([folder])["episodes"]:
+        assert shown["return"] is None and shown["turns"][0]["reward"] is None
+    report.write_report(folder)
+
+
 def test_runs_of_one_name_are_told_apart_and_a_run_named_twice_is_one(tmp_path):
     for study in "one", "other":
         (tmp_path / study).mkdir()
@@ -238,6 +252,12 @@ def test_a_mean_over_runs_ends_where_the_first_of_them_ends():
         {"x": 1, "mean": 0.5, "low": 0, "high": 1},
         {"x": 3, "mean": 0.25, "low": 0, "high": 0.5},
     ]
+
+
+@in_javascript
+def test_a_change_from_or_to_what_is_not_known_is_not_known():
+    found = "[change(0.25, 1), change(null, 0.5), change(0.5, null), change(0.5)]"
+    assert in_node(found) == [0.75, None, None, None]
 
 
 @in_javascript

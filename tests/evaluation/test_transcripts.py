@@ -165,6 +165,13 @@ def test_a_line_survives_json(found):
         assert json.loads(json.dumps(line, ensure_ascii=False)) == line
 
 
+def test_a_reward_that_is_no_number_is_written_as_none(found):
+    turn = dataclasses.replace(found[0].turns[0], reward=float("nan"))
+    line = dataclasses.replace(found[0], turns=(turn,)).to_dict()
+    assert line["rewards"] == [None]
+    json.dumps(line, allow_nan=False)
+
+
 def test_episodes_that_were_not_asked_for_are_left_out(reader, record, found):
     rows, episodes = record
     few = jax.tree.map(lambda x: x[:5], episodes)

@@ -115,7 +115,8 @@ def read_run(workdir: Path) -> dict[str, Any]:
         "records": records,
         "settings": _flat(_read_json(workdir / "settings.json")),
         "tests": _tests(_read_json(workdir / "test.json")),
-        "episodes": episode_log.read(workdir),
+        # Older logs hold NaN, which is no JSON, where a reward was no number.
+        "episodes": finite(episode_log.read(workdir)),
         "rollbacks": monitor.read_rollbacks(workdir),
     }
 

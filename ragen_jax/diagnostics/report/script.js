@@ -138,7 +138,7 @@ function drawTables() {
   for (const one of data.tests) {
     const rows = wanted.filter(([key]) => key in one.before).map(([key, label]) => {
       const error = (side) => side[`${key}_standard_error`] === undefined ? "" : ` ± ${short(side[`${key}_standard_error`])}`;
-      return [label, short(one.before[key]) + error(one.before), short(one.after[key]) + error(one.after), short(one.after[key] - one.before[key])];
+      return [label, short(one.before[key]) + error(one.before), short(one.after[key]) + error(one.after), short(change(one.before[key], one.after[key]))];
     });
     if (one.gain !== undefined) rows.push(["gain on the same levels", "", "", `${short(one.gain)} ± ${short(one.gain_standard_error)}`]);
     tests.append(table(`${one.run}${one.environment ? `, ${one.environment}` : ""}: test levels before and after training`,

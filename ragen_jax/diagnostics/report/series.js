@@ -27,3 +27,8 @@ function smooth(points, reach) {
     return {x: point.x, mean: near.reduce((sum, p) => sum + p.mean, 0) / near.length};
   });
 }
+
+// What a number changed by; null where one of both is not known.
+function change(before, after) {
+  return [before, after].some((value) => value === null || value === undefined) ? null : after - before;
+}
