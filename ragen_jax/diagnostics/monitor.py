@@ -180,9 +180,33 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
 
 
 def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
-    """What a run returned from, and to, in order; [] of one that never did."""
+    """What a run returned from, and to, in order; [] of one that never did.
+
+    Raises:
+      UserError: if the file is damaged. It counts what has changed the settings, so
+        that nothing can be taken for granted in its place.
+    """
     path = workdir / ROLLBACKS
-    return json.loads(path.read_text()) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text())
+        is_sound = isinstance(found, list) and all(map(_is_rollback, found))
+    except (ValueError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise UserError(
+            f"{path} is not readable as a run's rollbacks, which say with what settings"
+            " it continues: restore that file from a copy, or begin again in another"
+            " --workdir"
+        )
+    return found
+
+
+def _is_rollback(entry: Any) -> bool:
+    if not isinstance(entry, dict) or "why" not in entry:
+        return False
+    return all(isinstance(entry.get(key), int) for key in ("from", "to"))
 
 
 def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -> None:

@@ -167,6 +167,20 @@ def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
         workdir_lib.check_workdir(tmp_path, fewer)
 
 
+@pytest.mark.parametrize("text", ['[{"from": 11, "t', "{}", '[{"from": 11}]', "[[]]"])
+def test_damaged_rollbacks_are_named_wherever_they_are_read(tmp_path, text):
+    settings = runs.settings(health__on_collapse="rollback")
+    workdir_lib.claim_workdir(tmp_path, settings)
+    (tmp_path / metrics.FILE).write_text('{"iteration": 1, "train/success": 0.5}\n')
+    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    (tmp_path / monitor.ROLLBACKS).write_text(text)
+    said = "rollbacks.json is not readable as a run's rollbacks, .* from a copy, or"
+    with pytest.raises(UserError, match=said):
+        workdir_lib.check_workdir(tmp_path, settings)
+    with pytest.raises(UserError, match=said):
+        report.write_report(tmp_path)
+
+
 def test_a_lower_learning_rate_needs_no_other_programs_and_another_filter_does(run):
     assert run.settings.health.remedy == "learning_rate"
     lower = health.remedied(run.settings, 2)
