@@ -44,12 +44,13 @@ def main() -> None:
     if not _CHECKPOINT.value:
         raise UserError("--checkpoint is missing: pass a workdir or a step's folder")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
+    from ragen_jax.cli import diagnosis
+
+    settings = diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value)
     cli.use_every_core(settings)
     cli.start_jax(settings)
-    from ragen_jax.cli import diagnosis
     from ragen_jax.diagnostics.mutual_information import SmoothedStd
     from ragen_jax.training import checkpoints
-    from ragen_jax.training import run as run_lib
     from ragen_jax.utils.atomic_files import new_file
     from ragen_jax.utils.finite import finite
 
@@ -61,7 +62,7 @@ def main() -> None:
         may_lack_thoughts=_ALL.value,
     )
     with cli.user_mistakes():
-        run = run_lib.prepare(diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value))
+        run = diagnosis.prepare(settings)
     out = cli.check_out(_OUT.value or str(found.workdir / "diagnosis.json"))
     steps = [found.step]
     if _ALL.value:

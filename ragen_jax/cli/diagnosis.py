@@ -1,5 +1,6 @@
 """Everything that can be measured of a checkpoint: one dict of numbers, one table."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -18,11 +19,21 @@ from ragen_jax.diagnostics import (
 )
 from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
-from ragen_jax.errors import UserError
+from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.parallel import backend
+from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout.rollout import Rollout, training_args
 from ragen_jax.rollout.tasks import check_room
-from ragen_jax.settings import Settings, check_record, turn_sizes
+from ragen_jax.settings import (
+    Settings,
+    check_record,
+    check_shares,
+    fit_mesh,
+    turn_sizes,
+)
 from ragen_jax.text import token_bytes
+from ragen_jax.training import run as run_lib
+from ragen_jax.training.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +71,30 @@ def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
     check_record(flags | turn_sizes(settings, settings.most_turns()))
     rollout = dataclasses.replace(rollout, **shape, cuda_graph=False)
     return dataclasses.replace(settings, rollout=rollout)
+
+
+def prepare(settings: Settings) -> Run:
+    """The run to measure by, on as many devices as can share its batch.
+
+    The mesh is like the one that the checkpoint was trained on where that fills the
+    devices: its settings are as they were, and no flag changes those.
+
+    Args:
+      settings: from `reshape`.
+
+    Raises:
+      UserError: as `training.run.prepare`.
+    """
+    devices = backend.devices()
+    for count in range(len(devices), 0, -1):
+        sizes, fitted = fit_mesh(settings.mesh, count), settings
+        if sizes["tensor"] == 1:  # Where the other layout has nothing to share.
+            whole = dataclasses.replace(settings.rollout, layout="replicated")
+            fitted = dataclasses.replace(settings, rollout=whole)
+        with contextlib.suppress(SettingsError):  # One device shares nothing.
+            check_shares(fitted, sizes)
+            break
+    return run_lib.prepare(fitted, meshes.make_mesh(**sizes, devices=devices[:count]))
 
 
 def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:

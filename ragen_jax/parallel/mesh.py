@@ -1,6 +1,6 @@
 """The device mesh, and which axis of it shares which dimension of an array."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,13 +19,15 @@ _TRAINING = {"embed": FSDP, "heads": TENSOR, "mlp": TENSOR, "vocabulary": TENSOR
 _ROLLOUT = {"heads": TENSOR, "mlp": TENSOR}
 
 
-def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
-    """A mesh over all devices of all processes.
+def make_mesh(
+    data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh over some devices; None: over all of all processes.
 
     Raises:
       UserError: if the axes do not multiply to the number of devices.
     """
-    devices = backend.devices()
+    devices = backend.devices() if devices is None else devices
     count = len(devices)
     if data * fsdp * tensor != count:
         raise UserError(
