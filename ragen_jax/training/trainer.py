@@ -138,10 +138,10 @@ def _train(
     prepared: _Prepared | None = None,
 ) -> _Prepared | None:
     """Trains from the last checkpoint on; after a rollback, what to continue with."""
-    rollbacks = _count_rollbacks(workdir)
+    rollbacks, chosen = _count_rollbacks(workdir), run.settings
     run = monitor_lib.remedied_run(run, rollbacks)
     _end_rollback(saved, workdir, rollbacks)
-    state = _start(run, saved, code, console)
+    state = _start(run, chosen, saved, code, console)
     done = int(state.iteration)
     is_over = done >= run.settings.iterations
     fits = prepared is not None and programs_lib.share_programs(
@@ -207,8 +207,13 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
 
 
 def _start(
-    run: Run, saved: Checkpoints, code: Mapping[str, str], console: Console
+    run: Run,
+    chosen: Settings,
+    saved: Checkpoints,
+    code: Mapping[str, str],
+    console: Console,
 ) -> TrainState:
+    """The state to continue with. `chosen` are the settings before rollbacks."""
     found = saved.restore_newest(weights.abstract_state(run), console.line)
     if found is None:
         return weights.new_state(run)
@@ -217,7 +222,8 @@ def _start(
     info = saved.read_info(done)
     was = info.get("settings", {})
     warnings = (
-        messages.changed_schedule(run.settings, was.get("iterations")),
+        # A remedy writes down how many updates are expected, as if that were chosen.
+        messages.changed_schedule(chosen, was.get("iterations")),
         resumed.changed_evaluation(run.settings, was),
         resumed.changed_code(code, info.get("code", {})),
     )

@@ -7,7 +7,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.diagnostics import alarm, health
+from ragen_jax.diagnostics import alarm, health, monitor
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
@@ -64,7 +64,33 @@ def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
         for hook in ("b", "other"):
             out = io.StringIO()
             code = {"rooms.py": "a", "hook.py": hook, "new.py": "d"}
-            trainer._start(run, saved, code, Console(out))
+            trainer._start(run, run.settings, saved, code, Console(out))
             told.append(out.getvalue().splitlines()[1:])
     assert told[0] == [] and len(told[1]) == 1
     assert told[1][0].startswith("warning: hook.py has changed since the checkpoint")
+
+
+def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
+    tmp_path, monkeypatch
+):
+    """Its remedy keeps fewer groups, and the schedule as long as with all of them."""
+    changes = dict(
+        algorithm="starpo_s",
+        rollout__prompts=4,
+        health__on_collapse="rollback",
+        health__remedy="filter",
+        filter__fraction=0.5,
+        optimizer__schedule="cosine",
+    )
+    run = runs.prepare(iterations=60, **changes)
+    monitor.note_rollback(tmp_path, 20, 10, "a collapse", "filter")
+    said = io.StringIO()
+    # All iterations are done, so that nothing is compiled.
+    monkeypatch.setattr(trainer.final_test, "report", lambda *given: True)
+    with Checkpoints(tmp_path / "steps", keep_last=1, keep_best=0) as saved:
+        was = settings_lib.to_dict(runs.settings(iterations=30, **changes))
+        info = {"settings": was, "health": {"rollbacks": 1}}
+        state = weights.new_state(run).replace(iteration=jnp.int32(60))
+        saved.save(60, state, info, score=None)
+        trainer._train(run, tmp_path, saved, {}, {}, Console(said), "")
+    assert "optimizer.schedule = 'cosine' now moves towards another" in said.getvalue()
