@@ -195,14 +195,26 @@ class _RolledBack(Exception):  # noqa: N818  (a way out, no error)
 
 
 def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
-    """Deletes what a rollback, noted and then killed, has left behind its target."""
+    """Deletes what a rollback, noted and then killed, has left behind its target.
+
+    Raises:
+      UserError: if the last checkpoint knows of more rollbacks than are noted: without
+        them the run would go on as if it had never changed its settings.
+    """
     noted = monitor_lib.read_rollbacks(workdir)
     target = agreed_number(noted[-1]["to"] if noted else -1)
     newest = saved.latest_step()
-    if newest is None or not 0 <= target < newest:
+    if newest is None:
         return
     # A step from after the rollback knows of it.
-    if saved.read_info(newest)["health"]["rollbacks"] < rollbacks:
+    known = saved.read_info(newest).get("health", {}).get("rollbacks", 0)
+    if known > rollbacks:
+        raise UserError(
+            f"{saved.directory / str(newest)} was saved after {known} rollbacks, and"
+            f" {workdir / monitor_lib.ROLLBACKS} has {rollbacks} of them: restore that"
+            " file from a copy, or begin again in another --workdir"
+        )
+    if 0 <= target < newest and known < rollbacks:
         saved.delete_after(target)
 
 

@@ -8,6 +8,7 @@ from helpers import runs
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, health, monitor
+from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
@@ -94,3 +95,13 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         saved.save(60, state, info, score=None)
         trainer._train(run, tmp_path, saved, {}, {}, Console(said), "")
     assert "optimizer.schedule = 'cosine' now moves towards another" in said.getvalue()
+
+
+def test_a_run_whose_rollbacks_are_lost_does_not_go_on_as_if_there_were_none(tmp_path):
+    """Its learning rate would be the one that it collapsed with."""
+    with Checkpoints(tmp_path / "steps", keep_last=9, keep_best=0) as saved:
+        info = {"health": {"rollbacks": 1}}
+        saved.save(2, weights.new_state(runs.prepare()), info, score=None)
+        said = "2 was saved after 1 rollbacks, .*rollbacks.json has 0 of them: restore"
+        with pytest.raises(UserError, match=said):
+            trainer._end_rollback(saved, tmp_path, rollbacks=0)
