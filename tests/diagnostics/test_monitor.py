@@ -407,20 +407,3 @@ def test_what_a_gpu_sampled_in_one_graph_is_diagnosed_without_on_any_device():
 def test_a_batch_to_diagnose_that_int32_cannot_count_is_refused():
     with pytest.raises(UserError, match="lower --group_size, the largest"):
         diagnosis.reshape(runs.settings(), 2, 2 * 10**9)
-
-
-@pytest.mark.parametrize(
-    ("shape", "changes", "devices"),
-    [
-        ((0, 0), {"mesh__data": 3}, 8),  # As trained on three devices.
-        ((2, 1), {}, 2),  # Two episodes, which eight devices cannot share.
-        ((0, 0), {"mesh__fsdp": 16}, 8),
-        ((0, 0), {"mesh__tensor": 16, "rollout__layout": "tensor"}, 8),
-    ],
-)
-def test_a_run_is_diagnosed_on_as_many_devices_as_can_share_its_batch(
-    shape, changes, devices
-):
-    settings = runs.settings(**changes)
-    run = diagnosis.prepare(diagnosis.reshape(settings, *shape))
-    assert run.model.mesh.devices.size == devices

@@ -1,0 +1,23 @@
+"""What a checkpoint is diagnosed on."""
+
+import pytest
+from helpers import runs
+
+from ragen_jax.cli import diagnosis
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "devices"),
+    [
+        ((0, 0), {"mesh__data": 3}, 8),  # As trained on three devices.
+        ((2, 1), {}, 2),  # Two episodes, which eight devices cannot share.
+        ((0, 0), {"mesh__fsdp": 16}, 8),
+        ((0, 0), {"mesh__tensor": 16, "rollout__layout": "tensor"}, 8),
+    ],
+)
+def test_a_run_is_diagnosed_on_as_many_devices_as_can_share_its_batch(
+    shape, changes, devices
+):
+    settings = runs.settings(**changes)
+    run = diagnosis.prepare(diagnosis.reshape(settings, *shape))
+    assert run.model.mesh.devices.size == devices
