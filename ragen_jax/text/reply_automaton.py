@@ -51,12 +51,24 @@ def build_automaton(
                 f"the prompt's prefix {prefix!r} already holds a segment of an"
                 " answer: end it in <think> or <answer>"
             )
-    return _merge_equal(_explore(start, names))
+    merged = _merge_equal(_explore(start, names))
+    _, of_byte = _classes(names)
+    return dataclasses.replace(
+        merged,
+        next_state=merged.next_state[:, of_byte],
+        emission=merged.emission[:, of_byte],
+    )
 
 
 class _Names(NamedTuple):
     action_of: dict[bytes, int]  # by lower-case name
     beginnings: frozenset[bytes]  # every prefix of every name
+
+    def alphabet(self) -> set[int]:
+        """The bytes that are looked at one by one; all others do the same."""
+        tags = THINK, END_THINK, ANSWER, END_ANSWER, WHITE, bytes([LESS, BAR])
+        spelled = [cased for name in self.action_of for cased in (name, name.upper())]
+        return set(b"".join([*tags, *spelled]))
 
 
 def _read_names(action_names: Sequence[str]) -> _Names:
@@ -146,10 +158,12 @@ def _read_answer(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
             return closing, segment.verdict if closing == _CLOSED else NONE
         segment = _NO_ACTION
 
+    # What is text after all makes no name: only the verdict is still of use.
+    ended = segment._replace(text=None)
     if byte == BAR:
-        return _State("bar", segment=segment), NONE
+        return _State("bar", segment=ended), NONE
     if byte == LESS:
-        return _State("closing", matched=1, segment=segment), NONE
+        return _State("closing", matched=1, segment=ended), NONE
     return _State("segment", segment=_extend(segment, byte, names)), NONE
 
 
@@ -164,14 +178,32 @@ def _extend(segment: _Segment, byte: int, names: _Names) -> _Segment:
     return _Segment(text if text in names.beginnings else None, verdict)
 
 
+def _classes(names: _Names) -> tuple[list[int], np.ndarray]:
+    """C bytes, the first of each class, and int[256], the class of every byte.
+
+    Bytes of a class lead to the same states: of 256 columns, two dozen tell long names
+    apart.
+    """
+    alphabet = names.alphabet()
+    others = [byte for byte in range(256) if byte not in alphabet]
+    first = sorted(alphabet | set(others[:1]))
+    of_byte = np.full(256, first.index(others[0]) if others else 0)
+    of_byte[first] = np.arange(len(first))
+    return first, of_byte
+
+
 def _explore(start: _State, names: _Names) -> Automaton:
-    """Numbers every state that some reply leads to, `start` and closed first."""
+    """Numbers every state that some reply leads to, `start` and closed first.
+
+    Its arrays have a column for each of `_classes`, not for each byte.
+    """
     index_of = {start: 0}
     index_of.setdefault(_CLOSED, len(index_of))
     next_state, emission = [], []
     todo = list(index_of)
+    bytes_read, _ = _classes(names)
     for state in todo:  # Grows while it is read.
-        steps = [_read(state, byte, names) for byte in range(256)]
+        steps = [_read(state, byte, names) for byte in bytes_read]
         for reached, _ in steps:
             if reached not in index_of:
                 index_of[reached] = len(index_of)
