@@ -11,6 +11,7 @@ import optax
 from ragen_jax.learning import strategies
 from ragen_jax.settings import FilterSettings, Settings
 
+_MOST_UPDATES = 2**31 - 1  # that int32 counts; what falls for longer hardly falls
 _SLACK = 1e-6  # 0.55 of 100 groups are 55, though 55.00000000000001 in Python
 
 
@@ -45,17 +46,34 @@ def updates_expected(settings: Settings, since: int = 0) -> int:
       settings: of the run.
       since: iterations whose updates are not counted, from the first on.
     """
-    chosen, last = settings.filter, max(1, settings.iterations - 1)
+    chosen = settings.filter
     if chosen.fraction_end == -1:
         return (settings.iterations - since) * _updates_of_one(settings, chosen)
-    total = 0
-    for iteration in range(since, settings.iterations):
+    return _updates_while_moving(settings, since, settings.iterations)
+
+
+def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
+    """Real updates of iterations `first` up to, not with, `end`.
+
+    The fraction moves one way, and so do they: where the first and the last iteration
+    make as many, all between them do. One by one a million would take minutes.
+    """
+    if first >= end:
+        return 0
+    chosen, last = settings.filter, max(1, settings.iterations - 1)
+
+    def updates(iteration: int) -> int:
         share = iteration / last
         now = chosen.fraction + (chosen.fraction_end - chosen.fraction) * share
         # Still a fraction that moves: `most_kept` allows for its rounding.
         moved = dataclasses.replace(chosen, fraction=now, fraction_end=now)
-        total += _updates_of_one(settings, moved)
-    return total
+        return _updates_of_one(settings, moved)
+
+    if (each := updates(first)) == updates(end - 1):
+        return (end - first) * each
+    middle = (first + end) // 2
+    halves = (first, middle), (middle, end)
+    return sum(_updates_while_moving(settings, *half) for half in halves)
 
 
 def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
@@ -112,7 +130,7 @@ def learning_rate(
         learned = updates_expected(settings, since=chosen.critic_warmup)
         total = max(1, total * learned // expected)
     kind = chosen.schedule if kind in ("", "same") else kind
-    rest = max(1, total - chosen.warmup)
+    rest = max(1, min(total, _MOST_UPDATES) - chosen.warmup)
     after = {
         "constant": optax.constant_schedule(peak),
         "linear": optax.linear_schedule(peak, 0.0, rest),
