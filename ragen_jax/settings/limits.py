@@ -7,6 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+# A number nearer to 1 may be 1 in float32, and Adam divides by the distance from it.
+LARGEST_BELOW_ONE = 0.9999999
+BELOW_ONE_REMEDY = f"a number from 0 to below 1, at most {LARGEST_BELOW_ONE}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
@@ -54,7 +58,7 @@ def from_zero_to_one() -> Any:
 
 
 def below_one() -> Any:
-    return leaf(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+    return leaf(lambda value: 0 <= value <= LARGEST_BELOW_ONE, BELOW_ONE_REMEDY)
 
 
 def one_of(*names: str, default: Any = dataclasses.MISSING) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from ragen_jax.errors import SettingsError
+from ragen_jax.settings import limits
 from ragen_jax.warm_start import STAGES
 
 _LARGEST = 3e38  # of float32
@@ -33,7 +34,7 @@ _COUNT = _whole(1, 2**31 - 1)
 _TOP = {"seed": _whole(0, 2**32 - 1), "log_every": _COUNT}
 _OPTIMIZER = {
     "warmup": _whole(0, 2**31 - 1),
-    "beta2": _Rule((int, float), lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+    "beta2": _real(0, limits.LARGEST_BELOW_ONE, limits.BELOW_ONE_REMEDY),
     "weight_decay": _real(0, _LARGEST, "0 or more, within float32"),
     "clip_norm": _real(1e-37, _LARGEST, "a number above 0, within float32"),
 }

@@ -99,6 +99,9 @@ WARM_START = {
         "lake_boards.read_layers = 2", "choose 0", lake_boards__read_layers=2
     ),
     "momentum": warm("optimizer.beta2 = 1.0", "below 1", optimizer__beta2=1.0),
+    "momentum of 1 in float32": warm(
+        "beta2 = 0.99999999", "at most 0.9999999", optimizer__beta2=1 - 1e-8
+    ),
     "out below a file": warm("--out={place}/file/x", "cannot be", out="{place}/file/x"),
     "out a file": warm("is not empty", "new folder", out="{place}/file"),
     "out a device": warm("is not empty", "new folder", out="/dev/null"),

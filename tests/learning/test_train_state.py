@@ -7,6 +7,7 @@ from helpers import updates
 
 from ragen_jax.learning import train_state
 from ragen_jax.learning.train_state import UpdateCounts
+from ragen_jax.settings import limits
 
 
 def counts_after(reuse: int, *iterations) -> dict[str, int]:
@@ -74,3 +75,13 @@ def test_the_critic_has_a_rate_and_a_schedule_of_its_own():
             moved[name].append(float(change["w"][0]))
     np.testing.assert_allclose(moved["critic"], [-0.5, -0.25, 0], rtol=1e-4)
     np.testing.assert_allclose(moved["actor"], [-1e-3] * 3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["beta1", "beta2"])
+def test_a_step_is_finite_for_the_largest_moments_that_are_allowed(name):
+    largest = {f"optimizer__{name}": limits.LARGEST_BELOW_ONE}
+    optimizer = train_state.actor_optimizer(updates.settings(**largest))
+    tree = {"w": jnp.array([1.0, -2.0, 0.0])}
+    change, _ = optimizer.update(tree, optimizer.init(tree), tree)
+    assert jnp.isfinite(change["w"]).all()
+    assert (jnp.sign(change["w"][:2]) == -jnp.sign(tree["w"][:2])).all()

@@ -156,6 +156,8 @@ WRONG = [
     (dict(optimizer__actor_lr=math.inf), ["optimizer.actor_lr = inf", "finite"]),
     (dict(optimizer__actor_lr=-1e-6), ["optimizer.actor_lr = -1e-06", "0 or more"]),
     (dict(optimizer__beta2=1.0), ["optimizer.beta2 = 1.0", "below 1"]),
+    # 1 in float32: the first step of Adam would divide by 0.
+    (dict(optimizer__beta1=1 - 1e-8), ["beta1 = 0.99999999", "at most 0.9999999"]),
     (dict(optimizer__clip_norm=0), ["optimizer.clip_norm = 0", "above 0"]),
     (dict(rollout__temperature=0.0), ["rollout.temperature = 0.0", "above 0"]),
     (dict(rollout__turns=0), ["rollout.turns = 0", "1 or more"]),
