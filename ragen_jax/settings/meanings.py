@@ -103,7 +103,7 @@ MEANINGS = {
     "optimizer.warmup": "updates until the highest learning rate",
     "optimizer.schedule": '"constant", "linear" or "cosine", over all iterations',
     "optimizer.critic_schedule": '"same" (actor), "constant", "linear" or "cosine"',
-    "optimizer.schedule_updates": "updates over which rates fall; 0: as expected",
+    "optimizer.schedule_updates": "updates to a rate of 0, warm-up too; 0: as expected",
     "optimizer.clip_norm": "global norm that gradients are cut to",
     "optimizer.minibatch": "rows of one gradient step, of all devices",
     "optimizer.microbatch": "rows of one gradient accumulation step, of all devices",
