@@ -63,6 +63,7 @@ def get_study() -> Study:
             "test_success/frozen_lake",
             "test_gain/sokoban",
             "test_gain/newvocab",
+            "test_gain/frozen_lake",
             "last_reply_tokens",
         ),
         curves=("train/success", "rollout/reply_tokens", "rollout/entropy"),

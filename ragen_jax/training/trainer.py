@@ -210,9 +210,9 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
     known = saved.read_info(newest).get("health", {}).get("rollbacks", 0)
     if known > rollbacks:
         raise UserError(
-            f"{saved.directory / str(newest)} was saved after {known} rollbacks, and"
-            f" {workdir / monitor_lib.ROLLBACKS} has {rollbacks} of them: restore that"
-            " file from a copy, or begin again in another --workdir"
+            f"{saved.directory / str(newest)} knows of more rollbacks than"
+            f" {workdir / monitor_lib.ROLLBACKS}, {known} instead of {rollbacks}:"
+            " restore that file from a copy, or begin again in another --workdir"
         )
     if 0 <= target < newest and known < rollbacks:
         saved.delete_after(target)

@@ -102,6 +102,6 @@ def test_a_run_whose_rollbacks_are_lost_does_not_go_on_as_if_there_were_none(tmp
     with Checkpoints(tmp_path / "steps", keep_last=9, keep_best=0) as saved:
         info = {"health": {"rollbacks": 1}}
         saved.save(2, weights.new_state(runs.prepare()), info, score=None)
-        said = "2 was saved after 1 rollbacks, .*rollbacks.json has 0 of them: restore"
+        said = "2 knows of more rollbacks than .*rollbacks.json, 1 instead of 0: re"
         with pytest.raises(UserError, match=said):
             trainer._end_rollback(saved, tmp_path, rollbacks=0)
