@@ -17,6 +17,7 @@ def check_learning(settings: Settings) -> None:
     """Raises SettingsError for the first combination that cannot be used."""
     _check_filter(settings)
     _check_estimator(settings)
+    _check_schedule(settings)
     _check_loss(settings)
 
 
@@ -104,6 +105,21 @@ def _check_estimator(settings: Settings) -> None:
             f"optimizer.critic_warmup = {optimizer.critic_warmup} leaves none of the"
             f" iterations = {settings.iterations} to the actor: set"
             f" optimizer.critic_warmup to at most {settings.iterations - 1}"
+        )
+
+
+def _check_schedule(settings: Settings) -> None:
+    optimizer = settings.optimizer
+    total, kinds = optimizer.schedule_updates, [optimizer.schedule]
+    if settings.has_critic and optimizer.critic_schedule != "same":
+        kinds.append(optimizer.critic_schedule)
+    falls = any(kind != "constant" for kind in kinds)
+    if falls and 0 < total <= optimizer.warmup:
+        raise SettingsError(
+            f"optimizer.schedule_updates = {total} leaves none of its updates behind"
+            f" optimizer.warmup = {optimizer.warmup} for the learning rate to fall in:"
+            f" raise it above {optimizer.warmup}, or set it to 0 or optimizer.warmup to"
+            f" at most {total - 1}"
         )
 
 

@@ -203,6 +203,10 @@ WRONG = [
         ["critic_warmup = 100", "iterations = 100", "at most 99"],
     ),
     (
+        dict(optimizer__schedule_updates=5, optimizer__warmup=5),
+        ["schedule_updates = 5 leaves none", "warmup = 5", "above 5", "at most 4"],
+    ),
+    (
         dict(rollout__actions_per_turn=11),
         ["actions_per_turn = 11", "rollout.actions = 10", "at most 10"],
     ),
@@ -333,6 +337,8 @@ def test_slots_for_more_episodes_than_an_evaluation_has_are_a_limit_that_is_not_
 def test_remedies_of_combinations_are_accepted():
     read(rollout__group_size=1, filter__strategy="none", **EIGHT_ROWS)
     read(iterations=100, optimizer__critic_warmup=99)
+    read(optimizer__schedule_updates=6, optimizer__warmup=5)
+    read(optimizer__schedule_updates=5, optimizer__warmup=4)
     read(algorithm="starpo", estimator="grpo", advantage__zero_task=True)
     read(rollout__actions_per_turn=10)
     read(evaluation__test_prompts=10**9)
