@@ -190,11 +190,12 @@ def with_shares(figures: dict[str, float], best: DeviceLimits) -> dict[str, floa
 def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, float]:
     """Useful work a second of one iteration, counted from its record.
 
-    Update: 6 operations a weight and token for gradients, 2 for the old values; the
-    vocabulary's weights for reply tokens alone; attention's own products, recomputed
-    activations and padding are not counted. Decoding: the weights, in the bits that
-    they are sampled with, once a pass of each shard, and every cache entry that a
-    sampled token looks at.
+    Update: 6 operations a weight and token for gradients, 2 for the old values; 4 for
+    weights that adapters leave as they are, for they have no gradient of their own. The
+    vocabulary's weights for reply tokens alone; attention's own products, those of
+    adapters, recomputed activations and padding are not counted. Decoding: the weights,
+    in the bits that they are sampled with, once a pass of each shard, and every cache
+    entry that a sampled token looks at.
     """
     config, dtype = run.model.config, run.model.dtype
     layers, vocabulary = sampler.weight_counts(config)
@@ -203,9 +204,9 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
     kept = values["filter/kept_fraction"]
     tokens = float(ends.sum()) * kept
     replies = float(is_reply.sum())
-    epochs = run.settings.optimizer.epochs
-    actor = 6 * epochs * (layers * tokens + vocabulary * replies * kept)
-    critic = (6 * epochs + 2) * layers * tokens if run.settings.has_critic else 0.0
+    once = run.settings.optimizer.epochs * (6 if run.model.adapters is None else 4)
+    actor = once * (layers * tokens + vocabulary * replies * kept)
+    critic = (once + 2) * layers * tokens if run.settings.has_critic else 0.0
     positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
     entries = float(positions) * sampler.cache_entry(config)
     own = sampler.decoding_bytes(config, dtype, run.settings.rollout.decode_weights)

@@ -138,28 +138,49 @@ def test_weights_of_8_bits_are_counted_as_one_byte_each(tied):
     assert sampler.decoding_bytes(config, jnp.bfloat16, "float8") == eight
 
 
-@pytest.mark.parametrize("kind", ["same", "int8"])
-def test_decoding_reads_the_weights_that_it_samples_with(kind):
-    config = models.small_config(50)
+def _short_run(kind="same", **changes):
+    """A run and its rollout: a reply of two tokens behind three."""
     settings = types.SimpleNamespace(
         optimizer=types.SimpleNamespace(epochs=1),
         rollout=types.SimpleNamespace(decode_weights=kind),
         has_critic=False,
     )
-    model = types.SimpleNamespace(config=config, dtype=jnp.dtype(jnp.bfloat16))
-    run = types.SimpleNamespace(model=model, settings=settings)
-    # A reply of two tokens behind three: they look at 3 and 4 entries.
-    is_reply = jnp.array([[False, False, False, True, True]])
+    model = types.SimpleNamespace(
+        config=models.small_config(50), dtype=jnp.dtype(jnp.bfloat16), adapters=None
+    )
+    for name, value in changes.items():
+        setattr(settings if name == "has_critic" else model, name, value)
     rollout = types.SimpleNamespace(
-        rows=types.SimpleNamespace(is_reply=is_reply),
+        rows=types.SimpleNamespace(
+            is_reply=jnp.array([[False, False, False, True, True]])
+        ),
         passes=types.SimpleNamespace(
             decode_steps=jnp.array([5]), extend_steps=jnp.array([1])
         ),
     )
+    return types.SimpleNamespace(model=model, settings=settings), rollout
+
+
+@pytest.mark.parametrize("kind", ["same", "int8"])
+def test_decoding_reads_the_weights_that_it_samples_with(kind):
+    run, rollout = _short_run(kind)
+    config = run.model.config
     found = machine._work(run, rollout, VALUES | {"filter/kept_fraction": 1.0})
-    entries = 7 * sampler.cache_entry(config) * 2
+    entries = 7 * sampler.cache_entry(config) * 2  # They look at 3 and 4 entries.
     read = 5 * sampler.decoding_bytes(config, jnp.bfloat16, kind) + entries
     assert found["decode bytes/s"] == pytest.approx(read / 4.0)
+
+
+@pytest.mark.parametrize("adapters, each", [(None, 6), (object(), 4)])
+def test_weights_that_adapters_freeze_have_no_gradient_of_their_own(adapters, each):
+    run, rollout = _short_run(adapters=adapters, has_critic=True)
+    values = VALUES | {"filter/kept_fraction": 1.0}
+    layers, vocabulary = sampler.weight_counts(run.model.config)
+    actor = each * (layers * 5 + vocabulary * 2)
+    critic = (each + 2) * layers * 5
+    found = machine._work(run, rollout, values)
+    seconds = values["time/update_seconds"]
+    assert found["update flop/s"] == pytest.approx((actor + critic) / seconds)
 
 
 def test_versions_of_cuda_are_written_as_they_are_called(monkeypatch):
