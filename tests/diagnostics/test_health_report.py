@@ -189,6 +189,17 @@ def test_the_record_of_the_test_ends_no_mark(run):
     assert after == before
 
 
+def test_a_test_says_after_which_iteration_it_was(run):
+    """While a run that had ended is continued, its test is an old one."""
+    (unknown,) = data_lib.gather([run])["tests"]
+    assert unknown["iteration"] is None
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines.insert(30, json.dumps({"iteration": 30, "test/success": 0.5}))
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (found,) = data_lib.gather([run])["tests"]
+    assert found["iteration"] == 30
+
+
 def test_what_a_test_of_one_level_does_not_know_is_no_obstacle(run):
     """The standard error of a single level is not known."""
     test = json.loads((run / "test.json").read_text())

@@ -114,7 +114,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         "name": workdir.resolve().name,
         "records": records,
         "settings": _flat(_read_json(workdir / "settings.json")),
-        "tests": _tests(_read_json(workdir / "test.json")),
+        "tests": _tests(_read_json(workdir / "test.json"), records),
         # Older logs hold NaN, which is no JSON, where a reward was no number.
         "episodes": finite(episode_log.read(workdir)),
         "rollbacks": monitor.read_rollbacks(workdir),
@@ -174,12 +174,19 @@ def differences(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tests(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of test.json: one for each environment."""
+def _tests(
+    record: dict[str, Any], records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of test.json: one for each environment.
+
+    Each says after which iteration, None where the record has none: while a run that
+    had ended is continued, its test is that of its former end.
+    """
     if not record:
         return []
-    records = {"": record} if "before" in record else record
-    return [{"environment": label, **own} for label, own in records.items()]
+    at = max((r["iteration"] for r in records if "test/success" in r), default=None)
+    by_label = {"": record} if "before" in record else record
+    return [{"environment": k, "iteration": at, **own} for k, own in by_label.items()]
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -141,7 +141,7 @@ function drawTables() {
       return [label, short(one.before[key]) + error(one.before), short(one.after[key]) + error(one.after), short(change(one.before[key], one.after[key]))];
     });
     if (one.gain !== undefined) rows.push(["gain on the same levels", "", "", `${short(one.gain)} ± ${short(one.gain_standard_error)}`]);
-    tests.append(table(`${one.run}${one.environment ? `, ${one.environment}` : ""}: test levels before and after training`,
+    tests.append(table(`${one.run}${one.environment ? `, ${one.environment}` : ""}: test levels before and after ${one.iteration === null ? "training" : `${one.iteration} iterations`}`,
       ["", "before", "after", "change"], rows, 1));
   }
   if (!data.tests.length) tests.append(make("p", {class: "hint", text: "No test before and after training: the run has not ended yet."}));
