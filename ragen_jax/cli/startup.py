@@ -106,6 +106,26 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
             print(warning, file=sys.stderr, flush=True)
 
 
+def start_jax_alone(settings: Settings, what: str) -> None:
+    """As `start_jax`, for what needs whole batches, which no process of several holds.
+
+    Args:
+      settings: of the run.
+      what: the process is to do, such as "a diagnosis".
+
+    Raises:
+      UserError: if several processes were started, before they connect.
+    """
+    place = distributed.find_place(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+    if place is not None:
+        raise UserError(
+            f"{what} is made by one process, and {place.processes} were started: start"
+            " one, without --coordinator, --processes and --process, or outside of the"
+            " cluster's launcher"
+        )
+    start_jax(settings)
+
+
 def xla_flags(given: str, deterministic: bool) -> str:
     """XLA_FLAGS of a run: what was `given`, and of ours what that does not name.
 

@@ -46,20 +46,10 @@ def start(
       seconds: in which all of them have to come.
 
     Raises:
-      UserError: if the three do not fit together, the cluster does not say them, or
-        not every process came in time.
+      UserError: as `find_place`, or if not every process came in time.
     """
-    place: Place | None
-    if coordinator is not None and processes is not None and process is not None:
-        place = _checked(Place(coordinator, processes, process))
-    elif (coordinator, processes, process) == (None, None, None):
-        place = place_in_cluster(seconds)
-    else:
-        raise UserError(
-            "--coordinator, --processes and --process belong together: give all three,"
-            f" not {coordinator=}, {processes=}, {process=}"
-        )
-    if place is None or place.processes == 1:
+    place = find_place(coordinator, processes, process, seconds)
+    if place is None:
         return
     # JAX aborts the process when somebody stays away, and does not say who.
     heart = roll_call.listen(0) if place.process == 0 else None
@@ -87,6 +77,34 @@ def start(
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
     )
+
+
+def find_place(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    seconds: float = START_SECONDS,
+) -> Place | None:
+    """This process's place among several; None where it is the only one.
+
+    Args:
+      coordinator, processes, process: as for `start`.
+      seconds: as for `place_in_cluster`.
+
+    Raises:
+      UserError: if the three do not fit together, or the cluster does not say them.
+    """
+    place: Place | None
+    if coordinator is not None and processes is not None and process is not None:
+        place = _checked(Place(coordinator, processes, process))
+    elif (coordinator, processes, process) == (None, None, None):
+        place = place_in_cluster(seconds)
+    else:
+        raise UserError(
+            "--coordinator, --processes and --process belong together: give all three,"
+            f" not {coordinator=}, {processes=}, {process=}"
+        )
+    return None if place is None or place.processes == 1 else place
 
 
 def cpu_devices_are_chosen() -> bool:
