@@ -70,7 +70,7 @@ def run(main: Callable[[], None]) -> None:
                 main()
                 distributed.finish()
         except Exception:
-            if not endings.is_compiling():
+            if not _has_to_leave():
                 raise
             traceback.print_exc()
             endings.leave(1)
@@ -337,6 +337,11 @@ def _end_with(sentence: str) -> NoReturn:
     except OSError:  # Nobody is left to read it.
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    if endings.is_compiling():
+    if _has_to_leave():
         endings.leave(2)
     sys.exit(2)
+
+
+def _has_to_leave() -> bool:
+    """Whether Python's own end would not come, or would abort the process."""
+    return endings.is_compiling() or distributed.is_awaited()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat, roll_call
 from ragen_jax.parallel.roll_call import Place
+from ragen_jax.utils import endings
 
 START_SECONDS = 300.0  # in which every process has to come
 _WAITING = 4  # threads of a CPU device: each loop within a loop can wait in one
@@ -57,6 +58,7 @@ def start(
         place, seconds, facts, heart.getsockname()[1] if heart else 0
     )
     _hearts.append(_join(place, heart, port))
+    endings.on_leaving(_hearts[-1].fail)
     import jax
 
     if _is_on_cpus(getattr(jax.config, "jax_platforms")):  # noqa: B009  (untyped)
@@ -161,6 +163,15 @@ def finish() -> None:
     """Says that this process has come to its end, where there are several."""
     while _hearts:
         _hearts.pop().stop()
+
+
+def is_awaited() -> bool:
+    """Whether other processes may be waiting for this one.
+
+    A process that fails then has to end by `endings.leave`. Python's own end waits in
+    JAX's for all processes to come to theirs, while this one's heart still beats.
+    """
+    return any(heart.is_awaited() for heart in _hearts)
 
 
 def wait_for_verdict() -> None:

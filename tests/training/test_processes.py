@@ -146,6 +146,31 @@ except UserError as error:
     print(error)
 """
 
+# One of two processes fails, while the other waits for it.
+FAILING = """
+import sys
+import time
+
+from ragen_jax import cli
+from ragen_jax.errors import UserError
+from ragen_jax.parallel import distributed
+from ragen_jax.utils import endings
+
+endings.install()
+place, index, failing, mistake = sys.argv.pop(), *map(int, sys.argv[:0:-1])
+del sys.argv[1:]
+
+
+def main():
+    distributed.start(place, 2, index)
+    if index != failing:
+        time.sleep(240)
+    raise UserError("a mistake") if mistake else KeyError("a fault")
+
+
+cli.run(main)
+"""
+
 
 def start(
     workdir: Path, notes: Path, processes: int, script_text: str = WATCHED, **changes
@@ -332,6 +357,30 @@ def test_a_workdir_that_is_another_folder_elsewhere_is_refused(tmp_path, name):
                 " see\n"
             )
         assert not list(folder.glob(".seen*"))
+
+
+@pytest.mark.parametrize(("failing", "mistake"), [(0, 1), (0, 0), (1, 1), (1, 0)])
+def test_a_process_that_fails_ends_the_others_and_itself_at_once(
+    tmp_path, failing, mistake
+):
+    """JAX would wait for the others when it ends, for minutes, and they for it."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    place = f"127.0.0.1:{runs.free_port()}"
+    both = [
+        runs.start([str(mistake), str(failing), str(index), place], script)
+        for index in (0, 1)
+    ]
+    ended = [runs.finish(process, 120) for process in both]
+    code, _, errors = ended[failing]
+    if mistake:
+        assert (code, errors) == (2, "error: a mistake\n")
+    else:
+        assert code == 1 and errors.endswith("KeyError: 'a fault'\n")
+    code, _, errors = ended[1 - failing]
+    assert code == 75
+    assert errors.startswith(f"error: process {failing} (host "), errors
+    assert errors.count("\n") == 1
 
 
 def test_nothing_alarming_is_said(story):
