@@ -124,53 +124,6 @@ with InterruptHandler(print) as handler:
         print([handler.should_stop() for _ in range(3)])
 """
 
-# Each process enters the workdir that it is given.
-ENTERING = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, sys.argv[4])
-import jax
-
-index = int(sys.argv[2])
-jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=index)
-from helpers import runs
-
-from ragen_jax.errors import UserError
-from ragen_jax.training.workdir import only_run
-
-try:
-    with only_run(Path(sys.argv[3]), runs.settings(), print):
-        print("entered")
-except UserError as error:
-    print(error)
-"""
-
-# One of two processes fails, while the other waits for it.
-FAILING = """
-import sys
-import time
-
-from ragen_jax import cli
-from ragen_jax.errors import UserError
-from ragen_jax.parallel import distributed
-from ragen_jax.utils import endings
-
-endings.install()
-place, index, failing, mistake = sys.argv.pop(), *map(int, sys.argv[:0:-1])
-del sys.argv[1:]
-
-
-def main():
-    distributed.start(place, 2, index)
-    if index != failing:
-        time.sleep(240)
-    raise UserError("a mistake") if mistake else KeyError("a fault")
-
-
-cli.run(main)
-"""
-
 
 def start(
     workdir: Path, notes: Path, processes: int, script_text: str = WATCHED, **changes
@@ -327,60 +280,6 @@ def test_a_signal_before_the_next_question_stops_all_processes_at_it(tmp_path, m
         output = re.sub(r"\[Gloo\].*\n", "", output)
         # The question at which all stop is answered with yes once.
         assert output == f"{before}[True, False, False]\n"
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_a_workdir_that_is_another_folder_elsewhere_is_refused(tmp_path, name):
-    """Apart, the processes would wait for each other at the first checkpoint."""
-    script = tmp_path / "entering.py"
-    script.write_text(ENTERING)
-    folders = [tmp_path / "first", tmp_path / name]
-    for folder in folders:
-        folder.mkdir(exist_ok=True)
-    place = f"127.0.0.1:{runs.free_port()}"
-    rest = str(runs.ROOT / "tests")
-    both = [
-        runs.start([place, str(index), str(folder), rest], script)
-        for index, folder in enumerate(folders)
-    ]
-    for folder, (code, output, errors) in zip(
-        folders, [runs.finish(process) for process in both], strict=True
-    ):
-        assert code == 0, errors
-        said = re.sub(r"\[Gloo\].*\n", "", output)
-        if name == "first":
-            assert said == "entered\n"
-        else:
-            assert said == (
-                f"--workdir={folder} of process 1 is another folder than that of"
-                " process 0: give all of them one folder, on storage that all hosts"
-                " see\n"
-            )
-        assert not list(folder.glob(".seen*"))
-
-
-@pytest.mark.parametrize(("failing", "mistake"), [(0, 1), (0, 0), (1, 1), (1, 0)])
-def test_a_process_that_fails_ends_the_others_and_itself_at_once(
-    tmp_path, failing, mistake
-):
-    """JAX would wait for the others when it ends, for minutes, and they for it."""
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    place = f"127.0.0.1:{runs.free_port()}"
-    both = [
-        runs.start([str(mistake), str(failing), str(index), place], script)
-        for index in (0, 1)
-    ]
-    ended = [runs.finish(process, 120) for process in both]
-    code, _, errors = ended[failing]
-    if mistake:
-        assert (code, errors) == (2, "error: a mistake\n")
-    else:
-        assert code == 1 and errors.endswith("KeyError: 'a fault'\n")
-    code, _, errors = ended[1 - failing]
-    assert code == 75
-    assert errors.startswith(f"error: process {failing} (host "), errors
-    assert errors.count("\n") == 1
 
 
 def test_nothing_alarming_is_said(story):
