@@ -6,6 +6,7 @@ the others waits for them for ever. Every process calls these, in the same order
 
 import contextlib
 import secrets
+import time
 from pathlib import Path
 
 import jax
@@ -31,7 +32,7 @@ def agreed_step(step: int | None) -> int | None:
     return None if number < 0 else number
 
 
-def who_sees(folder: Path | None) -> np.ndarray:
+def who_sees(folder: Path | None, seconds: float = 0.0) -> np.ndarray:
     """bool[processes]: who finds process 0's folder under the name it gives itself.
 
     Each host may have a folder of that name on a disk of its own. Where process 0 can
@@ -39,18 +40,26 @@ def who_sees(folder: Path | None) -> np.ndarray:
 
     Args:
       folder: of this process; None: it has none.
+      seconds: to wait for the mark, which network storage may show late.
     """
     number, is_first = secrets.randbits(31), jax.process_index() == 0
     if is_first and folder is not None:
         with contextlib.suppress(OSError):
             _mark(folder, number).touch()
     number = agreed_number(number)
-    seen = folder is not None and _mark(folder, number).exists()
+    seen = folder is not None and _appears(_mark(folder, number), seconds)
     every = multihost_utils.process_allgather(np.bool_(seen))
     if is_first and folder is not None:
         with contextlib.suppress(OSError):
             _mark(folder, number).unlink(missing_ok=True)
     return np.atleast_1d(every)
+
+
+def _appears(path: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (found := path.exists()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
 
 
 def _mark(folder: Path, number: int) -> Path:

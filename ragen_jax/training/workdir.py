@@ -31,6 +31,7 @@ _WRITTEN = (
     monitor.ROLLBACKS,
     final_test.FILE,
 )
+_STORAGE_SECONDS = 10.0  # after which a host sees what another has written
 
 
 def check_workdir(workdir: Path, settings: Settings) -> None:
@@ -117,7 +118,7 @@ def _check_seen(workdir: Path) -> None:
     """
     if jax.process_count() == 1:
         return
-    seen = who_sees(workdir)
+    seen = who_sees(workdir, seconds=_STORAGE_SECONDS)
     # Where process 0 cannot write its mark, it says why when it writes the settings.
     if seen[0] and not seen.all():
         blind = ", ".join(map(str, np.flatnonzero(~seen)))
