@@ -1,6 +1,7 @@
 """Processes that do not fit, or fail: refused at the start, ended in seconds."""
 
 import re
+import signal
 
 import pytest
 from helpers import runs
@@ -124,6 +125,23 @@ def test_a_process_that_fails_ends_the_others_and_itself_at_once(
     assert code == 75
     assert errors.startswith(f"error: process {failing} (host "), errors
     assert errors.count("\n") == 1
+
+
+def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):
+    """JAX would take SIGTERM for training, which alone asks about it."""
+    script = runs.ROOT / "launch" / "evaluate.py"
+    place = f"--coordinator=127.0.0.1:{runs.free_port()}"
+    many = ["--prompts=4096", "--rollouts=8", f"--out={tmp_path / 'out.json'}"]
+    config = f"--config={runs.ROOT / 'configs' / 'bandit.py'}"
+    given = ["--model=tiny", config, *many, place, "--processes=2"]
+    both = [runs.start([*given, f"--process={i}"], script) for i in (0, 1)]
+    for line in both[1].stdout:
+        if line.startswith("[Gloo]"):  # They are connected.
+            break
+    both[1].send_signal(signal.SIGTERM)
+    (code, _, errors), (its_code, _, its_errors) = map(runs.finish, both)
+    assert (its_code, its_errors) == (143, "terminated\n")
+    assert code == 75 and errors.startswith("error: process 1 (host ")
 
 
 def test_a_plan_is_shown_by_the_first_process_alone(tmp_path):
