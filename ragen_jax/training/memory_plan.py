@@ -62,8 +62,8 @@ def plan(run: Run) -> Needs:
       run: from `prepare`.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    lowered = programs.rollout.lower(*programs_lib.rollout_arguments(run))
-    arguments = programs_lib.update_arguments(run, lowered)
+    lowered = programs.rollout.lower(*programs_lib.abstract_rollout_arguments(run))
+    arguments = programs_lib.abstract_update_arguments(run, lowered)
     sampling = lowered.compile()
     learning = programs.update.lower(*arguments).compile()
     return count(

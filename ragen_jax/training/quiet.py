@@ -49,4 +49,5 @@ _OLD_NEWS = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is to be printed."""
     return not any(known in str(record.msg) for known in _OLD_NEWS)
