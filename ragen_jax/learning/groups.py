@@ -27,9 +27,9 @@ def group_statistics(
 ) -> GroupStatistics:
     """Mean and sample standard deviation within each group, whatever its order.
 
-    The std divides by n - 1, as in RAGEN, verl and TRL. It is exactly 0 where all
-    members are equal or differ by rounding alone (as sums of the same rewards in another
-    order do), which is taken to be a std of at most 1e-6 of the group's largest `terms`.
+    The std divides by n - 1, as in RAGEN, verl and TRL. It is exactly 0 where members
+    are equal or differ by rounding alone, as sums of the same rewards in another order
+    do. A std of at most 1e-6 of the largest of the group's `terms` is taken for that.
 
     Args:
       values: float[B], one number an episode, such as its return.

@@ -89,7 +89,7 @@ def update_arguments(settings: Settings, made: Sequence[UpdateCounts]) -> Update
     Args:
       settings: of the run.
       made: updates made in each earlier use of the same episodes; empty before the
-      first.
+        first.
     """
     add: Any = functools.partial(jax.tree.map, np.add)
     numbers: Any = {

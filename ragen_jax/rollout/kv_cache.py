@@ -167,7 +167,7 @@ def extend(
       tokens: int32[W, M], right-padded; the padding's entries are overwritten by
         decoding before anything attends to them.
       lengths: int32[W], at most C - M: `dynamic_update_slice` would clamp a later
-      start.
+        start.
       buckets: rising numbers of positions, the last C; the smallest that holds all
         tokens is read.
     """
