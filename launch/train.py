@@ -100,10 +100,12 @@ def main() -> None:
 
 
 def _report_plan(run) -> None:
+    import jax
+
     from ragen_jax.reporting.console import Console
     from ragen_jax.training import memory_plan
 
-    console = Console(sys.stdout)
+    console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
     console.status("compiling, without running ...")
     console.line(memory_plan.report(run, memory_plan.plan(run)))
 

@@ -11,6 +11,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import startup, subjects
 from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
 
 # Keys of the config that only training reads -> the flag to use here instead.
@@ -109,7 +110,7 @@ def evaluate(request: Request) -> None:
     subject = _subject(request)
     request = with_temperature(request, subject.settings)
     _check_size(request, subject.settings)
-    startup.start_jax(subject.settings)
+    startup.start_jax(subject.settings, shared_facts(request, subject))
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
 
@@ -132,6 +133,17 @@ def evaluate(request: Request) -> None:
             file.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
     console.line(report.table(score, played))
     console.line("\n".join(f"{name:12}  {path}" for name, path in written.items()))
+
+
+def shared_facts(request: Request, subject: Subject) -> dict[str, str]:
+    """In what the processes of one evaluation have to agree, as texts.
+
+    One with other levels or another checkpoint would compute, and wait for, other
+    programs than the rest.
+    """
+    flags = ("policy", "prompts", "rollouts", "temperature", "split")
+    asked = {f"--{name}": str(getattr(request, name)) for name in flags}
+    return facts.of_run(subject.settings) | asked | {"the step": str(subject.step)}
 
 
 def with_temperature(request: Request, settings: Settings) -> Request:

@@ -72,7 +72,7 @@ def run(main: Callable[[], None]) -> None:
                 main()
                 distributed.finish()
         except Exception:
-            if not endings.is_compiling():
+            if not _has_to_leave():
                 raise
             traceback.print_exc()
             endings.leave(1)
@@ -106,6 +106,26 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
             print(warning, file=sys.stderr, flush=True)
     elif settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
         distributed.give_collectives_threads()
+
+
+def start_jax_alone(settings: Settings, what: str) -> None:
+    """As `start_jax`, for what needs whole batches, which no process of several holds.
+
+    Args:
+      settings: of the run.
+      what: the process is to do, such as "a diagnosis".
+
+    Raises:
+      UserError: if several processes were started, before they connect.
+    """
+    place = distributed.find_place(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+    if place is not None:
+        raise UserError(
+            f"{what} is made by one process, and {place.processes} were started: start"
+            " one, without --coordinator, --processes and --process, or outside of the"
+            " cluster's launcher"
+        )
+    start_jax(settings)
 
 
 def xla_flags(given: str, deterministic: bool) -> str:
@@ -317,6 +337,11 @@ def _end_with(sentence: str) -> NoReturn:
     except OSError:  # Nobody is left to read it.
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    if endings.is_compiling():
+    if _has_to_leave():
         endings.leave(2)
     sys.exit(2)
+
+
+def _has_to_leave() -> bool:
+    """Whether Python's own end would not come, or would abort the process."""
+    return endings.is_compiling() or distributed.is_awaited()

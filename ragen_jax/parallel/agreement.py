@@ -5,6 +5,10 @@ another branch than the rest waits for them for ever in the next collective. Eve
 process calls these functions, in the same order.
 """
 
+import contextlib
+import secrets
+from pathlib import Path
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -26,3 +30,29 @@ def agreed_step(step: int | None) -> int | None:
     """Process 0's `step`: 0 or more, or None."""
     number = agreed_number(-1 if step is None else step)
     return None if number < 0 else number
+
+
+def who_sees(folder: Path | None) -> np.ndarray:
+    """bool[processes]: who finds process 0's folder under the name it gives itself.
+
+    Each host may have a folder of that name on a disk of its own. Where process 0 can
+    write none of the marks by which this is told, nobody sees the folder.
+
+    Args:
+      folder: of this process; None: it has none.
+    """
+    number, is_first = secrets.randbits(31), jax.process_index() == 0
+    if is_first and folder is not None:
+        with contextlib.suppress(OSError):
+            _mark(folder, number).touch()
+    number = agreed_number(number)
+    seen = folder is not None and _mark(folder, number).exists()
+    every = multihost_utils.process_allgather(np.bool_(seen))
+    if is_first and folder is not None:
+        with contextlib.suppress(OSError):
+            _mark(folder, number).unlink(missing_ok=True)
+    return np.atleast_1d(every)
+
+
+def _mark(folder: Path, number: int) -> Path:
+    return folder / f".seen.{number}"

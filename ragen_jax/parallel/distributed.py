@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat, roll_call
 from ragen_jax.parallel.roll_call import Place
+from ragen_jax.utils import endings
 
 START_SECONDS = 300.0  # in which every process has to connect
 _THREADS_PER_DEVICE = 4  # of a CPU device: one for each nested loop that can wait
@@ -46,20 +47,10 @@ def start(
       seconds: in which all of them have to connect.
 
     Raises:
-      UserError: if the three do not fit together, the cluster does not say them, or
-        not every process came in time.
+      UserError: as `find_place`, or if not every process came in time.
     """
-    place: Place | None
-    if coordinator is not None and processes is not None and process is not None:
-        place = _checked(Place(coordinator, processes, process))
-    elif (coordinator, processes, process) == (None, None, None):
-        place = place_in_cluster(seconds)
-    else:
-        raise UserError(
-            "--coordinator, --processes and --process belong together: give all three,"
-            f" not {coordinator=}, {processes=}, {process=}"
-        )
-    if place is None or place.processes == 1:
+    place = find_place(coordinator, processes, process, seconds)
+    if place is None:
         return
     # First, since JAX aborts when a process is missing without saying which.
     server = roll_call.listen(0) if place.process == 0 else None
@@ -67,6 +58,7 @@ def start(
         place, seconds, facts, server.getsockname()[1] if server else 0
     )
     _heartbeats.append(_join(place, server, port))
+    endings.on_leaving(_heartbeats[-1].fail)
     import jax
 
     if _is_on_cpus(getattr(jax.config, "jax_platforms")):  # noqa: B009  (untyped)
@@ -88,6 +80,34 @@ def start(
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
     )
+
+
+def find_place(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    seconds: float = START_SECONDS,
+) -> Place | None:
+    """This process's place among several; None where it is the only one.
+
+    Args:
+      coordinator, processes, process: as for `start`.
+      seconds: as for `place_in_cluster`.
+
+    Raises:
+      UserError: if the three do not fit together, or the cluster does not say them.
+    """
+    place: Place | None
+    if coordinator is not None and processes is not None and process is not None:
+        place = _checked(Place(coordinator, processes, process))
+    elif (coordinator, processes, process) == (None, None, None):
+        place = place_in_cluster(seconds)
+    else:
+        raise UserError(
+            "--coordinator, --processes and --process belong together: give all three,"
+            f" not {coordinator=}, {processes=}, {process=}"
+        )
+    return None if place is None or place.processes == 1 else place
 
 
 def cpu_devices_are_chosen() -> bool:
@@ -145,6 +165,15 @@ def finish() -> None:
     """Tells the other processes, if there are any, that this one ends as planned."""
     while _heartbeats:
         _heartbeats.pop().stop()
+
+
+def is_awaited() -> bool:
+    """Whether other processes may be waiting for this one.
+
+    A process that fails then has to end by `endings.leave`. Python's own end waits in
+    JAX's for all processes to come to theirs, while this one's heart still beats.
+    """
+    return any(heart.is_awaited() for heart in _heartbeats)
 
 
 def wait_for_verdict() -> None:

@@ -5,6 +5,9 @@ Here each process keeps a connection to process 0, and both sides send a beat ev
 seconds. The connection of a killed process closes; one that is stopped, or whose host
 is lost, falls silent. Process 0 then tells the others, and all end with one sentence:
 the state is in the last checkpoint.
+
+Process 0 leaves last. It runs JAX's service, without which JAX aborts the others at
+once and with a dump: if process 0 is killed, they have to end faster than that.
 """
 
 import contextlib
@@ -23,6 +26,7 @@ from ragen_jax.utils import endings
 SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not delay beats
 BEAT_SECONDS = 2.0
 GRACE_SECONDS = 5.0  # for a process to report its own error first
+LAST_SECONDS = 15.0  # in which the others leave before process 0 does
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may succeed
 
 _REMEDY = "the same command on all of them resumes from the last checkpoint"
@@ -42,16 +46,20 @@ class Heartbeat:
         peers: dict[socket.socket, str],
         lost: Callable[[str], None] = leave,
         silent_seconds: float = SILENT_SECONDS,
+        *,
+        is_first: bool,
     ):
         """Starts to beat.
 
         Args:
           own: this process's name, such as "process 1 (host a, pid 7)".
           peers: a connected socket to each process that is watched, with its name.
+          is_first: whether this is process 0, which watches all others.
           lost: called once, in a thread, with what has happened.
           silent_seconds: after which a process counts as lost.
         """
         self._own, self._lost, self._silent = own, lost, silent_seconds
+        self._is_first = is_first
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._names = dict(peers)
         self._ended = threading.Event()
@@ -67,6 +75,19 @@ class Heartbeat:
         self._say({"bye": self._own})
         for peer in self._names:
             peer.close()
+
+    def is_awaited(self) -> bool:
+        """Whether others may be waiting for this process: they are not at their end."""
+        return bool(self._heard) and not self._ended.is_set()
+
+    def fail(self) -> None:
+        """Says that this process ends before its end; process 0 leaves the last."""
+        self._ended.set()
+        self._say({"lost": f"{self._own} has ended"})
+        peers, deadline = set(self._heard), time.monotonic() + LAST_SECONDS
+        while self._is_first and peers and time.monotonic() < deadline:
+            peers -= {peer for peer in peers if _receive(peer) == b""}
+            time.sleep(0.05)
 
     def _watch(self) -> None:
         buffers = dict.fromkeys(self._names, b"")
@@ -97,7 +118,8 @@ class Heartbeat:
                         selector.unregister(peer)
                         del self._heard[peer]
                         if not any(b'"bye"' in line for line in lines):
-                            return self._end(f"{self._names[peer]} has ended")
+                            news = f"{self._names[peer]} has ended"
+                            return self._end(news, at_once=not self._is_first)
                     else:
                         self._heard[peer] = time.monotonic()
                 for peer, heard in self._heard.items():
@@ -107,10 +129,11 @@ class Heartbeat:
                             f" {self._silent:g} s"
                         )
 
-    def _end(self, news: str) -> None:
+    def _end(self, news: str, *, at_once: bool = False) -> None:
         self._say({"lost": news})
         # All processes may have met the same error, and this one be about to report it.
-        if "has ended" in news and self._ended.wait(GRACE_SECONDS):
+        waits = "has ended" in news and not at_once
+        if waits and self._ended.wait(GRACE_SECONDS):
             return
         if not self._ended.is_set():
             self._lost(news)
@@ -149,14 +172,15 @@ def listen(
                 peers[connection] = line
             else:
                 connection.close()
-    return Heartbeat(name(0), peers, **options)
+    return Heartbeat(name(0), peers, is_first=True, **options)
 
 
 def join(process: int, address: tuple[str, int], **options: Any) -> Heartbeat:
     """Another process's heartbeat. Raises OSError if process 0 is not reached."""
     connection = socket.create_connection(address, timeout=10.0)
     connection.sendall(f"{name(process)}\n".encode())
-    return Heartbeat(name(process), {connection: "process 0"}, **options)
+    peers = {connection: "process 0"}
+    return Heartbeat(name(process), peers, is_first=False, **options)
 
 
 def _receive(peer: socket.socket) -> bytes | None:

@@ -1,13 +1,14 @@
 """The cache of compiled programs where several processes compile together."""
 
 import contextlib
-import secrets
 from pathlib import Path
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.experimental.compilation_cache import compilation_cache
+
+from ragen_jax.parallel.agreement import who_sees
 
 
 def keep_if_shared() -> str:
@@ -38,20 +39,11 @@ def keep_if_shared() -> str:
 
 def _is_everywhere(folder: str) -> bool:
     """Whether all processes see one and the same folder under this path."""
-    number, is_first = secrets.randbits(31), jax.process_index() == 0
-    is_address = "://" in folder  # Of a bucket, which is the same from everywhere.
-    if is_first and folder and not is_address:
+    # A bucket's address, which is the same from everywhere.
+    if multihost_utils.process_allgather(np.bool_("://" in folder)).all():
+        return True
+    path = Path(folder) if folder and "://" not in folder else None
+    if path is not None and jax.process_index() == 0:
         with contextlib.suppress(OSError):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            _mark(folder, number).touch()
-    number = int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-    seen = is_address or bool(folder) and _mark(folder, number).exists()
-    everywhere = bool(multihost_utils.process_allgather(np.bool_(seen)).all())
-    if is_first and folder and not is_address:
-        with contextlib.suppress(OSError):
-            _mark(folder, number).unlink(missing_ok=True)
-    return everywhere
-
-
-def _mark(folder: str, number: int) -> Path:
-    return Path(folder) / f".seen.{number}"
+            path.mkdir(parents=True, exist_ok=True)
+    return bool(who_sees(path).all())

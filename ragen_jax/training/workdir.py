@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import episode_log, monitor
 from ragen_jax.errors import UserError
+from ragen_jax.parallel.agreement import who_sees
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
 from ragen_jax.training import checkpoints, final_test
@@ -83,7 +84,8 @@ def only_run(
 
     Raises:
       UserError: naming who trains there, or as `check_workdir`, which is called again:
-        a run of other settings may have trained there since the first call.
+        a run of other settings may have trained there since the first call; or if not
+        all processes have the same folder.
     """
     refusal: UserError | None = None
     with contextlib.ExitStack() as stack:
@@ -100,7 +102,29 @@ def only_run(
                 refusal = error
         if _anywhere(refusal is not None):
             raise refusal or UserError("process 0 was refused; its output says why")
+        _check_seen(workdir)
         yield
+
+
+def _check_seen(workdir: Path) -> None:
+    """Refuses a workdir that is another folder for some of the processes.
+
+    Each writes its parts of a checkpoint there, and process 0 waits for all of them:
+    apart they would wait for ever, at the first checkpoint.
+
+    Raises:
+      UserError: naming the processes that do not see the folder of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    seen = who_sees(workdir)
+    # Where process 0 cannot write its mark, it says why when it writes the settings.
+    if seen[0] and not seen.all():
+        blind = ", ".join(map(str, np.flatnonzero(~seen)))
+        raise UserError(
+            f"--workdir={workdir} of process {blind} is another folder than that of"
+            " process 0: give all of them one folder, on storage that all hosts see"
+        )
 
 
 def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ _policies: list[Policy] = []
 _installed: list[bool] = []  # whether the process is a script's own
 _watched: list[int] = []  # the pipe's end that signals are written to
 _scratch: list[Path] = []  # folders that go with the process
+_farewells: list[Callable[[], None]] = []  # said before it is gone
 
 
 def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
@@ -49,7 +50,15 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
         sys.exit(code)
     for folder in list(_scratch):
         shutil.rmtree(folder, ignore_errors=True)
+    for say in list(_farewells):
+        with contextlib.suppress(Exception):
+            say()
     os._exit(code)
+
+
+def on_leaving(farewell: Callable[[], None]) -> None:
+    """Has `leave` call a function as the last thing before the process ends."""
+    _farewells.append(farewell)
 
 
 @contextlib.contextmanager
