@@ -14,7 +14,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
 
-# Keys of the config that only training reads, and the flags that say the same here.
+# Keys of the config that only training reads -> the flag to use here instead.
 _FLAGS = {
     "evaluation.prompts": "--prompts",
     "evaluation.rollouts": "--rollouts",
@@ -79,7 +79,7 @@ def check(request: Request) -> None:
 
 
 def _check_keys(request: Request) -> None:
-    """Raises UserError for a key of the config whose part a flag plays here."""
+    """Raises UserError for an overridden key that is not read here."""
     for key in request.keys:
         if flag := _FLAGS.get(key):
             raise UserError(
@@ -162,7 +162,7 @@ def _check_size(request: Request, settings: Settings) -> None:
     if request.policy != "model":
         sizes["rollout.actions"] = settings.rollout.actions
     else:
-        if settings.evaluation.slots:  # They play some levels after others.
+        if settings.evaluation.slots:  # Levels are then played one after another.
             del sizes["--prompts"]
         sizes |= settings_lib.turn_sizes(settings, settings.most_turns())
     settings_lib.check_record(sizes)
@@ -195,7 +195,7 @@ def _played(request: Request, subject: Subject):
 
 
 def _play_model(request: Request, subject: Subject, console):
-    """Plays with the language model; its score, who it is, and the file."""
+    """Plays with the language model: (score, who played, file of trajectories)."""
     import jax
 
     from ragen_jax.evaluation import recording, transcripts
@@ -250,7 +250,7 @@ def _check_graph(request: Request) -> None:
 
 
 def _play_baseline(request: Request, subject: Subject, console):
-    """Plays with a baseline; its score, who it is, and what to write beside."""
+    """Plays with a baseline: (score, who played, path that the figures go beside)."""
     from ragen_jax import envs
     from ragen_jax.envs.base import SPLITS
     from ragen_jax.evaluation import baselines
@@ -281,7 +281,7 @@ def _play_baseline(request: Request, subject: Subject, console):
 
 
 def _prepare_out(request: Request, subject: Subject) -> Path:
-    """Where trajectories go, in a folder that is there and can be written to."""
+    """The path of the trajectories, in a folder that exists and is writable."""
     out = Path(request.out or subject.folder / _default_name(request, subject))
     out = out.expanduser().absolute()
     if out.is_dir():
@@ -297,7 +297,7 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
 
 
 def _default_name(request: Request, subject: Subject) -> str:
-    """Different for different results; the same evaluation, the same name."""
+    """A file name that is a function of what is evaluated, and how."""
     settings, is_model = subject.settings, request.policy == "model"
     parts = [
         subject.label,

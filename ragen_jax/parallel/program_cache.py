@@ -14,10 +14,10 @@ from ragen_jax.parallel.agreement import who_sees
 def keep_if_shared() -> str:
     """Switches the cache off unless it is one folder for all processes.
 
-    Process 0 alone writes it. Where the others have a folder of their own, a second run
-    finds its programs on process 0's host alone. On GPUs the other hosts then compile
-    and wait, for a day, for what XLA's autotuner was to measure in each process: those
-    that have the program measure nothing. Called by all processes together.
+    JAX writes it from process 0 alone. If other hosts have folders of their own, a
+    second run finds its programs on process 0's host only. On GPUs the others then
+    compile, and wait (for up to a day) for autotuning results that a process with a
+    cached program never sends. Called by all processes together.
 
     Returns:
       What to tell the user, or "".
@@ -28,7 +28,7 @@ def keep_if_shared() -> str:
     if _is_everywhere(folder if wanted and folder else ""):
         return ""
     config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # It asks once, and has been asked.
+    compilation_cache.reset_cache()  # JAX reads the setting once, and has read it.
     if not (wanted and folder):
         return ""
     return (
@@ -38,8 +38,8 @@ def keep_if_shared() -> str:
 
 
 def _is_everywhere(folder: str) -> bool:
-    """Whether every process has named the folder that process 0 sees under its name."""
-    # Of a bucket, which is the same from everywhere.
+    """Whether all processes see one and the same folder under this path."""
+    # A bucket's address, which is the same from everywhere.
     if multihost_utils.process_allgather(np.bool_("://" in folder)).all():
         return True
     path = Path(folder) if folder and "://" not in folder else None

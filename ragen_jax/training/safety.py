@@ -1,4 +1,4 @@
-"""Reasons for which a run stops itself, with a saved state."""
+"""Why a run stops itself, with a saved state; `trainer._iterate` asks `problem`."""
 
 import math
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.settings import Settings
 
-# Sampler and update may disagree by the limit in the mean of so many iterations, by so
-# many times the limit in one.
+# loss.logprob_gap_limit is for the mean over so many iterations; a single one may reach
+# so many times the limit.
 GAP_ITERATIONS, GROSS_GAP = 5, 10
 
 
 def recent_gaps(gaps: Sequence[float], state: TrainState, gap: float) -> list[float]:
-    """What `problem` is given, nats, after one more iteration.
+    """The gaps of the last iterations, nats, for `problem`.
 
     Args:
-      gaps: of the iterations before it.
-      state: after it.
-      gap: `update/logprob_gap` of it, which says nothing where no group was kept, nor
-        where it is no number: that would hide the others' in their mean.
+      gaps: of the iterations before this one.
+      state: after this one.
+      gap: this one's `update/logprob_gap`. Ignored if no group was kept, and if it is
+        NaN, which would turn the mean into NaN.
     """
     measured = [] if int(state.empty_in_row) or math.isnan(gap) else [gap]
     return [*gaps, *measured][-GAP_ITERATIONS:]
