@@ -131,7 +131,7 @@ def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):
     """JAX would take SIGTERM for training, which alone asks about it."""
     script = runs.ROOT / "launch" / "evaluate.py"
     place = f"--coordinator=127.0.0.1:{runs.free_port()}"
-    many = ["--prompts=4096", "--rollouts=8", f"--out={tmp_path / 'out.json'}"]
+    many = ["--prompts=4096", "--rollouts=8", f"--out={tmp_path / 'out.jsonl'}"]
     config = f"--config={runs.ROOT / 'configs' / 'bandit.py'}"
     given = ["--model=tiny", config, *many, place, "--processes=2"]
     both = [runs.start([*given, f"--process={i}"], script) for i in (0, 1)]
