@@ -14,6 +14,7 @@ from ragen_jax.envs import base, interface
 
 _MEMBERS = 2  # plays that share a level, as the members of a group do
 _SOLVED = 3  # levels of each split that `solve` is tried on
+_IDLE = 1 / 8  # share of NO_ACTION, at least; with few actions it is one like others
 _DRAWN = 1024  # actions of `sample_action`
 _REPLAYS = 3  # of each solution, to see whether its result is random
 
@@ -35,7 +36,7 @@ class Plays:
     level: Any  # int32[B], plays of one level have the same key of `reset`
     split: Any  # int32[B]; every level's key is used for each split
     states: Any  # leaves [B, T + 1, ...]
-    actions: Any  # int32[B, T] or [B, T, action_size], NO_ACTION as often as any other
+    actions: Any  # int32[B, T] or [B, T, action_size], one in eight or more NO_ACTION
     outcome: base.Outcome  # of [B, T]
     observation: Any  # int32[B, T + 1, M]
 
@@ -102,17 +103,13 @@ def _random_actions(
     """The keys [T] and the actions int32[T] of one play's steps."""
     key = jax.random.fold_in(jax.random.key(6), index)
     step_key, action_key = jax.random.split(key)
-    count = len(env.action_names)
-    if env.sample_action is None:
-        actions = jax.random.randint(
-            action_key, (steps,), base.NO_ACTION, count, jnp.int32
-        )
-    else:
-        draws = jax.vmap(env.sample_action)(jax.random.split(action_key, steps))
-        none_key = jax.random.fold_in(key, 2)
-        is_none = jax.random.bernoulli(none_key, 1 / (count + 1), (steps,))
-        is_none = is_none.reshape((steps,) + (1,) * (draws.ndim - 1))
-        actions = jnp.where(is_none, base.NO_ACTION, draws)
+    draw = functools.partial(base.random_action, env=env)
+    draws = jax.vmap(draw)(jax.random.split(action_key, steps))
+    none_key = jax.random.fold_in(key, 2)
+    idle = max(1 / (len(env.action_names) + 1), _IDLE)
+    is_none = jax.random.bernoulli(none_key, idle, (steps,))
+    is_none = is_none.reshape((steps,) + (1,) * (draws.ndim - 1))
+    actions = jnp.where(is_none, base.NO_ACTION, draws).astype(jnp.int32)
     return jax.random.split(step_key, steps), actions
 
 

@@ -139,6 +139,20 @@ def test_sound_plays_pass(plays):
     dynamics.check_no_action(plays)
 
 
+def test_an_environment_of_thousands_of_actions_passes_even_if_one_ends_it(lake):
+    def end_at_once(key, state, action):
+        done = state.done | (action != base.NO_ACTION)
+        nothing = base.Outcome(jnp.float32(0), jnp.zeros((), bool), done)
+        return state.replace(done=done), nothing
+
+    names = tuple(f"open {number}" for number in range(9999))
+    env = dataclasses.replace(lake, action_names=names, step=end_at_once)
+    plays = dynamics.make_player(env, 48, 4)()
+    dynamics.check_end(plays, must_end=True)
+    dynamics.check_no_action(plays)
+    assert plays.actions.max() > 9000
+
+
 def test_an_end_that_is_none_is_found(plays):
     done, reward = plays.outcome.done, plays.outcome.reward
     was_done = np.pad(done[:, :-1], [(0, 0), (1, 0)])
