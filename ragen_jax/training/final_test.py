@@ -120,11 +120,13 @@ def _write(
 
 def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
     """Warns if no update was made, so that both tables show the same policy."""
-    name = "filter/reward_std"
-    spreads = [line[name] for line in metrics.read(workdir) if name in line]
+    name, lines = "filter/reward_std", metrics.read(workdir)
+    spreads = [line[name] for line in lines if name in line]
     # What is not finite is written as none.
     spread = math.nan if None in spreads else max(spreads, default=0.0)
-    said = safety.nothing_learned(run.settings, state, spread)
+    shares = [line.get("rollout/valid_reply_rate") for line in lines]
+    valid = max((x for x in shares if x is not None), default=math.nan)
+    said = safety.nothing_learned(run.settings, state, spread, valid)
     if said:
         console.line(f"warning: {said}")
 

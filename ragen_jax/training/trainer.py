@@ -284,7 +284,8 @@ def _iterate(
             _show(run, outputs, done, values, durations, validated)
         outputs.watchdog.expect_within(STALLED_SAVING, "saving")
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
-        reason = problem(settings, state, gaps, values["filter/reward_std"])
+        spread, valid = values["filter/reward_std"], values["rollout/valid_reply_rate"]
+        reason = problem(settings, state, gaps, spread, valid)
         reason = reason or _carry_out(run, outputs, done, decision)
         stops = outputs.interrupts.should_stop()
         is_best = score is not None and score > best and keeps_best
