@@ -122,6 +122,16 @@ def check_types(env: base.Environment) -> None:
         interface.check_functions(env)
     except interface.InterfaceError as error:
         raise CheckError(str(error)) from error
+    found = []
+    jax.eval_shape(
+        lambda level: found.append(env.reset(level_key(level), jnp.int32(0))), 0
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        require(
+            isinstance(leaf, jax.Array | np.ndarray | np.generic),
+            f"reset gives State{jax.tree_util.keystr(path[1:])} as {leaf!r}: make it an"
+            " array with a dtype, as jnp.int32(0) is",
+        )
 
 
 def check_finite(plays: Plays) -> None:
@@ -211,30 +221,6 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
         "an ended episode gave a reward: it is 0 where state.done",
     )
     _require_unchanged(plays.states, was_done, "an ended episode changed its state")
-
-
-def outcomes_seen(plays: Plays, *, has_succeeded: bool) -> str:
-    """How random plays ended and what they earned, in a line.
-
-    Args:
-      plays: played at random.
-      has_succeeded: whether a solution did; else the line says where success is unseen.
-    """
-    outcome = plays.outcome
-    ends = outcome.done, outcome.success
-    ended, solved = (int(end.any(axis=1).sum()) for end in ends)
-    count, steps = outcome.done.shape
-    returns = outcome.reward.sum(axis=1)
-    line = (
-        f"of {count} random plays of {steps} actions {ended} ended, {solved} in"
-        f" success; returns were from {returns.min():.4g} to {returns.max():.4g}"
-    )
-    if solved or has_succeeded:
-        return line
-    return (
-        f"{line}. No success was seen: look whether step ever gives it, and supply"
-        " `solve` to have it checked"
-    )
 
 
 def check_no_action(plays: Plays) -> None:
@@ -338,8 +324,10 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
         )
         plan = tuple(plan)
         found += bool(plan)
+        kinds = [np.ravel(a)[0] for a in plan]
         require(
-            all(0 <= np.ravel(a)[0] < len(env.action_names) for a in plan),
+            all(isinstance(kind, int | np.integer) for kind in kinds)
+            and all(0 <= kind < len(env.action_names) for kind in kinds),
             f"solve gives {plan}: choose actions from 0 to {len(env.action_names) - 1}",
         )
         ends = [_replay(functions, start, plan, seed) for seed in range(_REPLAYS)]

@@ -16,6 +16,7 @@ from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_splits as splits
 from ragen_jax.testing import check_texts as texts
+from ragen_jax.testing import play_report
 from ragen_jax.testing.check_env import CheckError, check_env, main
 from ragen_jax.testing.check_splits import check_levels_come, check_splits
 
@@ -238,10 +239,14 @@ def _draws_secrets(spread):
 
 
 def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake):
+    no = jnp.zeros((), bool)
+    nothing = base.Outcome(reward=jnp.float32(0), success=no, done=no)
+
     def secret(spread):
         return dataclasses.replace(
             lake,
             reset=_draws_secrets(spread),
+            step=lambda key, state, action: (state, nothing),
             observe=lambda state: jnp.zeros(1, jnp.int32),
         )
 
@@ -404,10 +409,10 @@ def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):
         f"of 48 random plays of 20 actions {ended} ended, {solved} in success; returns"
         " were from 0 to 1"
     )
-    assert dynamics.outcomes_seen(plays, has_succeeded=False) == line
+    assert play_report.outcomes_seen(plays, has_succeeded=False) == line
     none = _with(plays, success=np.zeros_like(outcome.success))
-    assert "No success was" in dynamics.outcomes_seen(none, has_succeeded=False)
-    assert "No success was" not in dynamics.outcomes_seen(none, has_succeeded=True)
+    assert "No success was" in play_report.outcomes_seen(none, has_succeeded=False)
+    assert "No success was" not in play_report.outcomes_seen(none, has_succeeded=True)
 
 
 # Free-form answers: the digits of the four directions.
