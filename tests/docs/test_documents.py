@@ -6,11 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from absl import flags as absl_flags
 from helpers import runs
 
 import ragen_jax
 from ragen_jax import cli, envs
 from ragen_jax import settings as settings_lib
+from ragen_jax.envs import registry
 from ragen_jax.studies import study
 
 ROOT = Path(runs.ROOT)
@@ -40,14 +42,19 @@ def _commands(text):
     blocks = re.findall(r"^```(?:ba)?sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     blocks = [block.replace("\\\n", " ") for block in blocks]
     lines = [line for block in blocks for line in block.splitlines()]
-    lines += re.findall(r"^    (python .*)$", text, re.MULTILINE)
+    lines += re.findall(r"^    ((?:\w+=\S+ )*python .*)$", text, re.MULTILINE)
     lines += re.findall(r"`(python -m [^`]*)`", text)
     words = [shlex.split(line, comments=True) for line in lines]
     # A line may hold several commands, one behind the other.
     for line in words:
         for is_and, command in itertools.groupby(line, lambda word: word == "&&"):
             if not is_and:
-                yield list(command)
+                yield list(itertools.dropwhile(_is_variable, command))
+
+
+def _is_variable(word):
+    """Whether it sets a variable for the command behind it, as in A=1 python ..."""
+    return re.fullmatch(r"[A-Z_]+=.*", word)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +150,24 @@ def test_every_config_of_a_document_has_the_variant_and_the_keys_it_names(docume
             ]
             unknown = set(changed) - _keys(chosen[0])
             assert not unknown, f"{_name(document)}: {unknown} of {command}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_no_setting_of_a_documents_command_is_refused(document, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for command in _commands(document.read_text()):
+        given = [word for word in command if re.match(r"--config[.=]", word)]
+        # Supervised starts have settings of another kind.
+        if not given or "launch/warm_start.py" in command:
+            continue
+        values = absl_flags.FlagValues()
+        cli.define_config("configs/frozenlake.py", values)
+        given = [word.replace("=SEED", "=0") for word in given]
+        cli.parse(["train.py", *given], values)
+        settings = cli.read_settings(values["config"].value)
+        settings_lib.check_changed(settings, cli.changed_keys(values["config"].value))
+        for task in (*settings.tasks(), *settings.evaluated_tasks()):
+            registry.make(task.name, task.options)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_name)

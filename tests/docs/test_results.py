@@ -1,0 +1,30 @@
+"""The figures of docs/results.md are those of the pages that it sums up."""
+
+import re
+
+from helpers.paths import ROOT
+
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+_NUMBER = r"(-?\d+\.\d)"
+# As in "4.2 below to 2.7 above", but not a range of shares, which ends in " %".
+_INTERVAL = re.compile(rf"{_NUMBER}(?: [a-z]+)? to {_NUMBER}\b(?! %)")
+
+
+def _sizes(pairs):
+    """Intervals without their signs, which depend on what is taken from what."""
+    return {tuple(sorted(number.lstrip("-") for number in pair)) for pair in pairs}
+
+
+def test_every_interval_of_a_studys_summary_stands_on_its_page():
+    checked = 0
+    for paragraph in RESULTS.split("\n\n"):
+        names = re.findall(r"\[page\]\(studies/(\w+)\.md\)", paragraph)
+        pages = [ROOT / "docs" / "studies" / f"{name}.md" for name in names]
+        text = "".join(page.read_text() for page in pages)
+        # Welch's t compares arms of different numbers of seeds, which no page does.
+        summary = re.sub(r"Welch's t [\d.]+ to [\d.]+", "", " ".join(paragraph.split()))
+        within = re.findall(r"\(([^()]*)\)", summary if names else "")
+        found = _sizes(_INTERVAL.findall("; ".join(within)))
+        assert found <= _sizes(re.findall(rf"\[{_NUMBER}, {_NUMBER}\]", text)), names
+        checked += len(found)
+    assert checked > 45
