@@ -1,10 +1,14 @@
-"""The figures of docs/results.md are those of the pages that it sums up."""
+"""Figures of studies, where they are summed up, are those of their pages and data."""
 
+import json
 import re
 
-from helpers.paths import ROOT
+from helpers.paths import CONFIGS, ROOT
+
+from ragen_jax.studies import definition
 
 RESULTS = (ROOT / "docs" / "results.md").read_text()
+STUDIES = ROOT / "docs" / "studies"
 _NUMBER = r"(-?\d+\.\d)"
 # As in "4.2 below to 2.7 above", but not a range of shares, which ends in " %".
 _INTERVAL = re.compile(rf"{_NUMBER}(?: [a-z]+)? to {_NUMBER}\b(?! %)")
@@ -19,7 +23,7 @@ def test_every_interval_of_a_studys_summary_stands_on_its_page():
     checked = 0
     for paragraph in RESULTS.split("\n\n"):
         names = re.findall(r"\[page\]\(studies/(\w+)\.md\)", paragraph)
-        pages = [ROOT / "docs" / "studies" / f"{name}.md" for name in names]
+        pages = [STUDIES / f"{name}.md" for name in names]
         text = "".join(page.read_text() for page in pages)
         # Welch's t compares arms of different numbers of seeds, which no page does.
         summary = re.sub(r"Welch's t [\d.]+ to [\d.]+", "", " ".join(paragraph.split()))
@@ -28,3 +32,15 @@ def test_every_interval_of_a_studys_summary_stands_on_its_page():
         assert found <= _sizes(re.findall(rf"\[{_NUMBER}, {_NUMBER}\]", text)), names
         checked += len(found)
     assert checked > 45
+
+
+def test_the_table_of_studies_counts_the_runs_planned_and_trained():
+    table = (STUDIES / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\w+)\].* \| (\d+) \| (\d+) \|$", table, re.MULTILINE)
+    expected = []
+    for path in (CONFIGS / "studies").glob("*.py"):
+        planned = len(definition.planned_runs(definition.load(path)))
+        data = STUDIES / f"{path.stem}.json"
+        trained = len(json.loads(data.read_text())["runs"]) if data.exists() else 0
+        expected.append((path.stem, str(planned), str(trained)))
+    assert sorted(rows) == sorted(expected)
