@@ -59,10 +59,12 @@ def _is_variable(word):
 
 @pytest.fixture(scope="module")
 def flags():
-    """The names of all flags that the launch scripts define, from their sources."""
+    """The names of all flags that scripts define, from their sources."""
     sources = [*ROOT.glob("launch/*.py"), *ROOT.glob("ragen_jax/cli/*.py")]
-    text = "".join(path.read_text() for path in sources)
-    return set(re.findall(r"DEFINE_\w+\(\s*\"([\w-]+)\"", text)) | {"help"}
+    text = "".join(path.read_text() for path in (*sources, ROOT / "tests/soak.py"))
+    # The benchmark's sizes are a table of names, usual values and helps.
+    define = r"(?:DEFINE_\w+|add_argument)\(\s*\"(?:--)?([\w-]+)\"|\(\"(\w+)\", \d+, \""
+    return {name for pair in re.findall(define, text) for name in pair} | {"help"}
 
 
 def test_the_documents_are_found():
