@@ -43,7 +43,7 @@ def test_the_plan_that_is_shown_is_the_tables_first_line():
 
 def test_the_readme_has_the_time_and_memory_of_its_command():
     seconds, gibibytes = re.search(
-        r"takes at least ([\d.]+) s where replies have 150 tokens, and ([\d.]+) GiB",
+        r"takes at least ([\d.]+) s with replies of 150 tokens, and ([\d.]+) GiB",
         " ".join(README.split()),
     ).groups()
     cells = BY_GPUS[EIGHT]
