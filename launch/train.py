@@ -56,12 +56,12 @@ def main() -> None:
     settings = cli.read_settings(_CONFIG.value)
     if _TARGET.value or _SHAPE.value:
         wanted = cli.PlanFlags(
-            _PLAN.value,
-            _TARGET.value,
-            _DEVICES.value,
-            _HOSTS.value,
-            tuple(_REPLIES.value),
-            _SHAPE.value,
+            plan=_PLAN.value,
+            target=_TARGET.value,
+            devices=_DEVICES.value,
+            hosts=_HOSTS.value,
+            replies=tuple(_REPLIES.value),
+            shape=_SHAPE.value,
         )
         return cli.plan_for_target(settings, wanted)
     for name in (_DEVICES.name, _HOSTS.name, _REPLIES.name):
@@ -85,7 +85,7 @@ def main() -> None:
         folder = Path(path).expanduser()
         if not _PLAN.value:
             check_workdir(folder, settings)
-        if not (folder / SETTINGS_FILE).exists():  # A run that was begun goes on.
+        if not (folder / SETTINGS_FILE).exists():  # An existing run just resumes.
             check_changed(settings, cli.changed_keys(_CONFIG.value))
         run = run_lib.prepare(settings)
         weights.check_weights(run.model)
@@ -93,13 +93,14 @@ def main() -> None:
             _report_plan(run)
             return
         memory_plan.check_least(run)
-        # Made last, so that a mistake leaves no folder behind.
+        # Created last, so that a mistake above leaves no folder behind.
         workdir = cli.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
     trainer.train(run, workdir, console, shlex.join(["python", *sys.argv]))
 
 
 def _report_plan(run) -> None:
+    """Prints the memory that the run would need on the devices here."""
     from ragen_jax.reporting.console import Console
     from ragen_jax.training import memory_plan
 

@@ -166,7 +166,7 @@ class FilterSettings:
     # The share to keep of groups, of the scores' sum, or of a group's members; which of
     # these depends on the strategy.
     fraction: float = limits.up_to_one()
-    fraction_end: float = limits.or_constant(  # its value at the last iteration
+    fraction_end: float = limits.or_constant(  # reached linearly by the last iteration
         lambda value: 0 < value <= 1, "a number above 0 and at most 1"
     )
     count: int = limits.at_least(1)  # groups to keep; only for top_count
@@ -216,7 +216,7 @@ class LossSettings:
     sampler_correction: float = limits.at_least(0)
     value_clip: float = limits.at_least(0)  # most that a value may move; 0: no bound
     entropy: float = limits.at_least(0)  # coefficient of the entropy bonus
-    # The coefficient at the last iteration; so, too, kl_end.
+    # Reached linearly by the last iteration, as kl_end.
     entropy_end: float = limits.or_constant(lambda value: value >= 0, "0 or more")
     entropy_on: str = limits.one_of("reply", "thought", "answer")  # which tokens
     kl: float = limits.at_least(0)  # coefficient of the KL term to the reference
