@@ -118,7 +118,7 @@ def _rollout() -> dict:
         decode_chunk=0,  # Tokens between two checks whether all episodes have ended.
         buckets=0,  # How many lengths of the cache decoding can choose from.
         decode_attention="auto",  # or "xla", "cudnn": the kernel of decoding.
-        # "int8" and "float8" halve the bytes of weights that a GPU reads for each token,
+        # "int8" and "float8" halve the bytes of weights that a GPU reads for a token,
         # but sample from a slightly different policy: see update/logprob_gap and
         # loss.sampler_correction.
         decode_weights="same",
