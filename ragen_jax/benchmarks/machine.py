@@ -252,7 +252,7 @@ def _conversations(
 ) -> Iterator[tuple[str, dict]]:
     """Times the two conversations of `Request`, with our sampler and with peers."""
     batch, vocabulary = request.batch, run.model.config.vocabulary
-    sizes = {
+    sizes = {  # (turns, tokens given in each, tokens of each reply)
         "generating": (1, request.prompt_tokens, request.new_tokens),
         "several turns": (
             request.turns,
@@ -280,12 +280,16 @@ def _conversations(
         request.repeats,
     )
     figures = {"compiling both, s": compiled.seconds, **alone}
-    (_, given, reply), (turns, each, answer) = sizes.values()
-    lengths = {
-        "generating": f"{batch} x ({given} + {reply}) tokens",
-        "several turns": f"{batch} x {turns} x ({each} + {answer}) tokens",
-    }
-    yield "lengths", lengths
+    tokens = {name: f"({given} + {reply})" for name, (_, given, reply) in sizes.items()}
+    yield (
+        "lengths",
+        {
+            "generating": f"{batch} x {tokens['generating']} tokens",
+            "several turns": (
+                f"{batch} x {request.turns} x {tokens['several turns']} tokens"
+            ),
+        },
+    )
     yield "sampler, generating", figures
     yield from _comparisons(run, request, conversations, runners, actor, scratch)
 

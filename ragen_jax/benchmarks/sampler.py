@@ -329,7 +329,8 @@ def compare(
             started = time.perf_counter()
             jax.block_until_ready(run())
             taken[name].append(time.perf_counter() - started)
-    (ours, *others), figures = runs, {}
+    ours, *others = runs
+    figures: dict[str, float] = {}
     for name in runs:
         median = statistics.median(taken[name])
         figures[f"{title}, {name}, reply tokens/s"] = conversation.replies / median

@@ -8,7 +8,6 @@ results so far). What the stages measure is in stages.py; gpu_suite.py calls thi
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -152,18 +151,19 @@ def _set_aside(
     status: Callable[[str], None],
 ) -> None:
     """Moves results with another `made_with`, CODE not counted, to OUT/before_N."""
-    others: set[str] = set()
-    names = []
+    others: set[str] = set()  # the keys that differ
+    names = []  # of the stages to move
     for stage in stages:
-        was = read(out, stage.name).made_with
-        differing = {key for key in made_with if was.get(key) != made_with[key]}
+        saved = read(out, stage.name).made_with
+        differing = {key for key in made_with if saved.get(key) != made_with[key]}
         if (out / f"{stage.name}.json").exists() and differing - {CODE}:
             others |= differing
             names.append(stage.name)
     if not names:
         return
-    numbers = itertools.count(1)
-    folder = next(f for n in numbers if not (f := out / f"before_{n}").exists())
+    number = 1
+    while (folder := out / f"before_{number}").exists():
+        number += 1
     folder.mkdir()
     for name in names:
         (out / f"{name}.json").rename(folder / f"{name}.json")

@@ -200,21 +200,23 @@ def _chain(pairs: str) -> tuple[int, ...]:
 
 def collectives_in_loops(program: Block) -> list[Collective]:
     """The collectives inside any loop, each once."""
-    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
-    found = {id(c): c for block in blocks for c in block.collectives}
-    return list(found.values())
+    return [c for block in _blocks_in_loops(program) for c in block.collectives]
 
 
 def copies_in_loops(program: Block, least: int) -> list[Kernel]:
     """The kernels inside any loop that only copy, and write `least` bytes or more."""
-    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
-    found = {
-        id(kernel): kernel
-        for block in blocks
+    return [
+        kernel
+        for block in _blocks_in_loops(program)
         for kernel in block.kernels
         if kernel.kind in ("copy", "copy-start") and kernel.written >= least
-    }
-    return list(found.values())
+    ]
+
+
+def _blocks_in_loops(program: Block) -> list[Block]:
+    """The blocks inside any loop, each once although loops are nested."""
+    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
+    return list({id(block): block for block in blocks}.values())
 
 
 def has_cudnn_attention(block: Block) -> bool:

@@ -291,15 +291,17 @@ def _check_batches(settings: Settings) -> None:
             f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
         )
     rollout, rows = settings.rollout, "episodes"
-    names, sizes = ["prompts", "group_size"], [rollout.prompts, rollout.group_size]
+    sizes = {
+        "rollout.prompts": rollout.prompts,
+        "rollout.group_size": rollout.group_size,
+    }
     if rollout.window_turns:
-        names, sizes = [*names, "turns"], [*sizes, settings.most_turns()]
-        rows = "turns"
-    if mini > (most := math.prod(sizes)):
+        sizes["rollout.turns"], rows = settings.most_turns(), "turns"
+    if mini > (most := math.prod(sizes.values())):
         raise SettingsError(
             f"optimizer.minibatch = {mini} rows is more than the"
-            f" {' * '.join(map(str, sizes))} = {most} {rows} of"
-            f" {' * '.join(f'rollout.{name}' for name in names)}: lower"
+            f" {' * '.join(map(str, sizes.values()))} = {most} {rows} of"
+            f" {' * '.join(sizes)}: lower"
             " optimizer.minibatch (and optimizer.microbatch, which must divide it) to"
             f" at most {most}"
         )

@@ -163,8 +163,8 @@ class FilterSettings:
     """Which groups of an iteration are trained on (learning/filters.py)."""
 
     strategy: str = limits.one_of(*FILTER_STRATEGIES)
-    # The share to keep of groups, of the scores' sum, or of a group's members; which of
-    # these depends on the strategy.
+    # A share of the groups, of the scores' sum, of the best score, or of a group's
+    # members: it depends on the strategy (choices.py).
     fraction: float = limits.up_to_one()
     fraction_end: float = limits.or_constant(  # reached linearly by the last iteration
         lambda value: 0 < value <= 1, "a number above 0 and at most 1"
