@@ -111,21 +111,8 @@ class _Numbers:
         return -1  # No row is padded: all are of one length.
 
 
-def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
-    """Tunix's sampler on the first device, greedy and without early ends.
-
-    Its Llama (0.1.7) has a RoPE theta of 1,000,000 whatever the config says: then its
-    tokens differ from ours, but the amount of work is the same.
-
-    Args:
-      folder: from `model_folder`.
-      model: for the model's shape and dtype.
-
-    Returns:
-      The function, and a line that says on what it runs.
-    """
-    from tunix.generate import sampler
-
+def _tunix_model(folder: Path, model: Model, mesh: Mesh):
+    """Tunix's own model object with the weights in a folder."""
     config, family = model.config, model.config.family
     name = {"llama": "llama3"}.get(family, family)
     models, params = (
@@ -149,10 +136,29 @@ def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
         **{tied: config.tied},
         **typed,
     )
-    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    loaded = params.create_model_from_safe_tensors(
+    return params.create_model_from_safe_tensors(
         str(folder), shape, mesh, dtype=model.dtype
     )
+
+
+def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
+    """Tunix's sampler on the first device, greedy and without early ends.
+
+    Its Llama (0.1.7) has a RoPE theta of 1,000,000 whatever the config says: then its
+    tokens differ from ours, but the amount of work is the same.
+
+    Args:
+      folder: from `model_folder`.
+      model: for the model's shape and dtype.
+
+    Returns:
+      The function, and a line that says on what it runs.
+    """
+    from tunix.generate import sampler
+
+    config = model.config
+    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    loaded = _tunix_model(folder, model, mesh)
 
     @functools.cache
     def sampler_of(length: int) -> sampler.Sampler:
