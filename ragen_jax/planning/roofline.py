@@ -129,7 +129,8 @@ def estimate(
     total = parts.start + passes.rounds * parts.chunk + passes.feeds * parts.feed
     for index, count in enumerate(passes.by_bucket):
         total += count * decode_at(parts, index, passes.filled)
-    # The kept episodes are taken to be like all: the first so many, or all repeated.
+    # The kept episodes are taken to be like all: the first `kept` of them, repeated
+    # if there are fewer.
     kept = filters.most_kept_episodes(settings)
     lengths = np.resize(np.concatenate([each.rows for each in simulated]), kept)
     replies = np.resize(np.concatenate([each.replies for each in simulated]), kept)

@@ -66,7 +66,7 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 
 def _task_to_dict(values: dict[str, Any]) -> dict[str, Any]:
-    """A task's or environment's fields and, beside them, those of its `options`."""
+    """Moves the entries of `options` up among the other fields, as in a config."""
     options = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in values["options"]

@@ -108,9 +108,7 @@ def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
             f"{folder} is in use: {_holder(file, what)}; wait for it, end it, or"
             f" choose another {flag}"
         ) from None
-    with contextlib.suppress(
-        OSError
-    ):  # With a full disk the lock is held all the same.
+    with contextlib.suppress(OSError):  # A full disk does not undo the lock.
         file.truncate(0)
         own = {"host": socket.gethostname(), "process": os.getpid(), "what": what}
         # Unbuffered: a failed write would be repeated, and raise, on closing the file.
