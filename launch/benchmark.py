@@ -122,7 +122,7 @@ def _machine() -> dict:
     """Measures what --config says, or with --instruments what diagnostics cost."""
     settings = cli.read_settings(_CONFIG.value)
     cli.use_every_core(settings)
-    cli.start_jax(settings)
+    cli.start_jax_alone(settings, "a benchmark")
     # Imported here so that a wrong setting is reported without waiting for JAX.
     if _INSTRUMENTS.value:
         from ragen_jax.benchmarks import instruments

@@ -48,7 +48,7 @@ def main() -> None:
 
     settings = diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value)
     cli.use_every_core(settings)
-    cli.start_jax(settings)
+    cli.start_jax_alone(settings, "a diagnosis")
     from ragen_jax.diagnostics.mutual_information import SmoothedStd
     from ragen_jax.training import checkpoints
     from ragen_jax.utils.atomic_files import new_file

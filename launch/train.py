@@ -55,7 +55,7 @@ _SHAPE = flags.DEFINE_string(
 def main() -> None:
     settings = cli.read_settings(_CONFIG.value)
     if _TARGET.value or _SHAPE.value:
-        wanted = cli.PlanFlags(
+        plan_flags = cli.PlanFlags(
             plan=_PLAN.value,
             target=_TARGET.value,
             devices=_DEVICES.value,
@@ -63,7 +63,7 @@ def main() -> None:
             replies=tuple(_REPLIES.value),
             shape=_SHAPE.value,
         )
-        return cli.plan_for_target(settings, wanted)
+        return cli.plan_for_target(settings, plan_flags)
     for name in (_DEVICES.name, _HOSTS.name, _REPLIES.name):
         if flags.FLAGS[name].present:
             raise UserError(
@@ -85,7 +85,7 @@ def main() -> None:
         folder = Path(path).expanduser()
         if not _PLAN.value:
             check_workdir(folder, settings)
-        if not (folder / SETTINGS_FILE).exists():  # An existing run just resumes.
+        if not (folder / SETTINGS_FILE).exists():  # A resumed run is not refused.
             check_changed(settings, cli.changed_keys(_CONFIG.value))
         run = run_lib.prepare(settings)
         weights.check_weights(run.model)
@@ -93,7 +93,7 @@ def main() -> None:
             _report_plan(run)
             return
         memory_plan.check_least(run)
-        # Created last, so that a mistake above leaves no folder behind.
+        # Created last, so that a mistake leaves no folder behind.
         workdir = cli.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
     trainer.train(run, workdir, console, shlex.join(["python", *sys.argv]))
@@ -101,10 +101,12 @@ def main() -> None:
 
 def _report_plan(run) -> None:
     """Prints the memory that the run would need on the devices here."""
+    import jax
+
     from ragen_jax.reporting.console import Console
     from ragen_jax.training import memory_plan
 
-    console = Console(sys.stdout)
+    console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
     console.status("compiling, without running ...")
     console.line(memory_plan.report(run, memory_plan.plan(run)))
 

@@ -47,11 +47,11 @@ class Programs:
 
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, UpdateMetrics]]
-    # Means over all episodes, over each environment's, and each one's messages that
-    # were too long.
+    # Rollout -> (means over all episodes, means by environment, each environment's
+    # count of messages that were too long and so were cut).
     summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array], tuple]]
     report: Callable[..., dict[str, jax.Array]]  # the iteration's metrics
-    merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> to sample from
+    merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> sampler's weights
     frozen: Parameters  # the base model under adapters; {} where all is trained
     reference: Parameters  # {} without a KL term
 
@@ -63,7 +63,7 @@ def iterate(
 
     Args:
       run, programs: what is static.
-      state: given up; its memory is reused.
+      state: donated; its buffers are reused.
 
     Returns:
       The next state, the iteration's metrics by the names in reporting/metrics.py, and
@@ -75,27 +75,27 @@ def iterate(
     """
     labels = [task.label for task in run.tasks]
     started = time.perf_counter()
-    call = training_args(run.settings, state.iteration, state.updates)
+    rollout_args = training_args(run.settings, state.iteration, state.updates)
     actor = programs.merge(state.actor, programs.frozen)
-    rollout = programs.rollout(actor, run.tokens, call)
-    seen, by_task, too_long = programs.summarize(rollout)
-    jax.block_until_ready(seen)
+    rollout = programs.rollout(actor, run.tokens, rollout_args)
+    means, means_by_task, too_long = programs.summarize(rollout)
+    jax.block_until_ready(means)
     check_room(labels, jax.device_get(too_long))
     sampled = time.perf_counter()
 
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
-    learned: list[UpdateMetrics] = []
-    while len(learned) < run.settings.optimizer.reuse:  # Once: on-policy.
-        made = [one.made for one in learned]
-        given = train_state.update_arguments(run.settings, made)
-        state, one = programs.update(state, *record, given)
-        learned.append(one)
+    uses: list[UpdateMetrics] = []  # one for each use of the episodes
+    while len(uses) < run.settings.optimizer.reuse:  # 1: on-policy.
+        update_args = train_state.update_arguments(
+            run.settings, [use.made for use in uses]
+        )
+        state, use = programs.update(state, *record, update_args)
+        uses.append(use)
     jax.block_until_ready(state.updates)
     times = summary.Times(sampled - started, time.perf_counter() - sampled)
-    values = programs.report(
-        summary.counts_so_far(state), learned, seen, rollout.passes, given.actor_lr
-    )
-    metrics = summary.iteration_metrics(values, (seen, by_task), labels, times)
+    counts = summary.counts_so_far(state)
+    values = programs.report(counts, uses, means, rollout.passes, update_args.actor_lr)
+    metrics = summary.iteration_metrics(values, (means, means_by_task), labels, times)
     return state, metrics, rollout
 
 
@@ -117,13 +117,17 @@ def update(
     episodes: Episodes,
     given: UpdateArgs,
 ) -> tuple[TrainState, UpdateMetrics]:
-    """Learns from a record: a better policy, and what it was like to learn it.
+    """Scores a record and takes the optimizer steps on its kept rows.
 
     Args:
-      plan, old: what is static, and the state before.
+      plan: what is static.
+      old: the state before.
       frozen, reference: as in `Programs`.
       rows, episodes: the record of B episodes.
       given: seed, learning rate, and which use of the record this is.
+
+    Returns:
+      The next state, and the metrics of the update.
     """
     scored = score(plan, old, frozen, reference, rows, episodes)
     new, steps = optimize(plan, frozen, old, scored.batch, given)
@@ -139,7 +143,9 @@ def score(
     rows: Rows,
     episodes: Episodes,
 ) -> ScoredRecord:
-    """`update`'s first half: what to learn from, and what each token was worth.
+    """`update`'s first half: which rows to learn from, and each token's advantage.
+
+    Args: as for `update`; `state` is the one before.
 
     Raises:
       ValueError: while tracing, for a record of other sizes than the plan's.
@@ -150,12 +156,20 @@ def score(
     kept = gather_kept_rows(settings, rows, episodes, chosen.keep)
     kept = kept.replace(rows=forward.share_rows(plan, kept.rows))
     scores = forward.score_before(plan, state, frozen, reference, kept)
-    by_turn = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
-    by_token = shaping.token_rewards(settings, kept.rows, by_turn, scores, iteration)
+    groups = settings.rollout.prompts
+    turn_rewards = shaping.turn_rewards(settings.reward, episodes, groups)
+    token_rewards = shaping.token_rewards(
+        settings, kept.rows, turn_rewards, scores, iteration
+    )
     evidence = Evidence(
-        kept.rows, episodes, chosen.keep, by_turn, by_token, scores.old_values
+        rows=kept.rows,
+        episodes=episodes,
+        keep=chosen.keep,
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
+        old_values=scores.old_values,
     )
     estimate = ESTIMATORS[settings.estimator](settings, evidence)
-    gains = rescale(settings, estimate, kept, episodes, chosen)
-    batch = make_batch(settings, kept, episodes, scores, estimate, gains)
+    advantages = rescale(settings, estimate, kept, episodes, chosen)
+    batch = make_batch(settings, kept, episodes, scores, estimate, advantages)
     return ScoredRecord(chosen, kept, batch)

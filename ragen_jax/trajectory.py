@@ -15,7 +15,7 @@ END_OF_TURN = 1  # the policy sampled the token that the chat template closes it
 REPLY_BUDGET = 2  # the reply reached rollout.reply_tokens
 ANSWER_CLOSED = 3  # </answer> was complete and rollout.stop_at_answer was set
 OTHER_STOP = 4  # the policy sampled another of the model's stop tokens
-SAMPLED_STOPS = (END_OF_TURN, OTHER_STOP)  # the reply's last token is no text of it
+SAMPLED_STOPS = (END_OF_TURN, OTHER_STOP)  # the last token is a control token
 
 # Why an episode ended (`Episodes.end`).
 UNFINISHED = 0
@@ -30,8 +30,8 @@ PADDING = -1  # in `Rows.episode` and `Rows.turn`
 class Episodes:
     """B episodes of at most K turns.
 
-    In the order of groups, group 0 first; of several environments by device, then
-    environment, then group. Whoever compares the episodes of a group goes by `group`.
+    Ordered by group; with several environments by device, then environment, then group.
+    To compare the episodes of a group, read `group` and never the position.
     """
 
     group: jax.Array  # int32[B], which prompt (initial state) the episode started from
@@ -44,28 +44,28 @@ class Episodes:
     actions: jax.Array  # int32[B, K], actions that reached the environment in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
-    thought_tokens: jax.Array  # int32[B, K], of those, before the answer's text begins
+    thought_tokens: jax.Array  # int32[B, K], reply tokens before the answer's text
     grounded: jax.Array  # float32[B, K], share of the landmarks that the thought names
 
 
 def blank_episodes(count: int, turns: int) -> Episodes:
-    """B episodes of K turns, all of them 0."""
-    whole, flag = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
+    """B episodes of K turns in which nothing was played: every field is 0 or False."""
+    by_episode, flag = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
     by_turn = jnp.zeros((count, turns), jnp.int32)
-    share = jnp.zeros((count, turns), jnp.float32)
+    float_by_turn = jnp.zeros((count, turns), jnp.float32)
     return Episodes(
-        group=whole,
-        environment=whole,
+        group=by_episode,
+        environment=by_episode,
         success=flag,
-        end=whole,
-        turns=whole,
-        reward=share,
+        end=by_episode,
+        turns=by_episode,
+        reward=float_by_turn,
         is_valid=jnp.zeros((count, turns), bool),
         actions=by_turn,
         reply_tokens=by_turn,
         reply_end=by_turn,
         thought_tokens=by_turn,
-        grounded=share,
+        grounded=float_by_turn,
     )
 
 
@@ -99,6 +99,14 @@ def is_played(episodes: Episodes) -> jax.Array:
     """bool[B, K], True for the turns that were played."""
     turn = jnp.arange(episodes.reward.shape[1])
     return turn[None, :] < episodes.turns[:, None]
+
+
+def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
+    """[R, T] from [B, K]: for each token the number of its turn.
+
+    Padding (-1, which would index from the end) reads turn 0 of episode 0: mask it.
+    """
+    return by_turn[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
 
 
 def row_lengths(rows: Rows) -> jax.Array:

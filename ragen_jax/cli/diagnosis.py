@@ -44,15 +44,15 @@ class Wanted:
     gradients: bool = True
     samples: int = 64  # thoughts that mutual information is measured on; 0: all
     buckets: str = "quantile"  # or "fixed"
-    # Whether a checkpoint without thoughts lacks its mutual information alone: of many
-    # checkpoints one that has collapsed is what the others are compared with.
+    # Whether to skip mutual information, instead of failing, for a checkpoint whose
+    # replies have no thoughts: among several, a collapsed one is worth comparing.
     may_lack_thoughts: bool = False
 
 
 def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
     """The settings with another shape of the batch; 0 leaves a size as it is.
 
-    A run that a GPU sampled in one CUDA graph is sampled without: any device can.
+    Without a CUDA graph, which not every device can have.
 
     Raises:
       UserError: if several environments share the batch, whose shares are settings,
@@ -74,10 +74,9 @@ def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
 
 
 def prepare(settings: Settings) -> Run:
-    """The run to measure by, on as many devices as can share its batch.
+    """The run to measure by, on as many devices as can share its batch evenly.
 
-    The mesh is like the one that the checkpoint was trained on where that fills the
-    devices: its settings are as they were, and no flag changes those.
+    The mesh follows the checkpoint's settings as far as the devices allow.
 
     Args:
       settings: from `reshape`.
@@ -88,10 +87,10 @@ def prepare(settings: Settings) -> Run:
     devices = backend.devices()
     for count in range(len(devices), 0, -1):
         sizes, fitted = fit_mesh(settings.mesh, count), settings
-        if sizes["tensor"] == 1:  # Where the other layout has nothing to share.
+        if sizes["tensor"] == 1:  # layout = "tensor" needs a tensor axis.
             whole = dataclasses.replace(settings.rollout, layout="replicated")
             fitted = dataclasses.replace(settings, rollout=whole)
-        with contextlib.suppress(SettingsError):  # One device shares nothing.
+        with contextlib.suppress(SettingsError):  # Never for one device.
             check_shares(fitted, sizes)
             break
     return run_lib.prepare(fitted, meshes.make_mesh(**sizes, devices=devices[:count]))

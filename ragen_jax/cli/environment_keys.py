@@ -1,4 +1,4 @@
-"""Keys of environments that a config leaves at their defaults, for the command line."""
+"""Lets the command line set an environment's keys that the config file omits."""
 
 import dataclasses
 import re
@@ -13,7 +13,8 @@ from ragen_jax.settings.schema import LIMITS
 from ragen_jax.utils import user_modules
 
 _NAME = re.compile(r"(env\.(?:(mix|evaluate)\.[^.]+\.)?)name")
-# What an environment of its section may have besides its own settings.
+# Keys that an environment may have besides its own settings, by section: env, env.mix,
+# env.evaluate.
 _LIMITS = {
     None: (),
     "mix": ("prompts", *LIMITS),
@@ -24,10 +25,10 @@ _LIMITS = {
 def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that environments have and a config does not name, with their defaults.
 
-    Those of a user's file are not known: it is not executed before JAX has started.
+    Keys of a user's own environment are unknown here: its file runs after JAX starts.
 
     Args:
-      leaves: of the config by dotted key, the names of environments as they will be.
+      leaves: of the config by dotted key, with overridden names of environments.
 
     Raises:
       SettingsError: if there is no environment of such a name.
@@ -47,7 +48,7 @@ def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add(config: ConfigDict, key: str, value: Any) -> None:
-    """Gives a locked config another leaf. `key` is dotted; its section is there."""
+    """Adds a leaf to a locked config. `key` is dotted, and its section exists."""
     *sections, leaf = key.split(".")
     with config.unlocked():
         part = config
@@ -57,7 +58,7 @@ def add(config: ConfigDict, key: str, value: Any) -> None:
 
 
 def advice(key: str, known: Mapping[str, Any]) -> str:
-    """How to continue after an unknown key of an environment.
+    """The remedy in the error of an environment's unknown key.
 
     Args:
       key: dotted, "env." at its beginning.
@@ -90,5 +91,5 @@ def _own_fields(name: Any) -> tuple[dataclasses.Field, ...]:
 
 
 def _default(field: dataclasses.Field) -> Any:
-    """The default, of the field's type: the command line is read by it."""
+    """The field's default, as its type: absl chooses the flag's parser by it."""
     return float(field.default) if field.type is float else field.default

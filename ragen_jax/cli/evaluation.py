@@ -11,9 +11,10 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import startup, subjects
 from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
 
-# Keys of the config that only training reads, and the flags that say the same here.
+# Keys of the config that only training reads -> the flag to use here instead.
 _FLAGS = {
     "evaluation.prompts": "--prompts",
     "evaluation.rollouts": "--rollouts",
@@ -78,7 +79,7 @@ def check(request: Request) -> None:
 
 
 def _check_keys(request: Request) -> None:
-    """Raises UserError for a key of the config whose part a flag plays here."""
+    """Raises UserError for an overridden key that is not read here."""
     for key in request.keys:
         if flag := _FLAGS.get(key):
             raise UserError(
@@ -109,10 +110,13 @@ def evaluate(request: Request) -> None:
     subject = _subject(request)
     request = with_temperature(request, subject.settings)
     _check_size(request, subject.settings)
-    startup.start_jax(subject.settings)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
 
+    # With several processes JAX takes SIGTERM for training, which asks it once in every
+    # iteration. Nobody asks here: the signal ends the process, as it ends a single one.
+    jax.config.update("jax_enable_preemption_service", False)
+    startup.start_jax(subject.settings, shared_facts(request, subject))
     from ragen_jax.evaluation import report
     from ragen_jax.reporting.console import Console
     from ragen_jax.utils.atomic_files import new_file
@@ -134,6 +138,17 @@ def evaluate(request: Request) -> None:
     console.line("\n".join(f"{name:12}  {path}" for name, path in written.items()))
 
 
+def shared_facts(request: Request, subject: Subject) -> dict[str, str]:
+    """In what the processes of one evaluation have to agree, as texts.
+
+    One with other levels or another checkpoint would compute, and wait for, other
+    programs than the rest.
+    """
+    flags = ("policy", "prompts", "rollouts", "temperature", "split")
+    asked = {f"--{name}": str(getattr(request, name)) for name in flags}
+    return facts.of_run(subject.settings) | asked | {"the step": str(subject.step)}
+
+
 def with_temperature(request: Request, settings: Settings) -> Request:
     """The request with a temperature: its own, or else that of the settings."""
     if request.temperature is not None:
@@ -147,7 +162,7 @@ def _check_size(request: Request, settings: Settings) -> None:
     if request.policy != "model":
         sizes["rollout.actions"] = settings.rollout.actions
     else:
-        if settings.evaluation.slots:  # They play some levels after others.
+        if settings.evaluation.slots:  # Levels are then played one after another.
             del sizes["--prompts"]
         sizes |= settings_lib.turn_sizes(settings, settings.most_turns())
     settings_lib.check_record(sizes)
@@ -180,7 +195,7 @@ def _played(request: Request, subject: Subject):
 
 
 def _play_model(request: Request, subject: Subject, console):
-    """Plays with the language model; its score, who it is, and the file."""
+    """Plays with the language model: (score, who played, file of trajectories)."""
     import jax
 
     from ragen_jax.evaluation import recording, transcripts
@@ -235,7 +250,7 @@ def _check_graph(request: Request) -> None:
 
 
 def _play_baseline(request: Request, subject: Subject, console):
-    """Plays with a baseline; its score, who it is, and what to write beside."""
+    """Plays with a baseline: (score, who played, path that the figures go beside)."""
     from ragen_jax import envs
     from ragen_jax.envs.base import SPLITS
     from ragen_jax.evaluation import baselines
@@ -266,7 +281,7 @@ def _play_baseline(request: Request, subject: Subject, console):
 
 
 def _prepare_out(request: Request, subject: Subject) -> Path:
-    """Where trajectories go, in a folder that is there and can be written to."""
+    """The path of the trajectories, in a folder that exists and is writable."""
     out = Path(request.out or subject.folder / _default_name(request, subject))
     out = out.expanduser().absolute()
     if out.is_dir():
@@ -282,7 +297,7 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
 
 
 def _default_name(request: Request, subject: Subject) -> str:
-    """Different for different results; the same evaluation, the same name."""
+    """A file name that is a function of what is evaluated, and how."""
     settings, is_model = subject.settings, request.policy == "model"
     parts = [
         subject.label,

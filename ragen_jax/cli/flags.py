@@ -27,9 +27,10 @@ flags.disclaim_key_flags()
 
 _EXAMPLE = "configs/frozenlake.py"
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
-# What the flag of --config does not keep: its values, and what these files said.
-_GIVEN: list[str] = []
-_SAID: list[dict[str, Any]] = []  # leaves by dotted key
+# Of each command line that was parsed, the last one counts (tests parse several): the
+# value of --config, and the leaves of that file by dotted key, before overrides.
+_CONFIG_PATHS: list[str] = []
+_FILE_LEAVES: list[dict[str, Any]] = []
 _KINDS = {
     int: "a whole number",
     float: "a number",
@@ -58,7 +59,7 @@ def define_config(
 
 def config_path() -> str:
     """FILE[:VARIANT] as the user gave it."""
-    return _GIVEN[-1]
+    return _CONFIG_PATHS[-1]
 
 
 def read_settings(config: ConfigDict) -> Settings:
@@ -69,22 +70,22 @@ def read_settings(config: ConfigDict) -> Settings:
 def changed_keys(config: ConfigDict) -> list[str]:
     """The dotted keys whose values are not those of the file that --config names."""
     now = settings_lib.flatten(config.to_dict())
-    return [key for key, value in now.items() if value != _SAID[-1].get(key)]
+    return [key for key, value in now.items() if value != _FILE_LEAVES[-1].get(key)]
 
 
 def keys_set() -> tuple[str, ...]:
-    """The dotted keys of the config that are set on the command line."""
+    """The dotted keys that the command line sets by --config.KEY."""
     matches = _arguments_like(r"--?(?:no)?config\.([^=]*)")
     return tuple(match[1] for match in matches)
 
 
 def chooses_config() -> bool:
-    """Whether a config is named on the command line, be it the usual one."""
+    """Whether the command line has --config, even with the default value."""
     return bool(_arguments_like(r"--?config(=|$)"))
 
 
 def names_config() -> bool:
-    """Whether a config is named, or a key of it set, on the command line."""
+    """Whether the command line has --config, or sets a key by --config.KEY."""
     return bool(_arguments_like(r"--?(no)?config\b"))
 
 
@@ -121,10 +122,10 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
         if not path:
             raise UserError(f"--config is missing: pass --config={_EXAMPLE}")
         config = load_config(path)
-        _GIVEN.append(path)
-        _SAID.append(settings_lib.flatten(config.to_dict()))
+        _CONFIG_PATHS.append(path)
+        _FILE_LEAVES.append(settings_lib.flatten(config.to_dict()))
         _check_overrides(arguments, config)
-        # The path has served; from here on the flag is the config that it led to.
+        # From here on the flag's value is the ConfigDict instead of its path.
         delattr(flag_values, "config")
         config_flags.DEFINE_config_dict(
             "config", config, flag_values=flag_values, sys_argv=arguments
@@ -190,7 +191,7 @@ def load_config(path_and_variant: str) -> ConfigDict:
 
 
 def _exits(config: str) -> UserError:
-    """Of a file that would end the command, and in silence."""
+    """The error of a config file that calls sys.exit, which would end the command."""
     return UserError(f"--config={config} exits: raise a ValueError with the reason")
 
 
@@ -211,7 +212,7 @@ def _take_config(
 
 
 def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
-    """Lets the config have the keys that are set, if its environments have them.
+    """Checks overridden keys; adds those that an environment has and the file omits.
 
     Raises:
       SettingsError: for an override of a key that cannot be set.
@@ -247,8 +248,8 @@ def _overrides(arguments: list[str]) -> Iterator[tuple[str, str, str]]:
             r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL
         )
         if match is not None:
-            apart = "" if after.startswith("-") else after
-            yield argument, match[1], apart if match[2] is None else match[2]
+            next_word = "" if after.startswith("-") else after
+            yield argument, match[1], next_word if match[2] is None else match[2]
 
 
 def _parse_flags(
@@ -256,7 +257,7 @@ def _parse_flags(
 ) -> None:
     """Lets absl parse the arguments; its complaints become UserErrors with a remedy."""
     for argument in arguments[1:]:
-        # absl reads them so; a count in other digits is more often a slip.
+        # absl accepts 0x10 and the like; here that is more likely a slip.
         if match := re.fullmatch(r"--?([\w.-]+)=([+-]?0[xob]\w+)", argument, re.I):
             flag = flag_values[match[1]] if match[1] in flag_values else None
             if flag is not None and isinstance(flag.parser, flags.IntegerParser):
@@ -319,4 +320,5 @@ def _print_help(path: str | None, full: bool, flag_values: flags.FlagValues) -> 
 
 
 def one_line(error: Exception) -> str:
+    """The error's message without line breaks."""
     return " ".join(str(error).split())

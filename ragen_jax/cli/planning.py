@@ -1,4 +1,4 @@
-"""Planning for devices that need not be there, as launch/train.py offers it."""
+"""`launch/train.py --plan --target=...`: planning for devices that are not here."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
             f"{given} is for planning alone: add --plan"
             f"{'' if flags.target else ' --target=h100'}, or leave it out"
         )
-    # The compiler's remarks on absent devices are no news to users.
+    # Silences the compiler's warnings that the devices are absent.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import jax
 

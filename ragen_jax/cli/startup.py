@@ -1,4 +1,7 @@
-"""The start of a launch script: JAX, its processes, its cache, the user's mistakes."""
+"""The start of a launch script: JAX, its processes, its cache, and reporting errors.
+
+Every script ends in `run(main)`; `main` calls `start_jax` before JAX computes anything.
+"""
 
 import contextlib
 import gc
@@ -25,19 +28,18 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.
 _PROCESSES = flags.DEFINE_integer("processes", None, "Processes in all.")
 _PROCESS = flags.DEFINE_integer("process", None, "This one's number, from 0.")
 
-# XLA's flags, which it reads once, before the first computation. Simulated devices meet
-# once a minibatch; on a busy machine one is minutes late, and after 40 s XLA would end
-# the process. Said after 5 minutes, ended after an hour.
-_PATIENCE = {
+# Flags of XLA, which reads them once, before the first computation. Several CPU devices
+# meet in a collective in each minibatch. On a busy machine one may be minutes late, and
+# XLA would abort the process after 40 s. Here it warns after 5 minutes, and aborts
+# after an hour.
+_TIMEOUTS = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
 }
-# Objects between two collections of the youngest, and how many of them between two of
-# older ones; Python's own are 700, 10 and 10.
-_GARBAGE = (100_000, 20, 20)
+_GC_THRESHOLDS = (100_000, 20, 20)  # of gc.set_threshold; Python's are (700, 10, 10)
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
-# What XLA leaves out on a CPU: together a sixth of compiling the update, which then is
-# as fast (CHANGELOG.md).
+# CPU compiler passes that are switched off: together they take a sixth of the time of
+# compiling the update, and do not make it faster (CHANGELOG.md).
 _LEFT_OUT = (
     "xla_cpu_disable_loop_unrolling",
     "xla_cpu_disable_slp_vectorizer",
@@ -54,7 +56,7 @@ def run(main: Callable[[], None]) -> None:
     its traceback.
     """
 
-    _write_what_can_be_written()
+    _replace_unprintable_characters()
     user_modules.trust_everything()
 
     def parser(arguments: list[str]) -> None:
@@ -70,7 +72,7 @@ def run(main: Callable[[], None]) -> None:
                 main()
                 distributed.finish()
         except Exception:
-            if not endings.is_compiling():
+            if not _has_to_leave():
                 raise
             traceback.print_exc()
             endings.leave(1)
@@ -79,50 +81,70 @@ def run(main: Callable[[], None]) -> None:
 
 
 def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> None:
-    """Joins the run's processes, with the XLA flags that its settings ask for.
+    """Sets the XLA flags that the settings ask for, and connects the run's processes.
 
     Args:
-      settings: of the run; read are `deterministic` and `mesh`.
-      facts: in which the processes have to agree.
+      settings: of the run; `deterministic` and `mesh` are read.
+      facts: what all processes must have in common, from `facts.of_run`.
     """
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = xla_flags(given, settings.deterministic)
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     import jax
 
-    # Tracing makes a million short-lived objects. Python would look through all that
-    # the imports left, too, each time a few thousand more were there: a sixth of it.
+    # Tracing makes a million short-lived objects. By default the collector would run
+    # every few thousand and also search all that the imports left: a sixth of tracing's
+    # time.
     gc.freeze()
-    gc.set_threshold(*_GARBAGE)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
-    if not jax.distributed.is_initialized():
-        if settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
-            distributed.give_collectives_threads()
-    else:
+    if jax.distributed.is_initialized():
         from ragen_jax.parallel import program_cache
 
         warning = program_cache.keep_if_shared()
         if warning and jax.process_index() == 0:
             print(warning, file=sys.stderr, flush=True)
+    elif settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
+        distributed.give_collectives_threads()
+
+
+def start_jax_alone(settings: Settings, what: str) -> None:
+    """As `start_jax`, for what needs whole batches, which no process of several holds.
+
+    Args:
+      settings: of the run.
+      what: the process is to do, such as "a diagnosis".
+
+    Raises:
+      UserError: if several processes were started, before they connect.
+    """
+    place = distributed.find_place(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+    if place is not None:
+        raise UserError(
+            f"{what} is made by one process, and {place.processes} were started: start"
+            " one, without --coordinator, --processes and --process, or outside of the"
+            " cluster's launcher"
+        )
+    start_jax(settings)
 
 
 def xla_flags(given: str, deterministic: bool) -> str:
-    """XLA_FLAGS of a run: what was `given`, and of ours what that does not name.
+    """XLA_FLAGS of a run: those `given`, and ours unless they are among them.
 
     Args:
       given: the variable as the user set it, or "".
-      deterministic: only operations that give the same numbers in every run; GPU.
+      deterministic: use deterministic operations alone (has an effect on GPUs).
     """
-    chosen = _PATIENCE | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
+    chosen = _TIMEOUTS | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
     more = [f"--{name}={value}" for name, value in chosen.items() if name not in given]
     return " ".join([given, *more]).strip()
 
 
 def use_every_core(settings: Settings) -> None:
-    """Makes each CPU core a device of its own, where the settings can share them.
+    """Makes each CPU core a device, or as many as can share the batch evenly.
 
-    A rollout's many small operations keep one core busy; shards on two devices keep
-    two. Says nothing to GPUs and TPUs. XLA_FLAGS and JAX_NUM_CPU_DEVICES win.
+    A rollout's many small operations keep one core busy for each shard. No effect on
+    GPUs and TPUs; XLA_FLAGS and JAX_NUM_CPU_DEVICES take precedence.
     """
     import jax
 
@@ -139,10 +161,11 @@ def use_every_core(settings: Settings) -> None:
 
 
 def use_cpu() -> None:
-    """Leaves GPUs and TPUs alone, unless JAX_PLATFORMS names them.
+    """Computes on the CPU, unless JAX_PLATFORMS says otherwise.
 
-    For what is not worth one, which may be busy training. Before any JAX computation.
-    JAX may be imported: then it no longer reads the variable.
+    For small jobs, as a GPU may be busy training. To be called before any JAX
+    computation. It sets JAX's config because an imported JAX no longer reads the
+    variable.
     """
     import jax
 
@@ -167,10 +190,10 @@ def user_mistakes() -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, OSError, RuntimeError) as error:
-        said = machine_errors.sentence(error)
-        if isinstance(error, RuntimeError) and not said:
+        sentence = machine_errors.sentence(error)
+        if isinstance(error, RuntimeError) and not sentence:
             raise
-        raise UserError(said or one_line(error)) from error
+        raise UserError(sentence or one_line(error)) from error
 
 
 def make_workdir(path: str | None) -> Path:
@@ -190,7 +213,7 @@ def make_workdir(path: str | None) -> Path:
         workdir = Path(path).expanduser().absolute()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        # A name of its own: containers that share a disk may share process numbers.
+        # A random name: containers that share a disk may share process numbers.
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
@@ -202,7 +225,7 @@ def make_workdir(path: str | None) -> Path:
 
 
 def check_out(path: str) -> Path:
-    """The file of --out, once it is known that it can be written.
+    """The path of --out, after checking that a file can be written there.
 
     Raises:
       UserError: if it is a folder, a device, or nothing can be written there.
@@ -222,7 +245,7 @@ def check_out(path: str) -> Path:
 
 
 def check_out_folder(path: str) -> Path:
-    """The new folder of --out, not made yet, which can be made.
+    """The path of --out, after checking that a new folder can be made there.
 
     Raises:
       UserError: if it holds anything, is a file, or cannot be made.
@@ -244,16 +267,13 @@ def check_out_folder(path: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file; raises what `Path.exists` keeps to itself.
+    """`Path.exists`, but raises the errors that it hides.
 
-    Such as of links in a circle, and names that are too long.
+    Such as those of circular links and of names that are too long.
     """
     try:
         path.stat()
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ):  # Said of the folder above.
+    except (FileNotFoundError, NotADirectoryError):  # Its parent is checked later.
         return False
     return True
 
@@ -275,8 +295,8 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _write_what_can_be_written() -> None:
-    """A terminal that lacks a character shows a question mark; the run continues."""
+def _replace_unprintable_characters() -> None:
+    """Prints a question mark for a character that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
             stream.reconfigure(errors="replace")
@@ -288,7 +308,7 @@ def _ending_in_one_sentence() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # What cannot be written is reported here, not later.
+            sys.stdout.flush()  # Fails here, not at exit, if it cannot be written.
     except UserError as error:
         _end_with(str(error))
     except endings.Terminated:
@@ -303,20 +323,25 @@ def _ending_in_one_sentence() -> Iterator[None]:
         if is_output and error.errno in machine_errors.FULL:
             line = f"error: the output cannot be written ({error.strerror})"
             endings.leave(2, f"{line}: send it to a place with room")
-        if not (said := machine_errors.sentence(error)):
+        if not (sentence := machine_errors.sentence(error)):
             distributed.wait_for_verdict()
             raise
-        _end_with(said)
+        _end_with(sentence)
 
 
 def _end_with(sentence: str) -> NoReturn:
-    """In one line, though a path may have lines' ends in it."""
+    """Prints the error on one line, whatever its paths contain, and exits with 2."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
     try:
         print(f"error: {line}", file=sys.stderr, flush=True)
     except OSError:  # Nobody is left to read it.
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    if endings.is_compiling():
+    if _has_to_leave():
         endings.leave(2)
     sys.exit(2)
+
+
+def _has_to_leave() -> bool:
+    """Whether Python's own end would not come, or would abort the process."""
+    return endings.is_compiling() or distributed.is_awaited()

@@ -1,4 +1,4 @@
-"""Checkpoints and models to evaluate or export, each with its settings."""
+"""What evaluation, export and diagnosis read: a checkpoint or model, with settings."""
 
 import dataclasses
 import json
@@ -19,12 +19,12 @@ _WHY = {
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """Who plays, and by which settings."""
+    """The checkpoint or untrained model that plays, and the settings it plays by."""
 
     settings: Settings
     folder: Path  # where evaluations are written by default
-    name: str  # for the default file's name
-    who: str  # in words
+    name: str  # its part of the default file name
+    who: str  # a description for people
     directory: Path | None = None  # of the checkpoint's steps
     step: int | None = None
     label: str = ""  # of the only environment, once it is chosen
@@ -47,22 +47,21 @@ class Subject:
 
 
 def find_checkpoint(path: str, model: str | None = None, other: Settings | None = None):
-    """(checkpoints.Found, the Settings it was saved with) of what --checkpoint names.
+    """Finds what --checkpoint names: (checkpoints.Found, its Settings).
 
-    Kernels are those of this device, where the run asked for one that may be missing.
-
-    From then on the process executes no Python file that those settings name, unless
-    the command line trusts it.
+    The settings are those that it was saved with, except that a kernel which this
+    device may lack becomes "auto". From then on this process executes no Python file
+    that they name, unless the command line trusts it.
 
     Args:
       path: a workdir or one step's folder.
-      model: where the run's model lies now; None: where it lay.
-      other: settings to play by instead, whose files the user named.
+      model: the present path of the run's model; None: that of the settings.
+      other: settings that the user chose to play by; their files are trusted.
 
     Raises:
       UserError: if there is none, or none that this version can read.
     """
-    # Brings JAX, which wrong flags do not wait for.
+    # Imports JAX: late, so that wrong flags are reported at once.
     from ragen_jax.training import checkpoints
 
     found = checkpoints.find(path)
@@ -81,9 +80,9 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
 
 
 def _for_any_device(settings: Settings) -> Settings:
-    """The settings without a kernel that only the device of training may have.
+    """The settings with "auto" in place of cuDNN's kernels, which a device may lack.
 
-    Where it is here too, "auto" chooses it.
+    Where they exist, "auto" chooses them.
     """
     model, rollout = settings.model, settings.rollout
     if model.attention == "cudnn":
@@ -118,10 +117,10 @@ def of_model(settings: Settings, path: str | None) -> Subject:
 
 
 def _model_name(path: str) -> str:
-    """The last part of a path or a hub's id, with a mark of all if there are more."""
+    """The last part of a path or hub id; if there are more, with a hash of all."""
     parts = Path(path).parts
     last = Path(path).name or "model"
-    return f"{last}-{_mark(str(Path(path)))}" if len(parts) > 1 else last
+    return f"{last}-{_crc32(str(Path(path)))}" if len(parts) > 1 else last
 
 
 def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subject:
@@ -129,7 +128,7 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
 
     Args:
       path: a workdir or one step's folder.
-      model: where the run's model lies now; None: where it lay.
+      model: the present path of the run's model; None: that of the settings.
       other: settings to play by instead; None: those of the run.
 
     Raises:
@@ -139,7 +138,7 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
     who = f"{found.directory / str(found.step)}, {_WHY[found.which]}"
     if other is not None:
         who += f", trained on {settings.env.name}"
-        # What a checkpoint holds is up to its run: which model, and which adapters.
+        # Model and adapters are the checkpoint's own in any case.
         settings = dataclasses.replace(other, model=settings.model, lora=settings.lora)
     return Subject(
         settings=settings,
@@ -166,10 +165,10 @@ def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
 
 
 def settings_mark(settings: Settings) -> str:
-    """Eight hexadecimal digits by which these settings differ from others."""
+    """A hash of the settings, eight hexadecimal digits."""
     chosen = json.dumps(settings_lib.to_dict(settings), sort_keys=True)
-    return _mark(chosen)
+    return _crc32(chosen)
 
 
-def _mark(text: str) -> str:
+def _crc32(text: str) -> str:
     return f"{zlib.crc32(text.encode('utf-8', 'surrogateescape')):08x}"

@@ -30,16 +30,16 @@ _TRUST = flags.DEFINE_boolean(
 def restrict_to_trusted(
     where: Path, settings: Settings, info: Mapping[str, Any], named: Iterable[str] = ()
 ) -> None:
-    """From now on only trusted files of the user's own are executed in this process.
+    """Lets this process execute trusted Python files alone, from now on.
 
     Args:
-      where: of the checkpoint; for messages.
+      where: path of the checkpoint; for messages.
       settings: that it was saved with.
       info: of the checkpoint; `code` has the digest of each file.
-      named: files that the user named in another way, such as in a --config.
+      named: further trusted files, such as those of the user's --config.
 
     Raises:
-      UserError: for --trust-code where a file is another than it was.
+      UserError: for --trust-code if a file has changed since training.
     """
     trusted = {user_modules.resolved(name) for name in (*named, *_CODE.value)}
     digests = info.get("code")

@@ -25,7 +25,7 @@ def verify(path: str) -> None:
     directory = top / files.FOLDER if (top / files.FOLDER).is_dir() else top
     steps = [s for s in map(files.step_of, directory.iterdir()) if s is not None]
     folders = [directory / str(step) for step in sorted(steps)]
-    # Not by the name alone: a run's workdir may be called 1, too.
+    # Not by its name alone: a run's workdir may be called 1, too.
     if files.step_of(top) is not None and _has_parts(top):
         folders = [top]
     if not folders:
@@ -33,7 +33,7 @@ def verify(path: str) -> None:
             f"{directory} holds no step's folder; give the workdir of a run"
         )
     verdicts = {folder: _verdict(folder) for folder in folders}
-    # A run under way deletes steps that it no longer keeps.
+    # A running training may have deleted a step in the meantime.
     verdicts = {f: found for f, found in verdicts.items() if f.exists()}
     width = max((len(folder.name) for folder in verdicts), default=0)
     for folder, (_, verdict) in verdicts.items():

@@ -5,7 +5,10 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import re
+import textwrap
+import tokenize
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -172,20 +175,32 @@ def option_meanings(name: str, section: str) -> dict[str, str]:
       section: put before each key, with a dot at its end.
     """
     try:
-        lines = inspect.getsource(lookup(name)[0]).splitlines()
+        source = textwrap.dedent(inspect.getsource(lookup(name)[0]))
     except (SettingsError, OSError):
         return {}
-    meanings, above = {}, []
-    for line in map(str.strip, lines):
-        if line.startswith("#"):
-            above.append(line.removeprefix("#").strip())
+    lines, comments = source.splitlines(), _comments(source)
+    meanings = {}
+    for field in ast.parse(source).body[0].body:
+        if not isinstance(field, ast.AnnAssign):
             continue
-        if match := re.fullmatch(r"(\w+): [^#]*?(?:# (.*))?", line):
-            beside = [match[2]] if match[2] else []
-            if above + beside:
-                meanings[section + match[1]] = " ".join(above + beside)
-        above = []
+        first = field.lineno
+        while lines[first - 2].lstrip().startswith("#"):
+            first -= 1
+        # Those above, and beside the field's first and last line.
+        numbers = sorted({*range(first, field.lineno + 1), field.end_lineno})
+        if found := [comments[number] for number in numbers if number in comments]:
+            meanings[section + ast.unparse(field.target)] = " ".join(found)
     return meanings
+
+
+def _comments(source: str) -> dict[int, str]:
+    """The comments of Python code by their line, from 1; a # in a text begins none."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokens
+        if token.type == tokenize.COMMENT
+    }
 
 
 def _parse(key: str, text: str, kind: Any) -> Any:

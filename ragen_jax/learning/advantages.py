@@ -7,19 +7,19 @@ from flax import struct
 
 from ragen_jax.learning.groups import deviations, group_statistics
 from ragen_jax.parallel import backend_choices
-from ragen_jax.trajectory import Rows
+from ragen_jax.trajectory import Rows, look_up_turns
 
 _SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
 
 
 @struct.dataclass
 class Estimate:
-    """Advantages, and the critic's targets: 0 without a critic."""
+    """What an estimator gives: advantages, and the critic's targets."""
 
     advantages: jax.Array  # float32[R, T], units of reward; 0 off the replies
-    returns: jax.Array  # float32[R, T], units of reward, A + V; 0 off the replies
-    # bool[R, T], tokens whose value the critic learns, each with an advantage of its
-    # own; None: all reply tokens.
+    returns: jax.Array  # float32[R, T], A + V, units of reward; 0 off the replies
+    # bool[R, T], tokens at which the critic learns, and which whitening counts; None:
+    # all reply tokens.
     is_target: jax.Array | None = None
 
 
@@ -55,7 +55,7 @@ def gae(
     chex.assert_rank([rewards, values, is_reply], 2)
     chex.assert_equal_shape([rewards, values, is_reply])
     chex.assert_type([rewards, values, is_reply], [float, float, bool])
-    # Selected first: a carry multiplied by 0 would hand a NaN on.
+    # `where` before the scan: 0 * NaN in a carry would spread the NaN.
     rewards = jnp.where(is_reply, rewards.astype(jnp.float32), 0.0)
     values = jnp.where(is_reply, values.astype(jnp.float32), 0.0)
     has_loop = backend_choices.choices().has_token_loop
@@ -91,14 +91,15 @@ def token_by_token(rewards, values, is_reply, gamma: float, lam: float) -> jax.A
 def all_tokens_at_once(
     rewards, values, is_reply, gamma: float, lam: float
 ) -> jax.Array:
-    """`token_by_token` in log T steps, its sums in another order.
+    """`token_by_token` as an associative scan of log T steps; sums round differently.
 
-    A_t = delta_t + c_t A_{t+1}, with c = gamma lam on replies, and delta = 0, c = 1 off
-    them. Two such steps are one: (c, delta) after (c', delta') is
-    (c c', delta + c delta'), whichever are joined first (Blelloch 1990, section 1.4).
+    A_t = delta_t + c_t A_{t+1}, where off the replies delta_t = 0 and c_t = 1, and on
+    them c_t = gamma lam. Two such maps compose to a third, (c, delta) after (c',
+    delta') to (c c', delta + c delta'), and that is associative (Blelloch 1990, section
+    1.4).
     """
     length = is_reply.shape[1]
-    # Where each token's next reply token stands; out of range behind the last.
+    # Index of the next reply token; T, out of range, after the last.
     own = jnp.where(is_reply, jnp.arange(length)[None], length)
     following = jax.lax.cummin(own, axis=1, reverse=True)
     following = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=length)
@@ -117,12 +118,12 @@ def all_tokens_at_once(
 
 @struct.dataclass
 class Replies:
-    """Where each reply token of a record stands among the replies of its episode."""
+    """The index [episode, turn, nth] of each reply token, whatever row it is in."""
 
-    is_reply: jax.Array  # bool[R, T], of an episode's
-    episode: jax.Array  # int32[R, T], B where no reply is
+    is_reply: jax.Array  # bool[R, T], False in padding rows
+    episode: jax.Array  # int32[R, T]; B, out of range, off the replies
     turn: jax.Array  # int32[R, T]
-    nth: jax.Array  # int32[R, T], from 0 in its turn
+    nth: jax.Array  # int32[R, T], 0-based position within the turn's reply
     most: tuple[int, int, int] = struct.field(pytree_node=False)  # B, K, M
 
     def gather(self, x: jax.Array) -> jax.Array:
@@ -137,20 +138,20 @@ class Replies:
 
 
 def find_replies(rows: Rows, most: tuple[int, int, int]) -> Replies:
-    """Orders the reply tokens by episode and turn, in whichever rows they stand.
+    """Indexes the reply tokens by episode, turn and position in the reply.
 
-    A reply stands whole in one row, and no reply in two.
+    Each reply lies in exactly one row.
 
     Args:
-      rows: R rows in any order; a row that is missing is passed over.
-      most: B episodes, K turns of each, and M, the most tokens of a reply; static.
+      rows: R rows in any order; rows of some turns or episodes may be absent.
+      most: (B, K, M): episodes, turns, and the most tokens of a reply; static.
     """
     is_reply = rows.is_reply & (rows.episode >= 0)
-    # Which token of its reply: counted in the row from where the last reply ended.
+    # Reply tokens of the row so far, less those of the replies that ended before.
     count = jnp.cumsum(is_reply, axis=1)
     ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
     nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
-    # Out of range, so dropped, where no reply is.
+    # Out of range off the replies, so that scatters drop it.
     episode = jnp.where(is_reply, rows.episode, most[0])
     return Replies(is_reply, episode, rows.turn, nth, most)
 
@@ -164,10 +165,9 @@ def gae_across_rows(
     gamma: float,
     lam: float,
 ) -> Estimate:
-    """`gae` along the replies of each episode, in whichever rows they stand.
+    """`gae` along all replies of each episode, where each turn has a row of its own.
 
-    The last reply token of a turn is followed by the first of the next, which with
-    windows stands in another row.
+    A turn's last reply token is followed by the next turn's first, in another row.
 
     Args:
       rewards, values: float[R, T], as for `gae`.
@@ -197,10 +197,9 @@ def group_advantages(
 ) -> jax.Array:
     """GRPO: how far an episode's return lies from its group's mean, in group stds.
 
-    A = (R - mean) / std, and exactly 0 where std < 1e-6, or within the rounding of
-    equal returns; without the division it is Dr. GRPO, which is exactly 0 there as
-    well, lest whitening makes that rounding as large as returns. The std is the
-    sample's (n - 1).
+    A = (R - mean) / std, with the sample std (n - 1), and exactly 0 where std < 1e-6 or
+    returns differ by rounding alone. Without the division it is Dr. GRPO, exactly 0
+    where returns differ by rounding alone: whitening would blow that rounding up.
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Dr. GRPO, Liu et al.
     2025, arXiv:2503.20783. RAGEN and verl add 1e-6 to the std instead, which turns a
@@ -279,8 +278,7 @@ def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
       float32[R, T]; 0 off the replies.
     """
     chex.assert_rank(advantage, 2)
-    place = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
-    looked_up = advantage.astype(jnp.float32)[place]
+    looked_up = look_up_turns(advantage.astype(jnp.float32), rows)
     return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
 
 
@@ -300,7 +298,7 @@ def whiten(
       values: float[R, T].
       mask: bool[R, T], True on the tokens to whiten.
       weight: float[R], of each row, >= 0; 0 marks padding rows.
-      counted: bool[R, T], those of them that mean and std are taken over; None: all.
+      counted: bool[R, T], the tokens that mean and std are taken over; None: `mask`.
 
     Returns:
       float32[R, T], standard deviations; 0 at tokens not in `mask`, whatever they held.
@@ -315,7 +313,7 @@ def whiten(
     weights = jnp.where(counted, weight.astype(jnp.float32)[:, None], 0.0)
     count = weights.sum()
     count = jnp.where(count > 0, count, 1.0)
-    # Measured from the lowest: equal values leave exact zeros, not rounding.
+    # Relative to the lowest, so that equal values give exact zeros.
     lowest = jnp.min(values, where=counted, initial=jnp.inf)
     above_lowest = jnp.where(mask, values - lowest, 0.0)
     mean = (weights * above_lowest).sum() / count

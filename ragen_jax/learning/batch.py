@@ -6,12 +6,12 @@ from flax import struct
 
 from ragen_jax.learning import advantages, aggregation, filters, gather
 from ragen_jax.settings import Settings
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, look_up_turns
 
 
 @struct.dataclass
 class KeptRows:
-    """C rows of the groups that the filter kept, longest first; the rest is padding."""
+    """The rows that the filter kept, longest first, padded to C rows."""
 
     rows: Rows
     weight: jax.Array  # float32[C], 1 for a kept row, 0 for padding behind them
@@ -19,12 +19,13 @@ class KeptRows:
 
 @struct.dataclass
 class OldScores:
-    """What the models say of the kept rows before they learn from them."""
+    """Values and log-probs of the kept rows before the first optimizer step."""
 
     old_values: jax.Array  # float32[C, T], units of reward; 0 without a critic
     ref_logprobs: jax.Array  # float32[C, T], nats; 0 without a reference
     old_logprobs: jax.Array  # float32[C, T], nats
-    sampler_logprobs: jax.Array | None = None  # None: as `old_logprobs`
+    # float32[C, T], nats; None: `old_logprobs` are what the sampler recorded.
+    sampler_logprobs: jax.Array | None = None
 
 
 @struct.dataclass
@@ -39,11 +40,12 @@ class Batch:
     advantages: jax.Array  # float32[C, T]
     returns: jax.Array  # float32[C, T], units of reward
     weight: jax.Array  # float32[C]
-    # None: as `old_logprobs`, which the sampler recorded.
-    sampler_logprobs: jax.Array | None = None  # float32[C, T], nats
-    # None: all reply tokens.
-    is_target: jax.Array | None = None  # bool[C, T], whose value the critic learns
-    has_bonus: jax.Array | None = None  # bool[C, T], with an entropy bonus
+    # float32[C, T], nats; None: `old_logprobs` are what the sampler recorded.
+    sampler_logprobs: jax.Array | None = None
+    # bool[C, T] each, None: all reply tokens. Where the critic learns; which tokens
+    # have an entropy bonus.
+    is_target: jax.Array | None = None
+    has_bonus: jax.Array | None = None
 
 
 @struct.dataclass
@@ -58,9 +60,11 @@ class ScoredRecord:
 def gather_kept_rows(
     settings: Settings, rows: Rows, episodes: Episodes, keep: jax.Array
 ) -> KeptRows:
-    """The kept episodes' rows in room for all that can be kept, in whole minibatches.
+    """Moves the kept episodes' rows into a buffer of C rows, a static size.
 
-    Longest first, padding rows last: microbatches of like length.
+    C is the most rows that the filter can keep, rounded up to whole minibatches. The
+    longest rows come first and padding last, so that a microbatch has rows of similar
+    length.
 
     Args:
       settings: of the run.
@@ -92,8 +96,7 @@ def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Arra
     count, turns = episodes.reward.shape
     most = count, turns, settings.rollout.reply_tokens
     nth = advantages.find_replies(rows, most).nth
-    place = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
-    is_thought = nth < episodes.thought_tokens[place]
+    is_thought = nth < look_up_turns(episodes.thought_tokens, rows)
     wanted = is_thought if settings.loss.entropy_on == "thought" else ~is_thought
     return rows.is_reply & wanted
 
@@ -104,7 +107,7 @@ def make_batch(
     episodes: Episodes,
     scores: OldScores,
     estimate: advantages.Estimate,
-    gains: jax.Array,
+    token_advantages: jax.Array,
 ) -> Batch:
     """The batch of C kept rows of T tokens.
 
@@ -114,7 +117,7 @@ def make_batch(
       episodes: all B.
       scores: what the models said of the rows.
       estimate: returns, and which tokens the critic learns.
-      gains: float32[C, T], advantages as the losses read them.
+      token_advantages: float32[C, T], from `rescale`.
     """
     rows = kept.rows
     has_bonus = None
@@ -126,7 +129,7 @@ def make_batch(
         old_logprobs=scores.old_logprobs,
         ref_logprobs=scores.ref_logprobs,
         old_values=scores.old_values,
-        advantages=gains,
+        advantages=token_advantages,
         returns=estimate.returns,
         weight=kept.weight,
         sampler_logprobs=scores.sampler_logprobs,
@@ -136,7 +139,7 @@ def make_batch(
 
 
 def reply_lengths(is_reply: jax.Array) -> jax.Array:
-    """int32[rows], up to the last reply token; what stands behind has no loss."""
+    """int32[rows], tokens up to the last reply token; none after it has a loss."""
     index = jnp.arange(1, is_reply.shape[1] + 1)[None]
     return jnp.where(is_reply, index, 0).max(axis=1)
 

@@ -1,7 +1,8 @@
-"""The table of estimators: from what was earned to advantages and returns.
+"""The table of estimators: from rewards and values to advantages and returns.
 
-Each is a pure function of `Evidence`; what a name needs besides (a critic, groups of
-several) stands in the settings' table of the same title.
+Each is a pure function of `Evidence`. Whether an estimator needs a critic, or groups of
+several, is in `settings.ESTIMATORS`, which has the same names. `starpo.score` calls
+one.
 """
 
 import functools
@@ -13,7 +14,7 @@ from flax import struct
 
 from ragen_jax.learning import advantages, turn_advantages
 from ragen_jax.learning.advantages import Estimate, Replies
-from ragen_jax.settings import ESTIMATORS as _KNOWN
+from ragen_jax.settings import ESTIMATORS as _DECLARED
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -26,13 +27,13 @@ class Evidence:
     episodes: Episodes  # all B
     keep: jax.Array  # bool[B], the episodes that are trained on
     turn_rewards: jax.Array  # float32[B, K], units of reward
-    # With a KL penalty, where the settings put it into the reward:
-    token_rewards: jax.Array  # float32[C, T], units of reward
+    # float32[C, T], units of reward, less the KL penalty if loss.kl_in = "reward".
+    token_rewards: jax.Array
     old_values: jax.Array  # float32[C, T], units of reward; 0 without a critic
 
 
 def ppo(settings: Settings, evidence: Evidence) -> Estimate:
-    """GAE along the reply tokens of each episode, in whichever rows they stand."""
+    """GAE along the reply tokens of each episode, across its rows if it has several."""
     values, lam = evidence.old_values, settings.advantage.lam
     return _gae(settings, evidence, values, lam)
 
@@ -49,11 +50,11 @@ def reinforce_pp(settings: Settings, evidence: Evidence) -> Estimate:
 
 def _gae(settings: Settings, evidence: Evidence, values, lam: float) -> Estimate:
     rows, earned = evidence.rows, evidence.token_rewards
-    along = dict(gamma=settings.advantage.gamma, lam=lam)
+    gamma = settings.advantage.gamma
     if not settings.rollout.window_turns:
-        return advantages.gae(earned, values, rows.is_reply, **along)
-    most = _most(settings, evidence)
-    return advantages.gae_across_rows(earned, values, rows, most, **along)
+        return advantages.gae(earned, values, rows.is_reply, gamma=gamma, lam=lam)
+    shape = _reply_shape(settings, evidence)
+    return advantages.gae_across_rows(earned, values, rows, shape, gamma=gamma, lam=lam)
 
 
 def bi_level_gae(settings: Settings, evidence: Evidence) -> Estimate:
@@ -82,13 +83,19 @@ def turn_wise_gae(settings: Settings, evidence: Evidence) -> Estimate:
 
 
 def _by_reply(settings: Settings, evidence: Evidence, compute: Callable) -> Estimate:
-    """`compute` on replies [B, K, M], and its result by token."""
-    replies: Replies = advantages.find_replies(evidence.rows, _most(settings, evidence))
-    given = (evidence.token_rewards, evidence.old_values, replies.is_reply)
-    return jax.tree.map(replies.spread, compute(*map(replies.gather, given)))
+    """The estimate that `compute` makes of replies [B, K, M], on tokens [C, T]."""
+    shape = _reply_shape(settings, evidence)
+    replies: Replies = advantages.find_replies(evidence.rows, shape)
+    estimate = compute(
+        replies.gather(evidence.token_rewards),
+        replies.gather(evidence.old_values),
+        replies.gather(replies.is_reply),
+    )
+    return jax.tree.map(replies.spread, estimate)
 
 
-def _most(settings: Settings, evidence: Evidence) -> tuple[int, int, int]:
+def _reply_shape(settings: Settings, evidence: Evidence) -> tuple[int, int, int]:
+    """(B, K, M): episodes, turns, and the most tokens of a reply."""
     episodes, turns = evidence.turn_rewards.shape
     return episodes, turns, settings.rollout.reply_tokens
 
@@ -118,8 +125,8 @@ def rloo(settings: Settings, evidence: Evidence) -> Estimate:
 def turn_grpo(settings: Settings, evidence: Evidence) -> Estimate:
     """GRPO turn by turn: one advantage a turn."""
     episodes, rows = evidence.episodes, evidence.rows
-    gains = turn_advantages.turn_group_advantages(
-        _paid_by_turn(settings, evidence),
+    by_turn = turn_advantages.turn_group_advantages(
+        _rewards_with_kl(settings, evidence),
         episodes.turns,
         episodes.group,
         settings.rollout.prompts,
@@ -127,7 +134,7 @@ def turn_grpo(settings: Settings, evidence: Evidence) -> Estimate:
         turn_gamma=settings.advantage.turn_gamma,
         divide_by_std=settings.advantage.divide_by_std,
     )
-    tokens = advantages.broadcast_turns(gains, rows)
+    tokens = advantages.broadcast_turns(by_turn, rows)
     return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))
 
 
@@ -139,23 +146,23 @@ def _by_episode(settings: Settings, evidence: Evidence, compare: Callable) -> Es
       evidence: what there is to read.
       compare: (float32[B] returns, int32[B] group, P, members, terms) -> float32[B].
     """
-    paid = _paid_by_turn(settings, evidence)
-    gains = compare(
-        paid.sum(axis=1),
+    turn_rewards = _rewards_with_kl(settings, evidence)
+    by_episode = compare(
+        turn_rewards.sum(axis=1),
         evidence.episodes.group,
         settings.rollout.prompts,
         _compared(settings, evidence),
-        jnp.abs(paid).sum(axis=1),
+        jnp.abs(turn_rewards).sum(axis=1),
     )
-    tokens = advantages.broadcast_to_tokens(gains, evidence.rows)
+    tokens = advantages.broadcast_to_tokens(by_episode, evidence.rows)
     return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))
 
 
-def _paid_by_turn(settings: Settings, evidence: Evidence) -> jax.Array:
+def _rewards_with_kl(settings: Settings, evidence: Evidence) -> jax.Array:
     """float32[B, K], units of reward, of each turn of the kept episodes.
 
-    A KL penalty in the reward is part of it, summed over the turn's tokens: the return
-    is then R - coefficient * sum of the KL estimate, as RLOO has it (Ahmadian et al.
+    Includes a KL penalty in the reward, summed over the turn's tokens: the return is
+    then R - coefficient * sum of the KL estimate, as RLOO has it (Ahmadian et al.
     2024, arXiv:2402.14740) and verl computes it for every estimator.
     """
     if not settings.has_reference or settings.loss.kl_in != "reward":
@@ -163,12 +170,12 @@ def _paid_by_turn(settings: Settings, evidence: Evidence) -> jax.Array:
     rows, most = evidence.rows, evidence.turn_rewards.shape
     is_reply = rows.is_reply & (rows.episode >= 0)
     place = jnp.where(is_reply, rows.episode, most[0]), jnp.maximum(rows.turn, 0)
-    paid = jnp.zeros(most, jnp.float32)
-    return paid.at[place].add(evidence.token_rewards, mode="drop")
+    blank = jnp.zeros(most, jnp.float32)
+    return blank.at[place].add(evidence.token_rewards, mode="drop")
 
 
 def _compared(settings: Settings, evidence: Evidence) -> jax.Array | None:
-    """bool[B], the members of a group; None where all of a kept group are."""
+    """bool[B], the episodes that are compared; None: all of each kept group."""
     return evidence.keep if settings.filter.strategy == "within_group" else None
 
 
@@ -183,4 +190,4 @@ ESTIMATORS: dict[str, Callable[[Settings, Evidence], Estimate]] = {
     "turn_wise_gae": turn_wise_gae,
     "turn_grpo": turn_grpo,
 }
-assert ESTIMATORS.keys() == _KNOWN.keys()
+assert ESTIMATORS.keys() == _DECLARED.keys()

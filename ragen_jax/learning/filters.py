@@ -20,7 +20,7 @@ class Selection:
     keep: jax.Array  # bool[B], to train on
     share: jax.Array  # float32[], of the groups, or of the episodes within_group
     std: jax.Array  # float32[P], in-group std of the task return, units of reward
-    spread: jax.Array  # float32[P], the same with the penalty if the filter sees it
+    spread: jax.Array  # float32[P], as `std`; with the penalty if filter.with_penalty
     kept_groups: jax.Array  # bool[P], with an episode to train on
 
 
@@ -43,7 +43,7 @@ def uncertainty_filter(
     values = measure(settings, rows, episodes)
     fraction = over_the_run(settings, chosen.fraction, chosen.fraction_end, iteration)
     score = statistic(summary(values))
-    if chosen.strategy == "within_group":  # Whose members differ, in whatever measure.
+    if chosen.strategy == "within_group":  # Drops only groups of equal members.
         score = summary(values).std
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
     keep, share = kept_groups[episodes.group], kept_groups.mean(dtype=jnp.float32)
@@ -89,7 +89,7 @@ def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
     return keep
 
 
-# What is measured of each episode, float32[B] -----------------------------------------
+# Values of episodes, float32[B] -------------------------------------------------------
 
 
 def _penalty(settings: Settings) -> float:
@@ -117,7 +117,7 @@ def _entropy(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
     return total(rows.entropy) / jnp.maximum(total(jnp.ones(rows.entropy.shape)), 1.0)
 
 
-# (what is measured of an episode, what of its group is the score)
+# Metric -> (a value of each episode, the statistic of a group's values: its score).
 METRICS: dict[str, tuple[Callable, Callable[[GroupStatistics], jax.Array]]] = {
     "return_std": (_returns, lambda group: group.std),
     "return_variance": (_returns, lambda group: jnp.square(group.std)),

@@ -1,4 +1,8 @@
-"""The models as the update runs them: over microbatches, on the mesh, by length."""
+"""The update's forward passes: over microbatches, sharded on the mesh, by row length.
+
+`starpo.score` calls `score_before`; the losses in optimize.py call `policy_scores` and
+`critic_values` for each microbatch.
+"""
 
 import dataclasses
 import functools
@@ -38,9 +42,9 @@ class UpdatePlan:
 
 
 def check_record(plan: UpdatePlan, rows: Rows, episodes: Episodes) -> None:
-    """Refuses a record of other sizes than the plan's, of which a part would be unseen.
+    """Refuses a record of other sizes than the plan's, part of which would be ignored.
 
-    Reads no values: while tracing it is free.
+    Checks shapes alone, so it is free after tracing.
 
     Raises:
       ValueError: naming the sizes.
@@ -69,9 +73,9 @@ MICROBATCHES = PartitionSpec(None, *meshes.ROWS)
 def prefix_states(
     plan: UpdatePlan, parameters: Parameters, *, remat: bool = False
 ) -> KeysAndValues:
-    """What all rows attend to of `plan.prefix`, float[L, 1, S, G, d] each; or ().
+    """Keys and values of `plan.prefix`, float[L, 1, S, G, d] each; () without a prefix.
 
-    Computed once for all microbatches that the same parameters read.
+    Rows all begin with the prefix: it is computed once for all microbatches.
     """
     if not plan.prefix:
         return ()
@@ -150,11 +154,14 @@ def _shared_options(plan: UpdatePlan) -> dict[str, Any]:
 def score_before(
     plan: UpdatePlan, state: TrainState, frozen, reference, kept: KeptRows
 ) -> OldScores:
-    """What the models say of the kept rows before they learn from them.
+    """Old values, and log-probs of reference and actor, of the kept rows.
+
+    The actor's are the sampler's own, unless loss.sampler_correction asks for the
+    update's forward pass.
 
     Args:
       plan: what is static.
-      state: with actor and critic as they are.
+      state: before the first step.
       frozen: the parameters that are not trained; {} in full training.
       reference: the policy of the KL term, {} without one.
       kept: C rows.
@@ -169,7 +176,7 @@ def score_before(
 
 
 def old_values(plan: UpdatePlan, frozen, critic, kept: KeptRows) -> jax.Array:
-    """float32[C, T], units of reward, by the critic as it is; 0 without a critic.
+    """float32[C, T], units of reward, of the critic before its steps; 0 without one.
 
     Args:
       plan: what is static.
@@ -189,8 +196,8 @@ def old_values(plan: UpdatePlan, frozen, critic, kept: KeptRows) -> jax.Array:
 def actor_logprobs(plan: UpdatePlan, frozen, actor, kept: KeptRows) -> jax.Array:
     """float32[C, T], nats, of the reply tokens under the actor as the update runs it.
 
-    Equal to what the sampler recorded, but for rounding: the two are compared by
-    `loss.sampler_correction`. Args: as for `old_values`.
+    Equal but for rounding to what the sampler recorded; `loss.sampler_correction`
+    weighs tokens by the ratio of the two. Args: as for `old_values`.
     """
     return _policy_logprobs(plan, plan.assemble(actor, frozen), kept)
 
@@ -259,12 +266,12 @@ def by_length(plan: UpdatePlan, compute: Callable, is_reply: jax.Array, piece):
 
 
 def share_rows(plan: UpdatePlan, tree):
-    """Every array's leading axis shared over data and fsdp."""
+    """Shards every array's leading axis over data and fsdp."""
     return _constrain(plan, tree, meshes.ROWS)
 
 
 def microbatches(plan: UpdatePlan, tree):
-    """[rows, ...] -> [microbatches, rows of one, ...], each shared like rows."""
+    """[rows, ...] -> [microbatches, rows of each, ...], the second axis sharded."""
     micro = plan.settings.optimizer.microbatch
     cut_up = jax.tree.map(lambda x: x.reshape(-1, micro, *x.shape[1:]), tree)
     return _constrain(plan, cut_up, MICROBATCHES)
@@ -277,7 +284,7 @@ def _constrain(plan: UpdatePlan, tree, spec: PartitionSpec):
 
 
 def own_plan(plan: UpdatePlan) -> UpdatePlan:
-    """The plan of one device's part of each microbatch, inside `shard_map`."""
+    """The plan for one device's rows of each microbatch, inside `shard_map`."""
     assert plan.mesh is not None
     optimizer = plan.settings.optimizer
     rows = optimizer.microbatch // meshes.row_shards(plan.mesh)
@@ -287,12 +294,12 @@ def own_plan(plan: UpdatePlan) -> UpdatePlan:
 
 
 def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
-    """Attention of each device's own rows and heads, with no word to the others.
+    """Attention in a `shard_map`: each device's own rows and heads, no communication.
 
-    Left to the compiler, the loop over rows would visit them one by one on all devices;
-    and outside `shard_map` cuDNN's call would name an address of this process, so that
-    the cache of compiled programs would never have seen the program. One row alone is
-    the prefix's, which every device has.
+    Left to the compiler, all devices would step through the loop over rows together.
+    And outside `shard_map` cuDNN's custom call holds an address of this process, so
+    that the compilation cache never hits. A batch of one row is the prefix, which is
+    replicated.
     """
     config, mesh = plan.config, plan.mesh
     attend = functools.partial(causal_attention, kernel=plan.settings.model.attention)
@@ -310,7 +317,7 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
             mesh=mesh,
             in_specs=(rows, rows, rows) + (common,) * len(prefix),
             out_specs=rows,
-            # Unchecked, equal gradients of all devices would be summed.
+            # Unchecked, the transpose would sum the equal gradients of all devices.
             check_vma=is_prefix,
         )(query, key, value, *prefix)
 
@@ -320,12 +327,11 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
 def _look_up_on_shards(
     plan: UpdatePlan, parameters: Parameters, tokens: jax.Array, dtype
 ) -> jax.Array:
-    """`transformer.embed` by devices that share the embedding's features.
+    """`transformer.embed` where the embedding's features are sharded (fsdp).
 
-    Each looks the tokens of all rows up in its own features, and then they exchange
-    features for rows: what travels is as large as the rows. Else it would be the
-    embedding, and its gradient, in float32. One row alone is the prefix's, which every
-    device gets.
+    Each device looks up the tokens of all rows in its own features; an all-to-all then
+    trades features for rows. That sends activations instead of gathering the embedding
+    and its gradient in float32. A batch of one row is the prefix, which is replicated.
     """
     if plan.mesh is None:
         return embed(parameters, tokens, dtype)
@@ -340,7 +346,7 @@ def _look_up_on_shards(
 
 
 def _shared_over(plan: UpdatePlan, name: str) -> tuple[str | None, ...]:
-    """Of each dimension of a weight of the vocabulary the mesh axis that shares it."""
+    """For each dimension of "embedding" or "head": the mesh axis that shards it."""
     mesh = plan.mesh
     assert mesh is not None
     spec = meshes.training_specs(declare(plan.config), mesh)[name]
@@ -350,9 +356,9 @@ def _shared_over(plan: UpdatePlan, name: str) -> tuple[str | None, ...]:
 def _score_on_shards(
     plan: UpdatePlan, weight, hidden, token, wanted, *, temperature, **options
 ) -> token_scores.TokenScores:
-    """`score_vocabulary` of each device's own rows.
+    """`score_vocabulary` in a `shard_map`, of each device's own rows.
 
-    Each adds up its own gradient of the vocabulary; they are summed once, at the end.
+    Each device accumulates its gradient of the weight; one all-reduce sums them.
     """
     if plan.mesh is None:
         return score_vocabulary(

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-_ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)  # of a sum, by its terms' order
+# Relative difference, about 1e-6, that adding the same terms in another order can make.
+_ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 
 
 @struct.dataclass
@@ -26,18 +27,18 @@ def group_statistics(
 ) -> GroupStatistics:
     """Mean and sample standard deviation within each group, whatever its order.
 
-    The std has n - 1 below the line, as in RAGEN, verl and TRL; it is exactly 0 where
-    all members are equal, or differ by no more than the rounding of the same rewards
-    added in another order: a std of up to 1e-6 of the largest of the group's `terms`.
+    The std divides by n - 1, as in RAGEN, verl and TRL. It is exactly 0 where members
+    are equal or differ by rounding alone, as sums of the same rewards in another order
+    do. A std of at most 1e-6 of the largest of the group's `terms` is taken for that.
 
     Args:
       values: float[B], one number an episode, such as its return.
       group: int32[B], 0-based group of each episode.
       groups: P, groups there are; static.
       members: bool[B], the episodes that count; None: all.
-      terms: float[B], in the unit of the values: the sum of the absolute numbers that
-        each was added up from. Where those cancel, a value is far smaller than they
-        are, and its rounding is theirs. None: the absolute values.
+      terms: float[B], in the unit of the values: for each value the sum of |x| over the
+        numbers x that it is a sum of, which scales its rounding even where they cancel.
+        None: the absolute values.
     """
     terms = jnp.abs(values) if terms is None else terms
     chex.assert_rank([values, group, terms], 1)
@@ -57,8 +58,8 @@ def group_statistics(
 
     count = total(jnp.ones_like(group))
     counted = jnp.maximum(count, 1).astype(jnp.float32)
-    # Two passes, both measured from the group's minimum: equal values leave exact
-    # zeros, where a mean of them would round.
+    # Mean, then squares, both relative to the group's minimum: equal values give exact
+    # zeros, where their mean would round.
     lowest = jax.ops.segment_min(values, group, groups)
     lowest = jnp.where(count > 0, lowest, 0.0)
     above_lowest = values - lowest[group]

@@ -11,7 +11,7 @@ from ragen_jax.settings import Settings
 def order_key(
     settings: Settings, seed: jax.Array, state: TrainState, epoch: jax.Array
 ) -> jax.Array:
-    """key[], of the order of rows in one epoch of one use of an iteration's episodes.
+    """key[], which shuffles the rows in one epoch of one use of the episodes.
 
     Args:
       settings: of the run.
@@ -39,10 +39,10 @@ def even_share(
     real_rows: jax.Array,
     minibatch: int,
 ) -> Batch:
-    """Minibatch `index` of `count` that differ by one row at most, longest rows first.
+    """Minibatch `index` of `count` that differ by at most one row, longest rows first.
 
-    How many turns are played is up to the episodes: cut into whole minibatches the last
-    could hold a single row, and yet make as large a step as the others.
+    With a row a turn the number of rows varies: if all minibatches but the last were
+    full, the last could hold a single row and still take as large a step.
 
     Args:
       batch: C rows, enough for `count` whole minibatches.
@@ -50,7 +50,7 @@ def even_share(
       index, count, real_rows: int32[].
       minibatch: rows of the result, of which the last are padding; static.
     """
-    # Both are real_rows * i // count, whose product int32 may not hold.
+    # Equal to real_rows * i // count, whose product could overflow int32.
     spare = minibatch * count - real_rows
     start, end = (minibatch * i + -spare * i // count for i in (index, index + 1))
     rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)

@@ -16,10 +16,10 @@ from ragen_jax.settings import Settings
 
 @struct.dataclass
 class TokenLosses:
-    """Of R rows; numbers without meaning where no reply is."""
+    """Losses of R rows; off the replies the numbers mean nothing."""
 
     total: jax.Array  # float32[R, T], what is minimized
-    surrogate: jax.Array  # float32[R, T], of that the clipped loss
+    surrogate: jax.Array  # float32[R, T], the clipped policy loss in it
     is_clipped: jax.Array  # float32[R, T], 1 where that has no gradient, else 0
     divergence: jax.Array  # float32[R, T], nats, from the reference; 0 without one
 

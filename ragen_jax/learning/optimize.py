@@ -1,7 +1,11 @@
-"""Optimization: minibatches of gradient accumulation over a batch, one step each.
+"""Optimization: epochs over a batch, and an optimizer step for each minibatch.
 
-How many rows are kept is traced: the loops over minibatches and microbatches run as far
-as there are rows, so that dropped groups cost nothing.
+A minibatch's gradient is accumulated over microbatches. The number of kept rows is
+traced, and so is the trip count of both loops: dropped groups cost nothing.
+
+  optimize > _update_on_minibatch > _accumulate > _accumulate_one_loss > actor_loss
+                                                                       > critic_loss
+                                  > _apply
 """
 
 import functools
@@ -48,7 +52,8 @@ class Steps:
     """What the minibatches of one iteration added up to."""
 
     sums: TokenSums
-    norms: tuple[jax.Array, jax.Array]  # float32[] each, actor's and critic's, summed
+    # float32[] each: sums of the gradient norms, before clipping, of actor and critic.
+    norms: tuple[jax.Array, jax.Array]
     made: UpdateCounts
 
 
@@ -76,34 +81,42 @@ def optimize(
         else:
             rows = jax.lax.dynamic_slice_in_dim(order, index * size, size)
             picked = longest_first(batch, rows)
-        return *_one_update(plan, frozen, new, picked, steps, given.actor_lr), order
+        new, steps = _update_on_minibatch(
+            plan, frozen, new, picked, steps, given.actor_lr
+        )
+        return new, steps, order
 
     def epoch(index, carry):
         order = shuffled(order_key(settings, given.seed, old, index), batch.weight)
-        return jax.lax.fori_loop(0, count, minibatch, (*carry, order))[:-1]
+        new, steps = carry
+        new, steps, _ = jax.lax.fori_loop(0, count, minibatch, (new, steps, order))
+        return new, steps
 
     return jax.lax.fori_loop(0, settings.optimizer.epochs, epoch, (old, _no_steps()))
 
 
-def _one_update(
+def _update_on_minibatch(
     plan: UpdatePlan, frozen, old: TrainState, picked: Batch, steps: Steps, actor_lr
 ):
     """Accumulates the gradients of one minibatch and applies them."""
     pieces = microbatches(plan, picked)
     count = -(-(picked.weight > 0).sum() // plan.settings.optimizer.microbatch)
-    add_up = _add_up_apart if _adds_up_apart(plan.mesh) else _add_up
-    gradients, counts, added = add_up(
+    is_data_parallel = _devices_hold_all_parameters(plan.mesh)
+    accumulate = _accumulate_on_devices if is_data_parallel else _accumulate
+    gradients, counts, sums = accumulate(
         plan, frozen, old, pieces, count, steps.made.attempted == 0
     )
     optimizer = train_state.actor_optimizer(plan.settings, actor_lr)
-    return _apply(plan.settings, optimizer, old, gradients, counts, added, steps)
+    return _apply(plan.settings, optimizer, old, gradients, counts, sums, steps)
 
 
-def _add_up(plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_first):
+def _accumulate(
+    plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_first
+):
     """((actor, critic) gradients, counts, TokenSums) of the first `count` microbatches.
 
-    First the actor's of all of them, then the critic's: of each microbatch the gradient
-    and what it is computed from exist beside the sums, and so for one of the two only.
+    The actor's over all microbatches, then the critic's, so that the activations and
+    the gradient of a microbatch exist for one of the two at a time.
     """
 
     def of_actor(actor, prefix, piece: Batch):
@@ -113,28 +126,32 @@ def _add_up(plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, is_
         loss, mean = critic_loss(plan, frozen, critic, prefix, piece)
         return loss, (mean.count, no_sums().replace(value_loss=mean))
 
-    add_up = functools.partial(_add_up_one, plan, frozen, old, pieces, count)
-    actor, actor_count, sums = add_up("actor", of_actor)
-    critic, critic_count = old.critic, jnp.zeros(())
+    accumulate = functools.partial(
+        _accumulate_one_loss, plan, frozen, old, pieces, count
+    )
+    actor_gradient, actor_count, sums = accumulate("actor", of_actor)
+    # Without a critic its trees are {}: its gradient too.
+    critic_gradient, critic_count = old.critic, jnp.zeros(())
     if plan.settings.has_critic:
-        critic, critic_count, of_values = add_up("critic", of_critic)
-        sums = merge(sums, of_values)
-    return (actor, critic), (actor_count, critic_count), sums
+        critic_gradient, critic_count, critic_sums = accumulate("critic", of_critic)
+        sums = merge(sums, critic_sums)
+    return (actor_gradient, critic_gradient), (actor_count, critic_count), sums
 
 
-def _add_up_one(
+def _accumulate_one_loss(
     plan: UpdatePlan, frozen, old: TrainState, pieces: Batch, count, name: str, loss
 ):
     """(gradient, count, TokenSums) of one loss of the first `count` microbatches.
 
-    All of them read one prefix: their gradients of its keys and values are added up as
-    well, and the prefix is differentiated once, at the end.
+    All of them attend to one prefix. Its keys and values are an input of the loss of
+    their own: their gradient is accumulated too, and pulled back to the parameters
+    once, at the end.
 
     Args:
       plan, frozen, old: as for `optimize`.
-      pieces: microbatches in front.
-      count: int32[].
-      name: of the state's trainable tree by which the loss is differentiated.
+      pieces: microbatches, [microbatches, rows, ...] each.
+      count: int32[], how many of them hold rows; these are in front.
+      name: "actor" or "critic", the trainable tree that the loss is differentiated by.
       loss: (tree, prefix, microbatch) -> (float32[], (float32[] count, TokenSums)).
     """
     learned = getattr(old, name)
@@ -143,62 +160,65 @@ def _add_up_one(
         remat = plan.settings.model.remat
         return prefix_states(plan, plan.assemble(learned, frozen), remat=remat)
 
-    def shared(gradient):  # Like the parameters: no device adds up whole gradients.
+    def constrain(gradient):  # Sharded like the parameters, so never whole.
         if plan.mesh is None:
             return gradient
         return jax.lax.with_sharding_constraint(gradient, getattr(plan.shardings, name))
 
-    prefix, pull = jax.vjp(prefix_of, learned)
-    by_both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    prefix, pull_back = jax.vjp(prefix_of, learned)
+    loss_and_gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
     def gradients_of(length: int, piece: Batch):
-        (_, (counted, sums)), (own, of_prefix) = by_both(
+        (_, (counted, sums)), (gradient, of_prefix) = loss_and_gradients(
             learned, prefix, cut(piece, length)
         )
-        return (shared(own), of_prefix), counted, sums
+        return (constrain(gradient), of_prefix), counted, sums
 
     def accumulate(index, carry):
         piece = jax.tree.map(lambda x: x[index], pieces)
         return _add(carry, by_length(plan, gradients_of, piece.is_reply, piece))
 
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), learned)
-    # In float32, whatever the prefix is in.
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), learned)
+    # float32, whatever the prefix's dtype.
     blank_prefix = jax.tree.map(lambda x: jnp.zeros(x.shape), prefix)
-    blank = (none, blank_prefix), jnp.zeros(()), no_sums()
-    (own, of_prefix), counted, sums = jax.lax.fori_loop(0, count, accumulate, blank)
+    start = (blank, blank_prefix), jnp.zeros(()), no_sums()
+    (direct, of_prefix), counted, sums = jax.lax.fori_loop(0, count, accumulate, start)
 
-    def add_prefix(own):
+    def add_prefix(direct):
         cast = jax.tree.map(lambda g, x: g.astype(x.dtype), of_prefix, prefix)
-        (through,) = pull(cast)
-        return shared(jax.tree.map(jnp.add, own, through))
+        (through_prefix,) = pull_back(cast)
+        return constrain(jax.tree.map(jnp.add, direct, through_prefix))
 
-    # In a branch, taken if there is a microbatch: else the compiler makes room for the
-    # prefix's gradient, as large as the parameters, before the loop and keeps it.
-    return jax.lax.cond(count > 0, add_prefix, lambda own: own, own), counted, sums
+    # In a branch, taken whenever there is a microbatch. Outside of one XLA would
+    # allocate the prefix's gradient, as large as the parameters, before the loop.
+    total = jax.lax.cond(count > 0, add_prefix, lambda direct: direct, direct)
+    return total, counted, sums
 
 
-def _adds_up_apart(mesh: Mesh | None) -> bool:
-    """Whether each of several devices has all parameters."""
+def _devices_hold_all_parameters(mesh: Mesh | None) -> bool:
+    """Whether the mesh is data-parallel alone, over several devices."""
     if mesh is None:
         return False
     return mesh.shape[meshes.DATA] == mesh.size > 1
 
 
-def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_first):
-    """`_add_up` where each device adds up its own rows, and all are summed once.
+def _accumulate_on_devices(
+    plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_first
+):
+    """`_accumulate` on each device's own rows, and one all-reduce at the end.
 
-    A sum over devices after each microbatch would send the same bytes as often as there
-    are microbatches; and here each device takes the length that its own rows need.
+    Left to the compiler there would be an all-reduce after each microbatch. Each device
+    also takes the compiled row length that its own rows need.
     """
     everywhere, own = PartitionSpec(), own_plan(plan)
 
     def one_device(frozen, old, pieces, count, is_first):
-        added = _add_up(own, frozen, old, pieces, count, is_first)
-        total = jax.lax.psum(added, meshes.DATA)
+        added = _accumulate(own, frozen, old, pieces, count, is_first)
+        gradients, counts, sums = jax.lax.psum(added, meshes.DATA)
         highest = {
             name: jax.lax.pmax(getattr(added[2], name), meshes.DATA) for name in MAXIMA
         }
-        return *total[:2], total[2].replace(**highest)
+        return gradients, counts, sums.replace(**highest)
 
     return jax.shard_map(
         one_device,
@@ -212,7 +232,7 @@ def _add_up_apart(plan: UpdatePlan, frozen, old: TrainState, pieces, count, is_f
 def actor_loss(
     plan: UpdatePlan, frozen, actor, prefix, piece: Batch, is_first, iteration
 ):
-    """Loss of the policy, summed: dividing by the minibatch's count comes later.
+    """The policy's loss as a sum: `_apply` divides by the minibatch's count.
 
     Args:
       plan: what is static.
@@ -220,8 +240,8 @@ def actor_loss(
       actor: the trainable tree, by which the loss is differentiated.
       prefix: by `prefix_states` from the same tree.
       piece: rows of one microbatch.
-      is_first: bool[], whether the policy has not moved since it sampled.
-      iteration: int32[], by which coefficients may move.
+      is_first: bool[], whether the policy is still the one that sampled.
+      iteration: int32[], on which coefficients may depend.
 
     Returns:
       (float32[], (float32[] count, TokenSums)).
@@ -271,31 +291,30 @@ def critic_loss(plan: UpdatePlan, frozen, critic, prefix, piece: Batch):
     return mean.sum, mean
 
 
-def _apply(
-    settings, optimizer, old: TrainState, gradients, counts, added, steps: Steps
-):
-    """One step of both optimizers, or none if it would leave anything not finite.
+def _apply(settings, optimizer, old: TrainState, gradients, counts, sums, steps: Steps):
+    """One step of both optimizers, or none if a gradient or a parameter is not finite.
 
-    A finite gradient can do that too, where a rate or a decay is absurdly large.
+    A finite gradient can still lead there, with an absurd learning rate or decay. While
+    the critic warms up the actor stays as it is.
     """
     gradients = tuple(
         jax.tree.map(lambda g, c=c: g / jnp.maximum(c, 1), gradient)
         for gradient, c in zip(gradients, counts, strict=True)
     )
-    sizes = tuple(optax.tree.norm(g) for g in gradients)
+    norms = tuple(optax.tree.norm(g) for g in gradients)
     optimizers = (optimizer, train_state.critic_optimizer(settings))
     before = (
         (old.actor, old.actor_optimizer),
         (old.critic, old.critic_optimizer),
     )
     after = tuple(map(_step, optimizers, gradients, before))
-    is_finite = jnp.isfinite(sizes[0]) & jnp.isfinite(sizes[1])
+    is_finite = jnp.isfinite(norms[0]) & jnp.isfinite(norms[1])
     for parameters, _ in after:
         is_finite &= _all_finite(parameters)
-    acts = is_finite & (old.iteration >= settings.optimizer.critic_warmup)
+    moves_actor = is_finite & (old.iteration >= settings.optimizer.critic_warmup)
     (actor, actor_optimizer), (critic, critic_optimizer) = (
         jax.tree.map(lambda n, o, keep=keep: jnp.where(keep, n, o), new, was)
-        for keep, new, was in zip((acts, is_finite), after, before, strict=True)
+        for keep, new, was in zip((moves_actor, is_finite), after, before, strict=True)
     )
     new = old.replace(
         actor=actor,
@@ -308,8 +327,8 @@ def _apply(
         real=steps.made.real + is_finite,
         bad=steps.made.bad + ~is_finite,
     )
-    norms = tuple(norm + size for norm, size in zip(steps.norms, sizes, strict=True))
-    return new, Steps(sums=merge(steps.sums, added), norms=norms, made=made)
+    norms = tuple(sum_ + norm for sum_, norm in zip(steps.norms, norms, strict=True))
+    return new, Steps(sums=merge(steps.sums, sums), norms=norms, made=made)
 
 
 def _step(optimizer, gradient, before):
@@ -333,5 +352,6 @@ def _no_steps() -> Steps:
 
 
 def _add(carry, new):
+    """(gradients, counts, TokenSums) of a loop and of one more microbatch."""
     gradients, counts, sums = jax.tree.map(jnp.add, carry, new)
     return gradients, counts, merge(carry[2], new[2])

@@ -1,4 +1,4 @@
-"""Whitening, weights and scales of advantages that were estimated.
+"""Post-processing of estimated advantages: whitening, weights and scales.
 
 In RAGEN's order: whiten, reweight by the group's spread, scale by the kept share,
 divide by the row's length, and blank for control runs.
@@ -34,20 +34,22 @@ def rescale(
       episodes: all B.
       chosen: what the filter kept of them.
     """
-    gains, rows = estimate.advantages, kept.rows
+    result, rows = estimate.advantages, kept.rows
     if settings.advantage.whiten:
-        gains = advantages.whiten(gains, rows.is_reply, kept.weight, estimate.is_target)
+        result = advantages.whiten(
+            result, rows.is_reply, kept.weight, estimate.is_target
+        )
     if settings.filter.reweight:
         sets = sets_of_groups(settings, episodes)
         weight = spread_weight(chosen.spread, chosen.kept_groups, sets)
-        gains *= advantages.broadcast_to_tokens(weight[episodes.group], rows)
+        result *= advantages.broadcast_to_tokens(weight[episodes.group], rows)
     if settings.filter.loss_scale != "none":
-        gains *= LOSS_SCALES[settings.filter.loss_scale](chosen.share)
+        result *= LOSS_SCALES[settings.filter.loss_scale](chosen.share)
     if settings.advantage.length_weight:
-        gains /= relative_length(rows.is_reply, kept.weight)[:, None]
+        result /= relative_length(rows.is_reply, kept.weight)[:, None]
     if settings.advantage.zero_task:
-        gains = jnp.zeros_like(gains)
-    return gains
+        result = jnp.zeros_like(result)
+    return result
 
 
 def spread_weight(spread: jax.Array, kept: jax.Array, sets: jax.Array) -> jax.Array:

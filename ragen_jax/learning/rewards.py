@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.learning import losses
-from ragen_jax.trajectory import Episodes, Rows, is_played
+from ragen_jax.trajectory import Episodes, Rows, is_played, look_up_turns
 
 
 def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
@@ -19,8 +19,7 @@ def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
     Returns:
       float32[R, T], units of reward; 0 at all other tokens.
     """
-    # Padding is -1, which would index the last episode: looked up at 0, not used.
-    looked_up = earned[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
+    looked_up = look_up_turns(earned, rows)
     return jnp.where(rows.turn_end & (rows.episode >= 0), looked_up, 0.0)
 
 

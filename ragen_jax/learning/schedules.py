@@ -11,8 +11,8 @@ import optax
 from ragen_jax.learning import strategies
 from ragen_jax.settings import FilterSettings, Settings
 
-_MOST_UPDATES = 2**31 - 1  # that int32 counts; what falls for longer hardly falls
-_SLACK = 1e-6  # 0.55 of 100 groups are 55, though 55.00000000000001 in Python
+_MOST_UPDATES = 2**31 - 1  # optax counts in int32; a longer schedule is cut to this
+_SLACK = 1e-6  # before ceil: 0.55 * 100 is 55.00000000000001 in Python, and means 55
 
 
 def over_the_run(
@@ -32,19 +32,19 @@ def over_the_run(
     if end == -1:
         return first
     share = iteration.astype(jnp.float32) / max(1, settings.iterations - 1)
-    # The sum may miss the end by a rounding.
+    # Exactly `end` at the last iteration, which the sum may miss by a rounding.
     return jnp.where(share >= 1, end, first + (end - first) * share)
 
 
 def updates_expected(settings: Settings, since: int = 0) -> int:
-    """Real updates of the whole run if every filter keeps all that it may.
+    """Real updates of the whole run if the filter always keeps the most it can.
 
-    In windows, if every episode plays all its turns too: each turn is a row. How many
-    those are is up to its environment; of a mix all are taken to be kept alike.
+    With windows, where each turn is a row, also if every episode plays all its turns;
+    of a mix, if all environments' groups are kept equally often.
 
     Args:
       settings: of the run.
-      since: iterations whose updates are not counted, from the first on.
+      since: how many of the first iterations not to count.
     """
     chosen = settings.filter
     if chosen.fraction_end == -1:
@@ -55,8 +55,9 @@ def updates_expected(settings: Settings, since: int = 0) -> int:
 def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
     """Real updates of iterations `first` up to, not with, `end`.
 
-    The fraction moves one way, and so do they: where the first and the last iteration
-    make as many, all between them do. One by one a million would take minutes.
+    The updates of an iteration are monotonic in the fraction, and so over the run: if
+    the first and the last iteration make equally many, so do all between. Bisecting by
+    that is fast; a sum over a million iterations would take minutes.
     """
     if first >= end:
         return 0
@@ -77,7 +78,7 @@ def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
 
 
 def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
-    """Real updates of an iteration with such a filter."""
+    """Real updates of one iteration under the filter `chosen`."""
     optimizer, rows = settings.optimizer, _kept_episodes(settings, chosen)
     if settings.rollout.window_turns:
         turns = sum(task.prompts * task.turns for task in settings.tasks())
@@ -86,7 +87,7 @@ def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
 
 
 def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
-    """The most of an iteration, as the filter rounds."""
+    """The most episodes of one iteration that the filter keeps, as it rounds."""
     rollout = settings.rollout
     if chosen.strategy == "within_group":
         return rollout.prompts * strategies.members_kept(rollout.group_size, chosen)
@@ -95,9 +96,10 @@ def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
 
 
 def _most_groups(size: int, chosen: FilterSettings) -> int:
-    """The most of `size` groups that scores, whatever they are, can make it keep."""
-    # The k best of n have k / n of the sum or more: not so where the lowest are the
-    # best, whose softmax is the largest all the same.
+    """The most of `size` groups that the filter can keep, whatever their scores."""
+    # The k largest of n scores have at least k / n of the sum, which bounds top_p. Not
+    # so the k smallest; but top_p_softmax negates those, and they are the largest
+    # again.
     is_largest = chosen.prefer == "largest" or chosen.strategy == "top_p_softmax"
     if chosen.strategy in ("top_p", "top_p_softmax") and is_largest:
         return max(1, math.ceil(chosen.fraction * size - _SLACK))
@@ -108,7 +110,7 @@ def _most_groups(size: int, chosen: FilterSettings) -> int:
 
 
 def _rank(share: float, count: int) -> int:
-    """As the compiled filter rounds it, in float32."""
+    """round(share * count), in float32 like the compiled filter."""
     return int(np.round(np.float32(share) * np.float32(count)))
 
 
@@ -120,8 +122,8 @@ def learning_rate(
     Args:
       settings: of the run.
       peak: the rate after the warm-up.
-      kind: of the critic's schedule, "same" as the actor's; "": the actor's own, which
-        counts no updates while the critic warms up.
+      kind: optimizer.critic_schedule, for the critic ("same": as the actor's); "": the
+        actor's, which does not count updates while the critic warms up.
     """
     chosen = settings.optimizer
     expected = updates_expected(settings)

@@ -22,15 +22,14 @@ from ragen_jax.utils import tracing, user_modules
 
 Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
 
-_SMALLEST_STD = 1e-6  # Below it all are equal, and a deviation is 0 exactly.
+_SMALLEST_STD = 1e-6  # Returns that vary less are not divided by their std.
 _ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
 
 
 def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
-    """float32[B, K], reward units: all that each turn earns; 0 where never played.
+    """float32[B, K], units of reward: all that each turn earns; 0 where never played.
 
-    What thoughts earn, by their length or the landmarks that they name, is paid where
-    the reply is valid.
+    Bonuses for thoughts, by length or named landmarks, are paid for valid replies only.
 
     Args:
       settings: penalty, bonuses and normalization.
@@ -39,13 +38,13 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
     """
     earned = rewards.played_rewards(episodes, settings.format_penalty)
     played = is_played(episodes)
-    # A reply without an answer is no thought: it would earn what it thinks for nothing.
-    thought = played & episodes.is_valid
+    # Valid replies only: else a thought could earn its bonus without any answer.
+    has_thought = played & episodes.is_valid
     if settings.length_bonus > 0:
         band = length_band(episodes, settings.length_low, settings.length_high)
-        earned += settings.length_bonus * jnp.where(thought, band, 0.0)
+        earned += settings.length_bonus * jnp.where(has_thought, band, 0.0)
     if settings.grounding > 0:
-        share = jnp.where(thought, episodes.grounded, 0.0)
+        share = jnp.where(has_thought, episodes.grounded, 0.0)
         if settings.grounding_by == "episode":
             share /= jnp.maximum(episodes.turns, 1)[:, None]
         earned += settings.grounding * share
@@ -72,10 +71,10 @@ def token_rewards(
       settings: of the run.
       rows: R rows of T tokens.
       earned: float32[B, K], units of reward, as `turn_rewards` gives it.
-      scores: log-probs of the rows before they are learned from; not read unless the KL
-        term is in the reward. The policy's are the update's own where it corrects for
-        the sampler's: the reference's are too, so that weights which the sampler has
-        rounded leave no difference between equal policies.
+      scores: log-probs of the rows before the first step; read only if the KL term is
+        in the reward. With loss.sampler_correction the policy's come, like the
+        reference's, from the update's forward pass, so that a sampler with rounded
+        weights adds no KL between equal policies.
       iteration: int32[], iterations finished, by which the KL coefficient may move.
     """
     by_token, loss = rewards.at_turn_ends(rows, earned), settings.loss

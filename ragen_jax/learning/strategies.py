@@ -15,16 +15,16 @@ from flax import struct
 from ragen_jax.settings import FILTER_STRATEGIES, FilterSettings, Settings
 
 _RATIO_SLACK = 1e-10  # of min_p, as RAGEN
-_ROUNDING = 1e-6  # of a fraction that moves, a float32, either way
+_ROUNDING = 1e-6  # error, either way, of a fraction that moves and so is float32
 
 Fraction = float | jax.Array  # one that changes over the run is float32[]
 
 
 @struct.dataclass
 class Ranked:
-    """P groups in the order of preference, candidates first."""
+    """P groups in order of preference, candidates first."""
 
-    score: jax.Array  # float32[P], 0 where no candidate is
+    score: jax.Array  # float32[P], 0 where a group is not a candidate
     is_candidate: jax.Array  # bool[P]
 
 
@@ -72,7 +72,7 @@ def keep_groups(
 
 
 def scopes(settings: Settings) -> list[int]:
-    """How many groups are ranked among each other, for each such set."""
+    """Sizes of the sets of groups that are ranked apart: all P, or by environment."""
     if settings.filter.scope == "batch":
         return [settings.rollout.prompts]
     return [task.prompts for task in settings.tasks()]
@@ -96,7 +96,7 @@ def most_kept(groups: int, chosen: FilterSettings) -> int:
 
 
 def _share(size: int, chosen: FilterSettings, fraction: Fraction):
-    """How many of `size` a fraction means, at least 1; a half is rounded up."""
+    """fraction * size as a count, at least 1; filter.rounding: a half up, or down."""
     half = 0.5 if chosen.rounding == "nearest" else 0.0
     if isinstance(fraction, float):
         return max(1, math.floor(fraction * size + half))

@@ -110,13 +110,13 @@ def update_metrics(chosen: Selection, batch: Batch, steps: Steps) -> UpdateMetri
 
 
 def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
-    """One report of the updates from one batch of episodes; at least one."""
+    """Metrics over all uses of one batch of episodes: their means, and total counts."""
     if len(learned) == 1:
         return learned[0]
     total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *learned)
     mean = jax.tree.map(lambda x: x / len(learned), total)
     sums = functools.reduce(merge, [one.sums for one in learned])
-    # The first alone: the policy had not moved yet.
+    # Of the first use alone: after it the policy has moved.
     first = learned[0].sums
     sums = sums.replace(
         logprob_gap=first.logprob_gap, logprob_gap_max=first.logprob_gap_max
@@ -125,7 +125,7 @@ def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
 
 
 _OF_THE_CRITIC = {"value_loss", "explained_variance", "critic_grad_norm"}
-_OF_REPEATS = {"ratio", "ratio_max"}  # of episodes that are learned from repeatedly
+_OF_REPEATS = {"ratio", "ratio_max"}  # written if epochs * reuse > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ def iteration_values(
 ) -> dict[str, jax.Array]:
     """What an iteration did, by the names in reporting/metrics.py, each a scalar.
 
-    To be compiled: piece by piece these are some seventy programs of one operation.
+    To be jitted: run op by op these would be some seventy tiny programs.
 
     Args:
       settings: of the run; of its rate only the schedule is used.

@@ -27,8 +27,8 @@ class TrainState:
     # int32[], real updates made; schedules count these, the actor's without those of
     # the critic's warm-up.
     updates: jax.Array
-    bad_in_row: jax.Array  # int32[], iterations running with a gradient not finite
-    empty_in_row: jax.Array  # int32[], iterations running in which nothing was kept
+    bad_in_row: jax.Array  # int32[], consecutive iterations with a gradient not finite
+    empty_in_row: jax.Array  # int32[], consecutive iterations in which nothing was kept
     skipped_bad: jax.Array  # int32[], updates skipped so far: gradient not finite
     skipped_empty: jax.Array  # int32[], iterations so far in which nothing was kept
 
@@ -71,24 +71,25 @@ NO_UPDATES = UpdateCounts(_ZERO, _ZERO, _ZERO)
 
 @struct.dataclass
 class UpdateArgs:
-    """Numbers that a compiled update is given at each call, as NumPy scalars do.
+    """What differs from one call of the compiled update to the next: NumPy scalars.
 
-    No constants, so that runs which differ in the seed or the learning rate alone share
-    a compiled program, and a rollback that lowers the rate compiles nothing.
+    Arguments and not constants, so that runs which differ only in seed or learning rate
+    share a compiled program, and a rollback that lowers the rate compiles nothing.
     """
 
     seed: jax.Array  # uint32[], of the run; shuffles the rows
-    actor_lr: jax.Array  # float32[], the highest of the actor's schedule
+    actor_lr: jax.Array  # float32[], peak of the actor's schedule
     use: jax.Array  # int32[], 0-based use of the episodes, below `optimizer.reuse`
     earlier: UpdateCounts  # of the earlier uses of the same episodes
 
 
 def update_arguments(settings: Settings, made: Sequence[UpdateCounts]) -> UpdateArgs:
-    """Those of an update, on the host.
+    """The arguments of the next update, made on the host.
 
     Args:
       settings: of the run.
-      made: in each earlier use of the same episodes; empty before the first.
+      made: updates made in each earlier use of the same episodes; empty before the
+        first.
     """
     add: Any = functools.partial(jax.tree.map, np.add)
     numbers: Any = {
@@ -107,10 +108,10 @@ def count(
     made: UpdateCounts,
     given: UpdateArgs,
 ) -> TrainState:
-    """`new` with the counts of `old`, one iteration further after the last use.
+    """`new` with its counters updated; the iteration is over after the last use.
 
-    Limits are over iterations: a gradient that is not finite in any use makes the
-    iteration a bad one, and one is empty where no use had a row to learn from.
+    An iteration is bad if a gradient was not finite in any use of its episodes, and
+    empty if no use had a row to learn from.
 
     Args:
       settings: of the run.
@@ -122,8 +123,8 @@ def count(
     is_bad, is_empty = total.bad > 0, total.attempted == 0
     is_last = given.use == settings.optimizer.reuse - 1
 
-    def in_row(before: jax.Array, counts: jax.Array) -> jax.Array:
-        return jnp.where(is_last, jnp.where(counts, before + 1, 0), before)
+    def in_row(before: jax.Array, happened: jax.Array) -> jax.Array:
+        return jnp.where(is_last, jnp.where(happened, before + 1, 0), before)
 
     return new.replace(
         iteration=old.iteration + is_last,
@@ -150,7 +151,7 @@ def actor_optimizer(
 
 
 def actor_steps(state: TrainState) -> jax.Array:
-    """int32[], updates that the actor's schedule has counted: it moved in them."""
+    """int32[], updates that moved the actor, as its schedule has counted them."""
     return optax.tree_utils.tree_get(
         state.actor_optimizer,
         "count",

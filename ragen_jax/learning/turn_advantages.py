@@ -83,7 +83,12 @@ def turn_wise_gae(
 
 
 def _gae_of_turns(earned, values, is_reply, turn_gamma, lam, turn_value) -> Estimate:
-    """float32[B, K], from rewards and values of turns; unplayed ones passed over."""
+    """`gae` over turns, float32[B, K], with turns in the place of tokens.
+
+    Args:
+      earned: float32[B, K], units of reward.
+      values, is_reply: [B, K, M], as for `bi_level_gae`.
+    """
     at = _value_tokens(is_reply, turn_value)
     value = jnp.where(at, values, 0.0).sum(axis=2)
     return gae(earned, value, is_reply.any(axis=2), gamma=turn_gamma, lam=lam)
@@ -138,7 +143,8 @@ def turn_group_advantages(
         return to_go, to_go
 
     turn_rewards = turn_rewards.astype(jnp.float32)
-    # Of the rewards, and of their absolute values, by which rounding is judged.
+    # Return-to-go of the rewards, and of their absolute values: `terms`, the scale of
+    # rounding.
     each = jnp.stack([turn_rewards.T, jnp.abs(turn_rewards).T], axis=1)  # [K, 2, B]
     _, sums = jax.lax.scan(backwards, jnp.zeros_like(each[0]), each, reverse=True)
     to_go, terms = sums.transpose(1, 2, 0).reshape(2, -1)
@@ -146,7 +152,7 @@ def turn_group_advantages(
     played = turn < turns[:, None]
     if members is not None:
         played &= members[:, None]
-    gains = group_advantages(
+    advantages = group_advantages(
         to_go,
         (group[:, None] * count + turn).reshape(-1),
         groups * count,
@@ -154,4 +160,4 @@ def turn_group_advantages(
         terms,
         divide_by_std=divide_by_std,
     )
-    return jnp.where(played, gains.reshape(played.shape), 0.0)
+    return jnp.where(played, advantages.reshape(played.shape), 0.0)

@@ -1,12 +1,12 @@
-"""Log-probability and entropy of chosen tokens, by chunks of the vocabulary's product.
+"""Log-probability and entropy of chosen tokens, without the logits of whole rows.
 
-The logits of a row, float32[T, V], are too large to keep. Both directions loop over
-chunks of the tokens that are to be scored, as many as there are and no further; nothing
-of a chunk is kept but log Z and the entropy, and the logits are computed again for the
-gradient. The derivative is written out, so that the vocabulary's gradient is added up
-in float32 in one place: on a mesh each device adds up its own rows', and they are
-summed across devices once, after the loop. Where devices share the weights, those
-travel in the precision of the products, and each gets its part of the summed gradient.
+A row's logits, float32[T, V], are too large to keep. Forward and backward pass loop
+over chunks of the tokens to score, with a traced trip count; of each chunk only log Z
+and the entropy are kept, and the logits are computed again for the gradient. The
+derivative is written by hand, so that the weight's gradient has one float32
+accumulator: on a mesh each device accumulates its own rows', summed across devices
+once, after the loop. A sharded weight is gathered in the products' dtype, and its
+gradient is reduce-scattered.
 """
 
 import functools
@@ -17,17 +17,17 @@ from flax import struct
 
 from ragen_jax.parallel import backend
 
-# Logits that exist at a time, in numbers: float32, so 64 MiB and 1 GiB. An accelerator
-# has room for more, and reads all of the vocabulary's weights for each chunk.
+# Most float32 logits in memory at a time: 64 MiB on CPUs and 1 GiB on accelerators,
+# which have the room, and read the whole weight from memory for each chunk.
 _MOST_LOGITS, _MOST_LOGITS_ON_ACCELERATORS = 2**24, 2**28
-# Tokens of a chunk: the last one is half empty in the mean. A processor's caches gain
-# nothing from more.
+# Most tokens of a chunk: on average half of the last chunk is wasted. On a CPU more
+# bring nothing.
 _MOST_TOKENS, _MOST_TOKENS_ON_ACCELERATORS = 128, 2048
 
 
 @struct.dataclass
 class TokenScores:
-    """Of each token given all before it in its row; 0 where none was asked for."""
+    """Of each token given all before it in its row; 0 for tokens not asked for."""
 
     logprobs: jax.Array  # float32[R, T], nats
     entropy: jax.Array  # float32[R, T], nats, of the distribution it was drawn from
@@ -60,7 +60,7 @@ def score_vocabulary(
 
       logprob = x[token] - log Z,  entropy = -sum_v p_v log p_v
 
-    with x = logits / temperature; and, with g and h what comes back for the two,
+    with x = logits / temperature; and, with g and h the cotangents of the two,
 
       d x_v = g (1[v = token] - p_v) - h p_v (log p_v + entropy).
 
@@ -71,13 +71,13 @@ def score_vocabulary(
       token: int32[R, n].
       wanted: bool[R, n], the tokens to score.
       temperature: above 0.
-      is_tied: how `weight` lies.
+      is_tied: whether `weight` is the embedding, [V, D], and not a head, [D, V].
       with_entropy: False leaves the entropy 0 and saves its cost.
       chunk: tokens scored at a time; None: `chunk_tokens`.
-      shared_over: of each dimension of `weight` the mesh axis over which devices share
-        it, inside `shard_map`; the shape above is that of all parts together.
+      shared_over: for each dimension of `weight` the mesh axis that shards it, inside
+        `shard_map`; the shape above is the whole weight's.
     """
-    # Constants of the program may be NumPy's, whose loops would know no tracers.
+    # Constants may come as NumPy arrays, which a traced index cannot index.
     weight, hidden, token, wanted = map(jnp.asarray, (weight, hidden, token, wanted))
     rows, length, width = hidden.shape
     if chunk is None:
@@ -87,7 +87,7 @@ def score_vocabulary(
         on_cpu = backend.name() == "cpu"
         chunk = chunk_tokens(vocabulary, rows * length, on_cpu=on_cpu)
     asked = wanted.reshape(-1)
-    # Those asked for first, in their order; behind the end stands a row of its own.
+    # Wanted tokens first, in their order; the fill index is out of range, so dropped.
     order = jnp.argsort(~asked, stable=True).astype(jnp.int32)
     order = jnp.pad(order, (0, -order.size % chunk), constant_values=order.size)
     logprobs, entropy = _scores(
@@ -103,7 +103,7 @@ def score_vocabulary(
 
 
 def _whole(weight: jax.Array, shared_over: tuple[str | None, ...]) -> jax.Array:
-    """All parts of a weight, from the devices that share it."""
+    """The whole weight, gathered from the devices that share it."""
     for place, axis in enumerate(shared_over):
         if axis is not None:
             weight = jax.lax.all_gather(weight, axis, axis=place, tiled=True)
@@ -111,7 +111,7 @@ def _whole(weight: jax.Array, shared_over: tuple[str | None, ...]) -> jax.Array:
 
 
 def _own_part_of_sum(gradient: jax.Array, shared_over: tuple[str | None, ...]):
-    """This device's part of the sum of the gradients of all that share a weight."""
+    """This device's part of the gradient, summed over the devices that share it."""
     for place, axis in enumerate(shared_over):
         if axis is not None:
             gradient = jax.lax.psum_scatter(
@@ -148,10 +148,10 @@ def _forward(static, weight, hidden, token, order, count, temperature):
         chosen = jnp.take_along_axis(logits, own, axis=-1)[:, 0]
         entropy = jnp.zeros_like(total)
         if with_entropy:
-            # Not log Z - sum_v p_v x_v, whose terms cancel where the policy is sure.
+            # Not log Z - sum_v p_v x_v, which cancels where the policy is sure.
             log_policy = logits - total[:, None]
             entropy = -(jnp.exp(log_policy) * log_policy).sum(axis=-1)
-        # What is not asked for within the last chunk is dropped.
+        # The last chunk's tokens that are not wanted are dropped.
         at = jnp.where(index * chunk + jnp.arange(chunk) < count, at, token.size)
         new = (chosen - total, entropy, total)
         return tuple(
@@ -160,20 +160,20 @@ def _forward(static, weight, hidden, token, order, count, temperature):
 
     blank = (jnp.zeros(token.shape, jnp.float32),) * 3
     logprobs, entropy, total = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
-    kept = (weight, hidden, token, order, count, temperature, entropy, total)
-    return (logprobs, entropy), kept
+    residuals = (weight, hidden, token, order, count, temperature, entropy, total)
+    return (logprobs, entropy), residuals
 
 
-def _backward(static, kept, given):
+def _backward(static, residuals, cotangents):
     is_tied, with_entropy, chunk, shared_over = static
-    weight, hidden, token, order, count, temperature, entropy, total = kept
+    weight, hidden, token, order, count, temperature, entropy, total = residuals
     cast = _whole(weight.astype(hidden.dtype), shared_over)
     to_hidden, to_weight = (
         ("tv,vd->td", "tv,td->vd") if is_tied else ("tv,dv->td", "tv,td->dv")
     )
 
     def one(index, carry):
-        by_weight, by_hidden = carry
+        d_weight, d_hidden = carry
         at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
         is_real = index * chunk + jnp.arange(chunk) < count
         piece = hidden.at[at].get(mode="clip")
@@ -186,21 +186,21 @@ def _backward(static, kept, given):
         policy = jnp.exp(log_policy)
         places = jax.lax.broadcasted_iota(jnp.int32, policy.shape, 1)
         is_chosen = places == token.at[at].get(mode="clip")[:, None]
-        change = own(given[0]) * (is_chosen - policy)
+        d_logits = own(cotangents[0]) * (is_chosen - policy)
         if with_entropy:
-            change -= own(given[1]) * policy * (log_policy + own(entropy))
-        change = (change / temperature).astype(hidden.dtype)
-        by_piece = jnp.einsum(to_hidden, change, cast)
-        by_weight += jnp.einsum(
-            to_weight, change, piece, preferred_element_type=jnp.float32
+            d_logits -= own(cotangents[1]) * policy * (log_policy + own(entropy))
+        d_logits = (d_logits / temperature).astype(hidden.dtype)
+        d_piece = jnp.einsum(to_hidden, d_logits, cast)
+        d_weight += jnp.einsum(
+            to_weight, d_logits, piece, preferred_element_type=jnp.float32
         )
         at = jnp.where(is_real, at, token.size)
-        return by_weight, by_hidden.at[at].set(by_piece, mode="drop")
+        return d_weight, d_hidden.at[at].set(d_piece, mode="drop")
 
     blank = (jnp.zeros(cast.shape, jnp.float32), jnp.zeros_like(hidden))
-    by_weight, by_hidden = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
-    by_weight = _own_part_of_sum(by_weight, shared_over)
-    return by_weight.astype(weight.dtype), by_hidden, None, None, None, None
+    d_weight, d_hidden = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
+    d_weight = _own_part_of_sum(d_weight, shared_over)
+    return d_weight.astype(weight.dtype), d_hidden, None, None, None, None
 
 
 _scores.defvjp(_forward, _backward)

@@ -12,10 +12,10 @@ from ragen_jax.models.row_attention import row_attention
 from ragen_jax.parallel import backend_choices
 
 _QUERY_BLOCK = 64  # queries scored at a time
-# Tokens are filled up to full tiles of cuDNN's kernels. Up to version 9.15.0 other
-# lengths can end in an illegal memory access where a CUDA graph trains, and XLA makes
-# such graphs (Transformer Engine refuses them: its pull request 2344). And JAX refuses
-# odd lengths where gradients are taken.
+# Lengths are padded to full tiles of cuDNN's kernels. Up to cuDNN 9.15.0 other lengths
+# can cause an illegal memory access when trained inside a CUDA graph, and XLA makes
+# such graphs (Transformer Engine refuses them: its pull request 2344). JAX, too,
+# refuses odd lengths where gradients are taken.
 _CUDNN_TILE = 128
 
 
@@ -28,14 +28,15 @@ def causal_attention(
 ) -> jax.Array:
     """Attention of every token to itself and all before it in its row.
 
-    Rows are filled from position 0, so padding stands behind every real token and
-    needs no mask of its own. Whatever computes it, float[R, H, T, T] never exists, and
-    half of it is never computed.
+    Rows are filled from position 0, so padding comes after every real token and needs
+    no mask of its own. No kernel materializes float[R, H, T, T], or computes its masked
+    half.
 
     Args:
-      query: float[R, T, H, d]. key, value: float[R, T, G, d], G divides H.
-      *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that stand
-        before those of every row.
+      query: float[R, T, H, d].
+      key, value: float[R, T, G, d], G divides H.
+      *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that come
+        before every row.
       kernel: model.attention, "auto", "xla" or "cudnn".
 
     Returns:
@@ -56,22 +57,23 @@ def causal_attention(
 def fused_attention(
     query, key, value, implementation: Literal["cudnn", "xla"]
 ) -> jax.Array:
-    """`jax.nn.dot_product_attention` where the queries are those of the last tokens.
+    """`jax.nn.dot_product_attention` of the last T of S tokens.
 
-    Its causal mask lets query i see the keys 0..i; so queries of 0 stand for the tokens
-    before, and what they mix is dropped. Behind all stand tokens that fill the last
-    tile, which no real query sees.
+    Its causal mask lets query i see keys 0..i: zero queries are prepended for the S - T
+    tokens before, and their results dropped. Padding to a full tile comes last, where
+    no real query sees it.
 
     Args:
-      query: float[R, T, H, d]. key, value: float[R, S, G, d], S >= T, G divides H.
+      query: float[R, T, H, d].
+      key, value: float[R, S, G, d], S >= T, G divides H.
       implementation: "cudnn" or "xla".
     """
     (length, seen), axes = (query.shape[1], key.shape[1]), ((0, 0), (0, 0))
-    behind = -seen % _CUDNN_TILE
+    padding = -seen % _CUDNN_TILE
     mixed = jax.nn.dot_product_attention(
-        jnp.pad(query, ((0, 0), (seen - length, behind), *axes)),
-        jnp.pad(key, ((0, 0), (0, behind), *axes)),
-        jnp.pad(value, ((0, 0), (0, behind), *axes)),
+        jnp.pad(query, ((0, 0), (seen - length, padding), *axes)),
+        jnp.pad(key, ((0, 0), (0, padding), *axes)),
+        jnp.pad(value, ((0, 0), (0, padding), *axes)),
         is_causal=True,
         implementation=implementation,
     )
@@ -79,7 +81,7 @@ def fused_attention(
 
 
 def _after(prefix: tuple[jax.Array, ...], *own: jax.Array) -> tuple[jax.Array, ...]:
-    """The rows' own keys and values behind those of the prefix, if there is one."""
+    """The rows' own keys and values, after those of the prefix if there is one."""
     if not prefix:
         return own
     return tuple(

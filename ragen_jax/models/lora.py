@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): W' = W + alpha / rank * A B.
 
 Actor and critic have adapters of their own on one frozen base. The forward pass adds
-them to a layer's weights when it comes to that layer, in the weights' own precision,
-so that the update computes with exactly the weights that the sampler was given.
+them to a layer's weights inside the scan over layers, in the weights' own precision, so
+that the update computes with exactly the weights that the sampler was given.
 """
 
 import dataclasses
@@ -79,15 +79,15 @@ def declare_adapters(
     for name in adapters.targets:
         leaf: Leaf = whole["layers"][name]
         split = 1 + AXES_IN[name]
-        going_in, out = leaf.shape[1:split], leaf.shape[split:]
+        inputs, outputs = leaf.shape[1:split], leaf.shape[split:]
         layers[name] = {
             "a": Leaf(
-                (config.layers, *going_in, adapters.rank),
+                (config.layers, *inputs, adapters.rank),
                 (*leaf.axes[:split], None),
-                (3 * math.prod(going_in)) ** -0.5,  # As PEFT's uniform values spread.
+                (3 * math.prod(inputs)) ** -0.5,  # The std of PEFT's uniform values.
             ),
             "b": Leaf(
-                (config.layers, adapters.rank, *out),
+                (config.layers, adapters.rank, *outputs),
                 (leaf.axes[0], None, *leaf.axes[split:]),
                 0,
             ),

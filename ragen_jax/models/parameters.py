@@ -12,7 +12,8 @@ from ragen_jax.models.config import ModelConfig
 Parameters = dict[str, Any]  # nested dict of arrays, as `declare` lays it out
 
 
-# How many axes of a layer's matrix (without the layers') go in; the others come out.
+# How many leading axes of a layer's matrix (without L) are inputs; the rest are
+# outputs.
 AXES_IN = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 
 
@@ -68,7 +69,7 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
         "final_norm": Leaf((c.width,), ("embed",), -1),
     }
     if value_head:
-        # Zero, so that the critic's first opinion of every state is 0.
+        # Zero, so that the critic starts with the value 0 everywhere.
         tree["value_head"] = Leaf((c.width,), ("embed",), 0)
     elif not c.tied:
         tree["head"] = Leaf((c.width, c.vocabulary), ("embed", "vocabulary"), 0.02)

@@ -1,9 +1,9 @@
 """Mixed precision: products in the computation's dtype, their gradients in float32.
 
-Master weights are float32. Cast to bfloat16 first, a weight's gradient would come out
-of its product in bfloat16, and would be rounded so for each microbatch and added up so
-across devices. Here it leaves the product as float32, the precision in which the matrix
-units add up anyway.
+Master weights are float32. If a weight were cast to bfloat16 before its product, its
+gradient would be bfloat16: rounded in each microbatch and in each sum over devices.
+Here the gradient leaves the product as float32, in which matrix units accumulate
+anyway.
 """
 
 import functools
@@ -33,7 +33,7 @@ def quantize(weight: jax.Array, kind: str, summed: int = 1) -> Quantized:
     Args:
       weight: float[...].
       kind: one of EIGHT_BITS.
-      summed: how many leading axes a product adds up over.
+      summed: how many leading axes a product contracts.
     """
     dtype, most = EIGHT_BITS[kind]
     wide = weight.astype(jnp.float32)
@@ -55,7 +55,7 @@ def project(
         the other or in the result.
       x: float[...], in the computation's dtype.
       weight: float[...], in that dtype or a wider one; cast for the product. Or one
-        in 8 bits, by which nothing is differentiated.
+        in 8 bits, which has no gradient.
       out_dtype: of the result; None: x's.
 
     Returns:
@@ -80,25 +80,25 @@ def _project_forward(spec: str, out_dtype, x, weight):
     return _project(spec, out_dtype, x, weight), (x, weight)
 
 
-def _project_backward(spec: str, out_dtype, kept, gradient):
-    x, weight = kept
+def _project_backward(spec: str, out_dtype, residuals, d_out):
+    x, weight = residuals
     operands, result = spec.split("->")
     of_x, of_weight = operands.split(",")
-    gradient = gradient.astype(x.dtype)  # A product of two dtypes would be a slow one.
-    by_x = jnp.einsum(f"{result},{of_weight}->{of_x}", gradient, weight.astype(x.dtype))
-    pair = [(of_x, x), (result, gradient)]
-    if weight.dtype == x.dtype and gradient.size < x.size:
-        # A CPU turns the first operand over: the narrower one takes a third of the
-        # time in the MLP.
+    d_out = d_out.astype(x.dtype)  # A product of mixed dtypes would be slow.
+    d_x = jnp.einsum(f"{result},{of_weight}->{of_x}", d_out, weight.astype(x.dtype))
+    pair = [(of_x, x), (result, d_out)]
+    if weight.dtype == x.dtype and d_out.size < x.size:
+        # A CPU transposes the first operand: with the narrower one there it takes a
+        # third of the time in the MLP.
         pair.reverse()
     (first, left), (second, right) = pair
-    by_weight = jnp.einsum(
+    d_weight = jnp.einsum(
         f"{first},{second}->{of_weight}",
         left,
         right,
         preferred_element_type=jnp.promote_types(weight.dtype, jnp.float32),
     )
-    return by_x, by_weight.astype(weight.dtype)
+    return d_x, d_weight.astype(weight.dtype)
 
 
 _project.defvjp(_project_forward, _project_backward)
@@ -121,7 +121,8 @@ def _wide(x: jax.Array, weight: jax.Array, operation) -> jax.Array:
     weight = jnp.expand_dims(weight, range(x.ndim - weight.ndim))
     if weight.dtype == x.dtype:
         return operation(x, weight)
-    # One operation on two bfloat16 numbers, rounded once, is the bfloat16 operation.
+    # A float32 operation on two bfloat16 numbers, rounded once, equals the bfloat16
+    # one.
     rounded = _round(x.dtype, weight)
     return operation(x.astype(weight.dtype), rounded).astype(x.dtype)
 

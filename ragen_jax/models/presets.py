@@ -5,9 +5,7 @@ from pathlib import Path
 
 from ragen_jax.models.config import ModelConfig
 
-# The embedded models: of boards and arms, the same after a solver's rooms of Sokoban,
-# the same with rooms in any symbols and with rooms of any size, and of environments in
-# words.
+# The embedded models (docs/tiny_model.md says what each was taught).
 EMBEDDED = {
     name: Path(__file__).parent / name
     for name in ("tiny", "tiny_sokoban", "tiny_symbols", "tiny_rooms", "tiny_words")

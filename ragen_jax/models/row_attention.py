@@ -1,9 +1,9 @@
-"""Causal attention of one row and key head after the other, with its derivative.
+"""Causal attention for CPUs: a loop over rows and key heads, with its own derivative.
 
-What a CPU needs: the scores of a block of queries stay in its cache, and each is
+The scores of a block of queries stay in the processor's cache, and each is
 exponentiated once forward and once backward (FlashAttention-2, arXiv:2307.08691,
-sections 2.3 and 3.1). Left to JAX, the backward pass would do the whole softmax again
-and then differentiate it: twice the time.
+sections 2.3 and 3.1). Left to JAX, the backward pass would compute the whole softmax
+again and then differentiate it: twice the time.
 
 Shapes: R rows of T queries and S >= T keys, of which the last T are the queries' own
 tokens, G key/value heads with n query heads each, d features a head.
@@ -39,66 +39,71 @@ def row_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Arr
     return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
 
-# float[R * G, n, T, d], float[R * G, S, d] twice -> float[R * G, n, T, d]. The loop is
-# within the derivative's two halves: around it, each step would copy what it keeps.
+# float[R * G, n, T, d], float[R * G, S, d] twice -> float[R * G, n, T, d]. The loops
+# are inside the custom_vjp: around it, each step would copy its residuals.
 @jax.custom_vjp
 def _attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return _forward(query, key, value)[0]
 
 
 def _forward(query, key, value):
-    out, total = jax.lax.map(lambda one: _mix(*one), (query, key, value))
-    return out, (query, key, value, out, total)
+    out, log_sum = jax.lax.map(lambda one: _attend(*one), (query, key, value))
+    return out, (query, key, value, out, log_sum)
 
 
-def _backward(kept, given):
-    return jax.lax.map(lambda one: _differentiate(*one), (*kept, given))
+def _backward(residuals, d_out):
+    return jax.lax.map(lambda one: _differentiate(*one), (*residuals, d_out))
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _mix(query, key, value):
-    """What float[n, T, d] queries mix, and float32[n, T, 1], their log of the sum."""
-    mixed, total = [], []
+def _attend(query, key, value):
+    """One row and key head: float[n, T, d], and float32[n, T, 1], log sum e^scores."""
+    mixed, log_sums = [], []
     for tokens, seen in _blocks(query, key):
         scores = _scores(query[:, tokens], key[:seen])
         highest = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - highest)
-        each = weights.sum(axis=-1, keepdims=True)
+        total = weights.sum(axis=-1, keepdims=True)
         product = jnp.einsum("nts,sd->ntd", weights.astype(value.dtype), value[:seen])
-        mixed.append((product / each).astype(query.dtype))
-        total.append(highest + jnp.log(each))
-    return jnp.concatenate(mixed, axis=1), jnp.concatenate(total, axis=1)
+        mixed.append((product / total).astype(query.dtype))
+        log_sums.append(highest + jnp.log(total))
+    return jnp.concatenate(mixed, axis=1), jnp.concatenate(log_sums, axis=1)
 
 
-def _differentiate(query, key, value, out, total, given):
-    """With P the weights and O what they mix: dS = P (dP - sum over d of dO O)."""
+def _differentiate(query, key, value, out, log_sum, d_out):
+    """(d_query, d_key, d_value) of one row and key head.
+
+    With P the weights (softmax of the scores S) and O = P V:
+    dS = P (dP - sum over d of dO O), as in algorithm 2 of FlashAttention-2.
+    """
     dim = query.shape[-1]
-    shift = (given * out).sum(axis=-1, keepdims=True, dtype=jnp.float32)
-    by_query: list[jax.Array] = []
-    # [d, S]: with the scores on the right of their products they are read as they lie;
-    # on the left each would be transposed first, a fifth of a CPU's update.
-    by_key = by_value = jnp.zeros((dim, key.shape[0]), jnp.float32)
+    shift = (d_out * out).sum(axis=-1, keepdims=True, dtype=jnp.float32)
+    d_query: list[jax.Array] = []
+    # Transposed, [d, S]: as the right operand the scores are read in their own layout;
+    # as the left one each would be transposed first, a fifth of the update's time on a
+    # CPU.
+    d_key = d_value = jnp.zeros((dim, key.shape[0]), jnp.float32)
     for tokens, seen in _blocks(query, key):
-        own, change = query[:, tokens], given[:, tokens]
-        weights = jnp.exp(_scores(own, key[:seen]) - total[:, tokens])
-        by_weight = _product("ntd,sd->nts", change, value[:seen])
-        by_score = weights * (by_weight - shift[:, tokens])
-        weights, by_score = (x.astype(query.dtype) for x in (weights, by_score))
-        by_query.append(_product("nts,sd->ntd", by_score, key[:seen]))
-        by_key = by_key.at[:, :seen].add(_over_heads(own, by_score))
-        by_value = by_value.at[:, :seen].add(_over_heads(change, weights))
+        block, d_block = query[:, tokens], d_out[:, tokens]
+        weights = jnp.exp(_scores(block, key[:seen]) - log_sum[:, tokens])
+        d_weights = _product("ntd,sd->nts", d_block, value[:seen])
+        d_scores = weights * (d_weights - shift[:, tokens])
+        weights, d_scores = (x.astype(query.dtype) for x in (weights, d_scores))
+        d_query.append(_product("nts,sd->ntd", d_scores, key[:seen]))
+        d_key = d_key.at[:, :seen].add(_over_heads(block, d_scores))
+        d_value = d_value.at[:, :seen].add(_over_heads(d_block, weights))
     factor = dim**-0.5
     return (
-        (jnp.concatenate(by_query, axis=1) * factor).astype(query.dtype),
-        (by_key.T * factor).astype(key.dtype),
-        by_value.T.astype(value.dtype),
+        (jnp.concatenate(d_query, axis=1) * factor).astype(query.dtype),
+        (d_key.T * factor).astype(key.dtype),
+        d_value.T.astype(value.dtype),
     )
 
 
 def _blocks(query, key):
-    """(some of the T tokens, end of the keys that they see)."""
+    """Yields (slice of the T queries, number of the S keys that they see)."""
     length, keys = query.shape[1], key.shape[0]
     for start in range(0, length, _BLOCK):
         end = min(length, start + _BLOCK)
@@ -106,7 +111,7 @@ def _blocks(query, key):
 
 
 def _scores(query, key):
-    """float32[n, t, s] of the last t tokens of s; those ahead are hidden."""
+    """float32[n, t, s], scaled scores of the last t of s tokens, causally masked."""
     length, seen = query.shape[1], key.shape[0]
     hidden = jnp.arange(seen)[None] > jnp.arange(seen - length, seen)[:, None]
     scores = _product("ntd,sd->nts", query, key) * query.shape[-1] ** -0.5
@@ -114,9 +119,9 @@ def _scores(query, key):
 
 
 def _over_heads(x, weights):
-    """float32[d, s] of [n, t, d] and [n, t, s], with a sum of its own for each head.
+    """float32[d, s], x^T weights summed over n heads; x [n, t, d], weights [n, t, s].
 
-    One sum over n * t would round by a seventh more.
+    Summed head by head: one sum over n * t would have a seventh more rounding error.
     """
     return _product("ntd,nts->nds", x, weights).sum(axis=0)
 

@@ -16,13 +16,13 @@ from ragen_jax.models.config import ModelConfig, RopeScaling
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.precision import add_bias, project, scale
 
-# (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], carry)
+# (query [R,T,H,d], key [R,T,G,d], value [R,T,G,d]) -> (mixed [R,T,H,d], anything)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 KeysAndValues = tuple[jax.Array, ...]  # a pair of arrays, or ()
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
-    """Root-mean-square norm over the last axis, computed in float32 (1910.07467)."""
+    """RMSNorm over the last axis, computed in float32 (arXiv:1910.07467)."""
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
     return scale(wide.astype(x.dtype), weight)
@@ -95,12 +95,12 @@ def block(
       x: float[R, T, D].
       positions: int32[R, T].
       config: the model's shape.
-      attend: mixes values by attention; its second result is handed through.
+      attend: attention; its second result is returned as it is.
       combine_heads: sums partial results where each device holds some of the heads.
       combine_mlp: the same for the hidden units of the MLP.
 
     Returns:
-      float[R, T, D] and what `attend` handed through (a cache, or None).
+      float[R, T, D], and the second result of `attend`: keys and values, or None.
     """
     with jax.named_scope("attention"):
         h = rms_norm(x, layer["attention_norm"], config.norm_epsilon)
@@ -146,16 +146,16 @@ def hidden_states(
     attention: Callable[..., jax.Array] = causal_attention,
     look_up: Callable[..., jax.Array] = embed,
 ) -> jax.Array:
-    """The full forward pass over rows filled from position 0, or behind a prefix.
+    """The forward pass over rows, all layers but the vocabulary's.
 
     Args:
       parameters: as `parameters.declare` or `lora.assemble` lays them out.
       tokens: int32[R, T].
       config: the model's shape.
-      prefix: of the tokens that stand before those of every row, by
-        `prefix_keys_and_values`; (): none do.
+      prefix: keys and values of tokens before every row, from `prefix_keys_and_values`;
+        (): rows begin at position 0.
       dtype: of the computation; norms, softmax and rotations are float32 always.
-      remat: recompute each layer in the backward pass instead of keeping its inside.
+      remat: recompute each layer in the backward pass instead of keeping activations.
       constrain: fixes the sharding of float[R, T, D] activations between layers.
       attention: `causal_attention`, or that on each device's own rows and heads.
       look_up: `embed`, or that by devices that share the embedding.
@@ -164,14 +164,14 @@ def hidden_states(
       float[R, T, D] after the final norm. Position t has seen the prefix and tokens
       0..t.
     """
-    behind = prefix[0].shape[2] if prefix else 0
-    positions = behind + jnp.arange(tokens.shape[1])[None]
+    first = prefix[0].shape[2] if prefix else 0
+    positions = first + jnp.arange(tokens.shape[1])[None]
     positions = jnp.broadcast_to(positions, tokens.shape)
 
-    def one_layer(x, given):
-        layer, before = given
+    def one_layer(x, layer_and_prefix):
+        layer, prefix_of_layer = layer_and_prefix
         layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
-        attend = lambda *own: (attention(*own, *before), None)
+        attend = lambda *qkv: (attention(*qkv, *prefix_of_layer), None)
         return constrain(block(layer, x, positions, config, attend)[0]), None
 
     if remat:
@@ -191,7 +191,7 @@ def prefix_keys_and_values(
     attention: Callable[..., jax.Array] = causal_attention,
     look_up: Callable[..., jax.Array] = embed,
 ) -> KeysAndValues:
-    """What rows attend to of a prefix that all share: computed once for all of them.
+    """Keys and values of a prefix that all rows share, computed once for all of them.
 
     Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. `attention` and
       `look_up` are given one row.
@@ -203,7 +203,7 @@ def prefix_keys_and_values(
 
     def one_layer(x, layer: Parameters):
         layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
-        attend = lambda query, *own: (attention(query, *own), own)
+        attend = lambda query, *kv: (attention(query, *kv), kv)
         return block(layer, x, positions, config, attend)
 
     if remat:
@@ -223,10 +223,10 @@ def vocabulary_logits(parameters: Parameters, hidden: jax.Array) -> jax.Array:
 
 
 def token_values(parameters: Parameters, hidden: jax.Array) -> jax.Array:
-    """float32[R, T], the critic's opinion of a row before each token is known.
+    """float32[R, T], units of reward: the critic's value before each token is known.
 
     The value at t is read from position t - 1; position 0 has none and holds 0.
     """
     weight = parameters["value_head"]
-    opinion = project("rtd,d->rt", hidden, weight, out_dtype=jnp.float32)
-    return jnp.pad(opinion[:, :-1], ((0, 0), (1, 0)))
+    values = project("rtd,d->rt", hidden, weight, out_dtype=jnp.float32)
+    return jnp.pad(values[:, :-1], ((0, 0), (1, 0)))

@@ -1,8 +1,7 @@
-"""The devices that programs are compiled for. All who ask about them ask here.
+"""The devices that programs are compiled for; all code asks here, not JAX.
 
-They are the ones that JAX finds or, within `targeting`, ones that are not there. What
-depends on them stands, each with its reason, in backend_choices.py; mesh.py lays its
-axes over `devices`.
+They are the ones that JAX finds or, within `targeting`, absent ones that are planned
+for. Choices that depend on them are in backend_choices.py.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """Devices that are not there, described as JAX would describe them if they were."""
+    """Absent devices, described as JAX would describe them."""
 
     name: str  # as jax.default_backend() has it: "cpu", "gpu" or "tpu"
     devices: tuple[Any, ...]  # of all processes
@@ -34,8 +33,8 @@ _TARGET: contextvars.ContextVar[Backend | None] = contextvars.ContextVar(
 def targeting(target: Backend) -> Iterator[None]:
     """Within it, and in this thread alone, programs are traced for these devices.
 
-    JAX forgets what it has traced before and after: it knows traces by function and
-    shapes, and nothing of the choices that were made for a target.
+    JAX's caches are cleared before and after: their keys are functions and shapes, and
+    do not include the target.
     """
     jax.clear_caches()
     token = _TARGET.set(target)
@@ -64,7 +63,7 @@ def device_count() -> int:
 
 
 def local_devices() -> list[Any]:
-    """The devices of one process: of this one, if they are there."""
+    """The devices of this process, or of one process of the target."""
     target = _TARGET.get()
     return jax.local_devices() if target is None else list(target.local_devices)
 

@@ -1,8 +1,9 @@
-"""Choices that depend on the backend, each with its reason. All of them stand here.
+"""All choices that depend on the backend, each with its reason.
 
-What is asked of a device is in `backend.py`. "Compiled" means read off the program that
-XLA compiles for an H100; "simulated", counted by the rollout's rules with random reply
-lengths (mean 50, 150 and 400 tokens, 128 slots, 5 turns); "measured", timed.
+Facts about devices come from `backend.py`. The evidence for a choice: "compiled" was
+read off the program that XLA compiles for an H100; "simulated" was counted by the
+rollout's rules with random reply lengths (mean 50, 150 and 400 tokens, 128 slots, 5
+turns); "measured" was timed.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from ragen_jax.parallel import backend
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What suits one kind of backend, where the settings leave it open."""
+    """Defaults of one kind of backend, where the settings leave a choice open."""
 
     # Of the transformers: CPUs emulate bfloat16 (measured: a tenth of the speed in
     # products with one row).
@@ -23,45 +24,45 @@ class Choices:
     # Attention of whole rows, one row after the other: a CPU's cache holds the scores
     # of one row's block (measured: 5 times faster, forward and backward).
     has_row_loop: bool
-    # Episodes of a training batch that are decoded at a time; 0: all. A step costs a
-    # CPU as much as it has slots, and of a slot for each episode three quarters wait or
-    # are idle: 128 episodes of FrozenLake took 8.6 s of one core with 128 slots, 4.9
-    # with 64, 4.0 with 32 and 3.5 with 16, and 3.5 with 32 and chunks of 4 (measured,
-    # medians of three). A GPU's step costs the same for few and many.
+    # Episodes of a training batch that are decoded at a time; 0: all. On a CPU a step's
+    # cost grows with the slots, and with a slot for each episode three quarters of them
+    # wait or are idle: 128 episodes of FrozenLake took 8.6 s of one core with 128
+    # slots, 4.9 with 64, 4.0 with 32 and 3.5 with 16, and 3.5 with 32 and chunks of 4
+    # (measured, medians of three). A GPU's step costs the same for few and many.
     slots: int
-    # Decode steps between two looks at the loop's predicate. A look costs a GPU some
-    # 0.03 ms, a step in which a finished slot waits 1 ms for that slot.
+    # Decode steps between two evaluations of the loop's condition. One costs a GPU some
+    # 0.03 ms; a step costs 1 ms, in which slots that have finished a reply are wasted.
     decode_chunk: int
     # Lengths of the cache that decoding is compiled for. On a CPU reading a shorter one
     # is cheaper. A GPU writes the slice out before it reads it: three quarters of the
     # cache cost 1.6 times as much as all of it (compiled).
     buckets: int
-    # W is a slot in so many. A decode step costs a GPU the same however many slots
-    # wait, so that waiting is expensive there; a CPU pays for each message (measured).
+    # W = slots / extend_share. On a GPU a decode step costs the same however many slots
+    # wait, so waiting is expensive; on a CPU each message has its cost (measured).
     # Simulated: W of an eighth, chunks of 4 and `counts_busy` together take 13 %, 18 %
     # and 37 % off the time of a rollout against a quarter, 8 and no count.
     extend_share: int
-    # Whether an environment steps once that share of the slots that are still busy
-    # waits; else only when W wait, and in the end all wait for the slowest.
+    # Whether an environment steps once 1 / extend_share of its busy slots wait; if not,
+    # only when W wait, so that near the end all wait for the slowest.
     counts_busy: bool
-    # Generalized advantages token by token. A GPU starts four kernels a token: 10,503
-    # for rows of 2,624, some 16 ms, and 9 with all tokens at once (compiled). A CPU
-    # keeps the sums' order, and with it the numbers of earlier runs.
+    # GAE by a loop over tokens. A GPU launches four kernels a token, 10,503 for rows of
+    # 2,624, some 16 ms, and 9 with all tokens at once (compiled). On a CPU the loop
+    # keeps the order of sums, and so the numbers of earlier runs.
     has_token_loop: bool
-    # Whether every program compiles before the first episodes are sampled, evaluations
-    # too, one after the other. For a GPU XLA tries kernels out on the card itself:
-    # beside other work it would time them wrongly, and take memory that no plan counts.
-    # On a CPU the update compiles while the first episodes are sampled and evaluations
-    # when they first come: ahead, they took the cores from the sampling, 30.6 and
-    # 38.4 s instead of 28.3 and 26.3 until the first iteration was over (measured).
+    # Whether every program, evaluations included, compiles before the first episodes
+    # are sampled. For a GPU XLA times kernels on the card itself: beside other work it
+    # would time them wrongly, and take memory that no plan counts. On a CPU the update
+    # compiles while the first episodes are sampled and evaluations when they first
+    # come: ahead, they took the cores from the sampling, 30.6 and 38.4 s instead of
+    # 28.3 and 26.3 until the first iteration was over (measured).
     compiles_all_first: bool
-    # Whether a large vocabulary's logits are read once for what sampling needs of them,
-    # not twice. For 128 slots of Qwen2.5's that and their product move 435 MB instead
-    # of 515, in two kernels less (compiled). A CPU then takes exponentials one by one:
-    # 1.4 ms instead of 0.4 to 0.8 (measured, 8 slots of SmolLM2's).
+    # Whether sampling reads a large vocabulary's logits once instead of twice. For 128
+    # slots of Qwen2.5's that and their product move 435 MB instead of 515, in two
+    # kernels less (compiled). A CPU then takes exponentials one by one: 1.4 ms instead
+    # of 0.4 to 0.8 (measured, 8 slots of SmolLM2's).
     sums_blocks_at_once: bool
-    # Rows and caches are a multiple of so many tokens long: then every row of the cache
-    # begins at an address that 16-byte loads can use.
+    # Lengths of rows and caches are a multiple of this many tokens, so that every row
+    # of the cache is aligned for 16-byte loads.
     row_multiple: int
 
 
@@ -111,7 +112,7 @@ def row_length(needed: int) -> int:
 
 
 def has_cudnn_attention(dtype, head_dim: int) -> bool:
-    """Whether cuDNN has a kernel for such heads here; asked for in vain it raises."""
+    """Whether cuDNN has a kernel for these heads here; without one JAX would raise."""
     if dtype not in (jnp.bfloat16, jnp.float16) or head_dim % 8 or head_dim > 128:
         return False
     capability = backend.cuda_capability()
@@ -175,8 +176,8 @@ def _takes_cudnn(setting: str, wanted: str, dtype, head_dim: int) -> bool:
 def check_cuda_graph(wanted: bool) -> None:
     """Raises SettingsError if `rollout.cuda_graph` is wanted and no GPU could have one.
 
-    To play on, or to look into, what a GPU trained takes no graph: this is for what the
-    user decides here and now.
+    To be called for settings that the user chooses now. Evaluation and diagnosis of a
+    run that a GPU trained with a graph need none.
     """
     if wanted and backend.cuda_capability() is None:
         raise SettingsError(

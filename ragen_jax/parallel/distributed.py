@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat, roll_call
 from ragen_jax.parallel.roll_call import Place
+from ragen_jax.utils import endings
 
-START_SECONDS = 300.0  # in which every process has to come
-_WAITING = 4  # threads of a CPU device: each loop within a loop can wait in one
-_hearts: list[heartbeat.Heartbeat] = []  # this process's, once it has joined
+START_SECONDS = 300.0  # in which every process has to connect
+_THREADS_PER_DEVICE = 4  # of a CPU device: one for each nested loop that can wait
+_heartbeats: list[heartbeat.Heartbeat] = []  # at most one: this process's
 _FLAGS = "--coordinator=HOST:PORT, --processes and --process"
-# What a JAX plugin's name contains -> files of which a host with such devices has one.
+# Part of a JAX plugin's name -> files of which a host with such devices has one.
 _DEVICE_FILES = {
     "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"),
     "rocm": ("/dev/kfd", "/dev/dxg"),
@@ -42,41 +43,33 @@ def start(
       coordinator: HOST:PORT of process 0; None: ask the cluster, if there is one.
       processes: how many there are.
       process: which of them this one is, from 0.
-      facts: of `facts.of_run`, in which all of them have to agree.
-      seconds: in which all of them have to come.
+      facts: from `facts.of_run`; all processes must have the same.
+      seconds: in which all of them have to connect.
 
     Raises:
-      UserError: if the three do not fit together, the cluster does not say them, or
-        not every process came in time.
+      UserError: as `find_place`, or if not every process came in time.
     """
-    place: Place | None
-    if coordinator is not None and processes is not None and process is not None:
-        place = _checked(Place(coordinator, processes, process))
-    elif (coordinator, processes, process) == (None, None, None):
-        place = place_in_cluster(seconds)
-    else:
-        raise UserError(
-            "--coordinator, --processes and --process belong together: give all three,"
-            f" not {coordinator=}, {processes=}, {process=}"
-        )
-    if place is None or place.processes == 1:
+    place = find_place(coordinator, processes, process, seconds)
+    if place is None:
         return
-    # JAX aborts the process when somebody stays away, and does not say who.
-    heart = roll_call.listen(0) if place.process == 0 else None
+    # First, since JAX aborts when a process is missing without saying which.
+    server = roll_call.listen(0) if place.process == 0 else None
     port = roll_call.call_roll(
-        place, seconds, facts, heart.getsockname()[1] if heart else 0
+        place, seconds, facts, server.getsockname()[1] if server else 0
     )
-    _hearts.append(_join(place, heart, port))
+    _heartbeats.append(_join(place, server, port))
+    endings.on_leaving(_heartbeats[-1].fail)
     import jax
 
     if _is_on_cpus(getattr(jax.config, "jax_platforms")):  # noqa: B009  (untyped)
-        # XLA's CPU runtime starts a collective while a loop in front of it, which holds
-        # others, still runs on other threads. Gloo tells them apart by their order
+        # XLA's CPU runtime may start a collective while an earlier loop, which holds
+        # others, still runs on other threads. Gloo matches collectives by their order
         # alone, and the processes abort ("collective mismatch", jaxlib 0.10). With one
-        # thread a process there is one order. Read when the backend starts.
+        # thread a process there is one order. XLA reads NPROC when the backend starts.
         os.environ.setdefault("NPROC", "1")
-        # That thread also begins the programs of each device. With two devices it waits
-        # for room in one's queue, whose programs wait for the other's: for ever.
+        # That thread also launches the programs of all devices. With two it can
+        # deadlock: it waits for room in one's queue, whose programs wait for the other
+        # device.
         if not cpu_devices_are_chosen():
             jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(
@@ -89,6 +82,34 @@ def start(
     )
 
 
+def find_place(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    seconds: float = START_SECONDS,
+) -> Place | None:
+    """This process's place among several; None where it is the only one.
+
+    Args:
+      coordinator, processes, process: as for `start`.
+      seconds: as for `place_in_cluster`.
+
+    Raises:
+      UserError: if the three do not fit together, or the cluster does not say them.
+    """
+    place: Place | None
+    if coordinator is not None and processes is not None and process is not None:
+        place = _checked(Place(coordinator, processes, process))
+    elif (coordinator, processes, process) == (None, None, None):
+        place = place_in_cluster(seconds)
+    else:
+        raise UserError(
+            "--coordinator, --processes and --process belong together: give all three,"
+            f" not {coordinator=}, {processes=}, {process=}"
+        )
+    return None if place is None or place.processes == 1 else place
+
+
 def cpu_devices_are_chosen() -> bool:
     """Whether the user says how many devices a process has on a CPU."""
     forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
@@ -98,10 +119,10 @@ def cpu_devices_are_chosen() -> bool:
 def give_collectives_threads() -> None:
     """Makes room for the CPU devices of one process to wait for each other in loops.
 
-    XLA starts a collective while a loop in front of it, which holds others, still runs
-    on other threads of a pool (jaxlib 0.10). Each waits for the other devices in a
-    thread, and with as many threads as devices all of them can wait: for ever. The
-    number is read when the backend starts; one of the user's own wins.
+    XLA may start a collective while an earlier loop, which holds others, still runs on
+    other threads of its pool (jaxlib 0.10). Each collective blocks a thread; with as
+    many threads as devices all can block, for ever. XLA reads NPROC when the backend
+    starts; a value of the user's own is kept.
     """
     import jax
 
@@ -113,12 +134,12 @@ def give_collectives_threads() -> None:
     )
     chosen = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  (untyped)
     devices = int(forced[1]) if forced else chosen
-    threads = cores + _WAITING * max(devices, 1)
+    threads = cores + _THREADS_PER_DEVICE * max(devices, 1)
     os.environ.setdefault("NPROC", str(threads))
 
 
 def _is_on_cpus(platforms: str | None) -> bool:
-    """Whether JAX will compute on CPUs, as far as is known before it starts."""
+    """Whether JAX will compute on CPUs, guessed before its backend starts."""
     if platforms:
         return platforms == "cpu"
     entries = importlib.metadata.entry_points(group="jax_plugins")
@@ -129,9 +150,10 @@ def _is_on_cpus(platforms: str | None) -> bool:
 
 
 def _has_device(plugin: str) -> bool:
-    """Whether this host seems to have a device for it; True of a kind not known here.
+    """Whether this host seems to have a device for the plugin; True if unknown.
 
-    The package alone says little: the extra `plan-gpu` installs CUDA's on any machine.
+    That the plugin is installed says little: the extra `plan-gpu` installs CUDA's
+      anywhere.
     """
     if "cuda" in plugin and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False  # As users hide the GPUs of a host.
@@ -140,23 +162,32 @@ def _has_device(plugin: str) -> bool:
 
 
 def finish() -> None:
-    """Says that this process has come to its end, where there are several."""
-    while _hearts:
-        _hearts.pop().stop()
+    """Tells the other processes, if there are any, that this one ends as planned."""
+    while _heartbeats:
+        _heartbeats.pop().stop()
+
+
+def is_awaited() -> bool:
+    """Whether other processes may be waiting for this one.
+
+    A process that fails then has to end by `endings.leave`. Python's own end waits in
+    JAX's for all processes to come to theirs, while this one's heart still beats.
+    """
+    return any(heart.is_awaited() for heart in _heartbeats)
 
 
 def wait_for_verdict() -> None:
-    """Before an error is raised that may come from another process's end.
+    """Waits before an error is raised that another process's end may have caused.
 
-    A collective with a process that is gone fails at once; that it is gone is known,
-    and said in a sentence that ends this process, a few seconds later.
+    A collective with a lost process fails at once. The heartbeat notices the loss a few
+    seconds later, and ends this process with a sentence about it.
     """
-    if _hearts:
+    if _heartbeats:
         time.sleep(heartbeat.GRACE_SECONDS + heartbeat.BEAT_SECONDS)
 
 
 def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.Heartbeat:
-    """This process's heartbeat. See there."""
+    """This process's heartbeat; process 0 has the `server`, at `port`."""
     try:
         if server is not None:
             return heartbeat.listen(place.processes, server, 60.0)

@@ -13,21 +13,21 @@ from ragen_jax.errors import SettingsError
 from ragen_jax.settings import Settings
 from ragen_jax.utils import user_modules
 
-_OWN = ("model.path",)  # a host may have the model elsewhere; its digest is compared
+_MAY_DIFFER = ("model.path",)  # model files are compared by digest instead
 
 
 def of_run(settings: Settings) -> dict[str, str]:
-    """Settings by dotted key, versions of all code that runs, as texts.
+    """Settings by dotted key, and the versions of all code that runs, as texts.
 
-    That is this package's, its libraries' and the user's own Python files.
+    Code: this package, its main libraries, and the user's own Python files.
     """
     leaves = settings_lib.flatten(settings_lib.to_dict(settings))
-    found = {key: json.dumps(v) for key, v in leaves.items() if key not in _OWN}
+    found = {key: json.dumps(v) for key, v in leaves.items() if key not in _MAY_DIFFER}
     found["the code of ragen_jax"] = code_version()
     for package in ("jax", "jaxlib", "orbax-checkpoint", "numpy"):
         found[f"the version of {package}"] = importlib.metadata.version(package)
     for name in settings.files():
-        with contextlib.suppress(SettingsError, OSError):  # Whoever loads it says so.
+        with contextlib.suppress(SettingsError, OSError):  # Reported when it is loaded.
             path = user_modules.resolved(name)
             if path.is_file():
                 found[f"the file {name}"] = user_modules.digest(path)[:16]
@@ -44,7 +44,7 @@ def code_version() -> str:
 
 
 def difference(process: int, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """How a process's facts differ from those of process 0, in words; "" if not."""
+    """A sentence about how a process's facts differ from process 0's, or ""."""
     found = [
         f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
         for key in sorted({*theirs, *ours})

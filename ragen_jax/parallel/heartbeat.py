@@ -1,10 +1,13 @@
-"""Heartbeats between the processes of a run: who is gone is named, and the rest end.
+"""Heartbeats between the processes of a run: a lost one is named, and the rest end.
 
-JAX notices a dead process too, after minutes, and then aborts the others with a dump.
-Here each process keeps a connection to process 0, over which both send a beat every few
-seconds. Who is killed closes its connection; who is stopped, or whose host is lost,
-falls silent. Then process 0 tells the others, and all end with a sentence: the state is
-in the last checkpoint.
+JAX notices a dead process too, but after minutes, and aborts the others with a dump.
+Here each process keeps a connection to process 0, and both sides send a beat every few
+seconds. The connection of a killed process closes; one that is stopped, or whose host
+is lost, falls silent. Process 0 then tells the others, and all end with one sentence:
+the state is in the last checkpoint.
+
+Process 0 leaves last. It runs JAX's service, without which JAX aborts the others at
+once and with a dump: if process 0 is killed, they have to end faster than that.
 """
 
 import contextlib
@@ -20,10 +23,11 @@ from typing import Any
 
 from ragen_jax.utils import endings
 
-SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not hold beats up
+SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not delay beats
 BEAT_SECONDS = 2.0
-GRACE_SECONDS = 5.0  # for a process to say itself why it ends
-EXIT_CODE = 75  # of sysexits.h: a failure that may be over when it is tried again
+GRACE_SECONDS = 5.0  # for a process to report its own error first
+LAST_SECONDS = 15.0  # in which the others leave before process 0 does
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may succeed
 
 _REMEDY = "the same command on all of them resumes from the last checkpoint"
 
@@ -34,7 +38,7 @@ def leave(sentence: str) -> None:
 
 
 class Heartbeat:
-    """One process's part. Made by `listen` on process 0, by `join` on the others."""
+    """One process's side. Made by `listen` on process 0, by `join` on the others."""
 
     def __init__(
         self,
@@ -42,16 +46,20 @@ class Heartbeat:
         peers: dict[socket.socket, str],
         lost: Callable[[str], None] = leave,
         silent_seconds: float = SILENT_SECONDS,
+        *,
+        is_first: bool,
     ):
         """Starts to beat.
 
         Args:
           own: this process's name, such as "process 1 (host a, pid 7)".
           peers: a connected socket to each process that is watched, with its name.
-          lost: is called, once and in a thread, with what has happened.
+          is_first: whether this is process 0, which watches all others.
+          lost: called once, in a thread, with what has happened.
           silent_seconds: after which a process counts as lost.
         """
         self._own, self._lost, self._silent = own, lost, silent_seconds
+        self._is_first = is_first
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._names = dict(peers)
         self._ended = threading.Event()
@@ -61,12 +69,25 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Says that this process has come to its end, and watches no longer."""
+        """Tells the peers that this process ends as planned, and stops watching."""
         self._ended.set()
         self._thread.join(timeout=5)
         self._say({"bye": self._own})
         for peer in self._names:
             peer.close()
+
+    def is_awaited(self) -> bool:
+        """Whether others may be waiting for this process: they are not at their end."""
+        return bool(self._heard) and not self._ended.is_set()
+
+    def fail(self) -> None:
+        """Says that this process ends before its end; process 0 leaves the last."""
+        self._ended.set()
+        self._say({"lost": f"{self._own} has ended"})
+        peers, deadline = set(self._heard), time.monotonic() + LAST_SECONDS
+        while self._is_first and peers and time.monotonic() < deadline:
+            peers -= {peer for peer in peers if _receive(peer) == b""}
+            time.sleep(0.05)
 
     def _watch(self) -> None:
         buffers = dict.fromkeys(self._names, b"")
@@ -80,7 +101,7 @@ class Heartbeat:
                     self._say({"beat": self._own})
                 began = time.monotonic()
                 events = selector.select(timeout=min(0.5, BEAT_SECONDS))
-                # This process itself was stopped for a while: the others' beats wait.
+                # This process itself was suspended: the others' beats are still unread.
                 if time.monotonic() - began > self._silent / 2:
                     self._heard = dict.fromkeys(self._heard, time.monotonic())
                 for key, _ in events:
@@ -97,7 +118,8 @@ class Heartbeat:
                         selector.unregister(peer)
                         del self._heard[peer]
                         if not any(b'"bye"' in line for line in lines):
-                            return self._end(f"{self._names[peer]} has ended")
+                            news = f"{self._names[peer]} has ended"
+                            return self._end(news, at_once=not self._is_first)
                     else:
                         self._heard[peer] = time.monotonic()
                 for peer, heard in self._heard.items():
@@ -107,10 +129,11 @@ class Heartbeat:
                             f" {self._silent:g} s"
                         )
 
-    def _end(self, news: str) -> None:
+    def _end(self, news: str, *, at_once: bool = False) -> None:
         self._say({"lost": news})
-        # It may have said to all of us why, and this process be about to end itself.
-        if "has ended" in news and self._ended.wait(GRACE_SECONDS):
+        # All processes may have met the same error, and this one be about to report it.
+        waits = "has ended" in news and not at_once
+        if waits and self._ended.wait(GRACE_SECONDS):
             return
         if not self._ended.is_set():
             self._lost(news)
@@ -118,7 +141,7 @@ class Heartbeat:
     def _say(self, message: dict[str, str]) -> None:
         line = (json.dumps(message) + "\n").encode()
         for peer in list(self._names):
-            # One that does not read is found by its silence.
+            # A peer that cannot be reached is noticed by its silence.
             with contextlib.suppress(OSError):
                 peer.send(line)
 
@@ -133,7 +156,7 @@ def listen(
 ) -> Heartbeat:
     """Process 0's heartbeat, once all others have come to `server`.
 
-    Whoever does not name itself as `join` does, such as a scan of ports, is sent away.
+    Connections that do not greet as `join` does, such as port scans, are closed.
     """
     peers: dict[socket.socket, str] = {}
     deadline = time.monotonic() + seconds
@@ -149,18 +172,19 @@ def listen(
                 peers[connection] = line
             else:
                 connection.close()
-    return Heartbeat(name(0), peers, **options)
+    return Heartbeat(name(0), peers, is_first=True, **options)
 
 
 def join(process: int, address: tuple[str, int], **options: Any) -> Heartbeat:
     """Another process's heartbeat. Raises OSError if process 0 is not reached."""
     connection = socket.create_connection(address, timeout=10.0)
     connection.sendall(f"{name(process)}\n".encode())
-    return Heartbeat(name(process), {connection: "process 0"}, **options)
+    peers = {connection: "process 0"}
+    return Heartbeat(name(process), peers, is_first=False, **options)
 
 
 def _receive(peer: socket.socket) -> bytes | None:
-    """What came; b"" when the other side is gone, None when nothing came."""
+    """The bytes received; b"" if the peer is gone, None if there are none yet."""
     try:
         return peer.recv(4096)
     except (BlockingIOError, InterruptedError):
@@ -170,7 +194,7 @@ def _receive(peer: socket.socket) -> bytes | None:
 
 
 def _lost_in(lines: list[bytes]) -> str:
-    """What another process has said of a third one; "" if nothing."""
+    """The news of a lost process among received lines, or ""."""
     for line in lines:
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "lost" in found:

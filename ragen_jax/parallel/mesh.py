@@ -1,4 +1,7 @@
-"""The device mesh, and which axis of it shares which dimension of an array."""
+"""The device mesh, and the PartitionSpecs of parameters on it.
+
+To "share" an array over an axis is to shard it: each device holds a part.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +25,7 @@ _ROLLOUT = {"heads": TENSOR, "mlp": TENSOR}
 def make_mesh(
     data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh over some devices; None: over all of all processes.
+    """A mesh over `devices`; None: all devices of all processes.
 
     Raises:
       UserError: if the axes do not multiply to the number of devices.
@@ -45,18 +48,18 @@ def training_specs(declared, mesh: Mesh):
 
 
 def rollout_specs(declared, mesh: Mesh, layout: str):
-    """PartitionSpecs of the rollout's copy: whole on each device, or heads shared."""
+    """PartitionSpecs of the sampler's weights: replicated, or tensor-parallel."""
     return _specs(declared, mesh.shape, _ROLLOUT if layout == "tensor" else {})
 
 
 def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
-    """Whether the tensor axis divides all heads; if not they are kept whole."""
+    """Whether heads are sharded: only if the tensor axis divides both kinds."""
     size = mesh.shape[TENSOR]
     return size > 1 and heads % size == 0 and kv_heads % size == 0
 
 
 def shares_parameters(declared, sizes: Mapping[str, int], axis: str) -> bool:
-    """Whether an axis shares any parameter in training, on a mesh of such sizes."""
+    """Whether an axis shards any parameter in training, on a mesh of these sizes."""
     specs = _specs(declared, sizes, _TRAINING)
     leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
     return any(axis in spec for spec in leaves)
@@ -68,6 +71,7 @@ def is_leaf(x) -> bool:
 
 
 def _specs(declared, sizes: Mapping[str, int], rules: dict[str, str]):
+    """Specs by `rules` (logical name -> mesh axis), where the axis divides the size."""
     heads = {
         size
         for leaf in jax.tree.leaves(declared["layers"], is_leaf=is_leaf)
@@ -80,7 +84,7 @@ def _specs(declared, sizes: Mapping[str, int], rules: dict[str, str]):
         parts = []
         for size, name in zip(leaf.shape, leaf.axes, strict=True):
             axis = rules.get(name)
-            # Query and key heads are shared together or not at all.
+            # Query and key heads are sharded together or not at all.
             if axis is None or size % sizes[axis] or (name == "heads" and whole_heads):
                 axis = None
             parts.append(axis)
@@ -99,7 +103,7 @@ def shardings(specs, mesh: Mesh):
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many parts rows and episodes are shared into."""
+    """How many shards rows and episodes are divided into."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 

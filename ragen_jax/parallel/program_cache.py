@@ -1,7 +1,6 @@
 """The cache of compiled programs where several processes compile together."""
 
 import contextlib
-import secrets
 from pathlib import Path
 
 import jax
@@ -9,14 +8,16 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.experimental.compilation_cache import compilation_cache
 
+from ragen_jax.parallel.agreement import who_sees
+
 
 def keep_if_shared() -> str:
     """Switches the cache off unless it is one folder for all processes.
 
-    Process 0 alone writes it. Where the others have a folder of their own, a second run
-    finds its programs on process 0's host alone. On GPUs the other hosts then compile
-    and wait, for a day, for what XLA's autotuner was to measure in each process: those
-    that have the program measure nothing. Called by all processes together.
+    JAX writes it from process 0 alone. If other hosts have folders of their own, a
+    second run finds its programs on process 0's host only. On GPUs the others then
+    compile, and wait (for up to a day) for autotuning results that a process with a
+    cached program never sends. Called by all processes together.
 
     Returns:
       What to tell the user, or "".
@@ -27,7 +28,7 @@ def keep_if_shared() -> str:
     if _is_everywhere(folder if wanted and folder else ""):
         return ""
     config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # It asks once, and has been asked.
+    compilation_cache.reset_cache()  # JAX reads the setting once, and has read it.
     if not (wanted and folder):
         return ""
     return (
@@ -37,21 +38,12 @@ def keep_if_shared() -> str:
 
 
 def _is_everywhere(folder: str) -> bool:
-    """Whether every process has named the folder that process 0 sees under its name."""
-    number, is_first = secrets.randbits(31), jax.process_index() == 0
-    is_address = "://" in folder  # Of a bucket, which is the same from everywhere.
-    if is_first and folder and not is_address:
+    """Whether all processes see one and the same folder under this path."""
+    # A bucket's address, which is the same from everywhere.
+    if multihost_utils.process_allgather(np.bool_("://" in folder)).all():
+        return True
+    path = Path(folder) if folder and "://" not in folder else None
+    if path is not None and jax.process_index() == 0:
         with contextlib.suppress(OSError):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            _mark(folder, number).touch()
-    number = int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-    seen = is_address or bool(folder) and _mark(folder, number).exists()
-    everywhere = bool(multihost_utils.process_allgather(np.bool_(seen)).all())
-    if is_first and folder and not is_address:
-        with contextlib.suppress(OSError):
-            _mark(folder, number).unlink(missing_ok=True)
-    return everywhere
-
-
-def _mark(folder: str, number: int) -> Path:
-    return Path(folder) / f".seen.{number}"
+            path.mkdir(parents=True, exist_ok=True)
+    return bool(who_sees(path).all())

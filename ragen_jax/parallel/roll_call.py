@@ -12,8 +12,8 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts as facts_lib
 
 _ALL_HERE = "all are here"
-_LATE_SECONDS = 10.0  # in which whoever comes after a misfit hears of it, too
-_LONGEST_LINE = 1 << 20  # bytes of what two processes say to each other
+_LATE_SECONDS = 10.0  # after a misfit, for later processes to hear of it too
+_LONGEST_LINE = 1 << 20  # bytes of a line between two processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,27 +36,27 @@ def call_roll(
     place: Place,
     seconds: float,
     facts: Mapping[str, str] | None = None,
-    heart: int = 0,
+    heartbeat_port: int = 0,
 ) -> int:
-    """Returns when all processes are there, in every process.
+    """Returns in every process once all are connected.
 
     Process 0 listens at the coordinator's port; the others name themselves to it and
     wait for its verdict, which is the same for all. The port is free again afterwards.
 
     Args:
       place: of this process.
-      seconds: in which all of them have to come.
-      facts: in which all have to agree.
-      heart: of process 0: the port that the others are to beat at.
+      seconds: in which all of them have to connect.
+      facts: what all processes must have in common.
+      heartbeat_port: where process 0 listens for heartbeats; read of process 0 alone.
 
     Returns:
-      That port, in every process.
+      The heartbeat port, in every process.
 
     Raises:
       UserError: naming who did not come within `seconds`, or what does not fit.
     """
     if place.process == 0:
-        verdict = _gather(place, seconds, facts or {}, heart)
+        verdict = _gather(place, seconds, facts or {}, heartbeat_port)
     else:
         verdict = _report_to_first(place, seconds, facts or {})
     if not verdict.startswith(_ALL_HERE):
@@ -64,7 +64,10 @@ def call_roll(
     return int(verdict.removeprefix(_ALL_HERE))
 
 
-def _gather(place: Place, seconds: float, facts: Mapping[str, str], heart: int) -> str:
+def _gather(
+    place: Place, seconds: float, facts: Mapping[str, str], heartbeat_port: int
+) -> str:
+    """Process 0's part: waits for all others, and sends them the verdict."""
     port = host_and_port(place.coordinator)[1]
     deadline = time.monotonic() + seconds
     present: set[int] = set()
@@ -89,20 +92,20 @@ def _gather(place: Place, seconds: float, facts: Mapping[str, str], heart: int) 
                 verdict = verdict or _absent(place, present, seconds)
                 break
             except OSError:
-                continue  # It went away again.
+                continue  # It has disconnected.
             match = re.fullmatch(r"ragen_jax (\d+) of (\d+)( \{.*\})?", said)
             if match is None:
-                continue  # Not one of us.
+                continue  # Not a process of ragen_jax.
             callers.append(connection)
             if verdict:
-                continue  # It hears what all hear.
+                continue  # It gets the same verdict as all.
             process, processes = int(match[1]), int(match[2])
             verdict = _misfit(place, present, process, processes)
             verdict = verdict or facts_lib.difference(process, _read(match[3]), facts)
             present.add(process)
             if verdict:
                 deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
-        verdict = verdict or f"{_ALL_HERE} {heart}"
+        verdict = verdict or f"{_ALL_HERE} {heartbeat_port}"
         for connection in callers:
             with contextlib.suppress(OSError):
                 connection.sendall(f"{verdict}\n".encode())
@@ -143,6 +146,7 @@ def _read(text: str | None) -> dict[str, str]:
 
 
 def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> str:
+    """Every other process's part: connects to process 0, and returns its verdict."""
     address, deadline = host_and_port(place.coordinator), time.monotonic() + seconds
     while True:
         left = max(0.1, deadline - time.monotonic())

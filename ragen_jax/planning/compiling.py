@@ -46,12 +46,12 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
         those of all tasks.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    parameters, _, call = programs_lib.rollout_arguments(run)
+    parameters, _, call = programs_lib.abstract_rollout_arguments(run)
     sampling = programs.rollout.lower(parameters, _abstract(run, run.tokens), call)
     wanted = lambda name: not names or name in names  # noqa: E731
     if wanted(ROLLOUT):
         yield Lowered(ROLLOUT, sampling)
-    update = programs_lib.update_arguments(run, sampling)
+    update = programs_lib.abstract_update_arguments(run, sampling)
     if wanted(UPDATE):
         yield Lowered(UPDATE, programs.update.lower(*update))
     if wanted(SUMMARY):

@@ -18,7 +18,7 @@ from ragen_jax.parallel import backend
 
 @dataclasses.dataclass(frozen=True)
 class CacheAttention:
-    """One layout of the cache with its two kinds of attention. Static."""
+    """One layout of the cache, with attention for decoding and for messages. Static."""
 
     context_axis: int  # of an entry: 3 in [S, G, d, C], 2 in [S, G, C, d]
     has_buckets: bool  # whether reading a part of the context is cheaper than all of it
@@ -88,11 +88,11 @@ def _attend_in_parts(query, keys, values, visible) -> jax.Array:
 
 
 def _parts(slots: int) -> int:
-    """In how many operations slots attend, side by side; a divisor of `slots`.
+    """Into how many independent operations to split attention; a divisor of `slots`.
 
-    On a CPU a batch of small matrix products keeps one core busy, and operations that
-    do not depend on each other run on different cores. Several processes share a host's
-    cores, as far as is known here.
+    XLA's CPU backend runs a batch of small matrix products on one core, but independent
+    operations on several. With several processes it is 1: they may share a host's
+    cores.
     """
     if backend.name() != "cpu" or jax.process_count() > 1:
         return 1
@@ -123,15 +123,16 @@ def _attend(query, keys, values, visible) -> jax.Array:
 XLA = CacheAttention(3, True, _attend_token, _attend_message)
 
 
-# A fused kernel that knows how long each slot is --------------------------------------
+# Fused kernels that take each slot's length -------------------------------------------
 
 
 def fused(implementation: str) -> CacheAttention:
-    """Attention by `jax.nn.dot_product_attention`, no further than each slot is long.
+    """Attention by `jax.nn.dot_product_attention`, over each slot's filled part alone.
 
-    In decoding a key head of a slot is one row of the kernel's batch, and the query
-    heads that read it stand as so many queries: each key is read once for all of them,
-    and neither queries nor keys nor results are ever transposed.
+    In decoding each (slot, key head) is a row of the kernel's batch, and the query
+    heads
+    of that key head are its queries: each key is read once for all of them, and nothing
+    is transposed.
 
     Args:
       implementation: "cudnn", or "xla", which computes the same on any device.
@@ -161,8 +162,8 @@ def _attend_token_fused(query, keys, values, count, bucket, *, implementation):
 
 
 def _attend_message_fused(query, keys, values, positions, bucket, *, implementation):
-    # The kernel's own causal mask begins at the first key of every slot, so this one is
-    # given; it is the same in all layers, and of one head.
+    # An explicit mask, for all heads alike: the kernel's causal mask would align the
+    # first query with the first key.
     del bucket
     slots, length = query.shape[:2]
     visible = jnp.arange(keys.shape[2])[None, None] <= positions[:, :, None]

@@ -1,7 +1,7 @@
-"""Feedback into the context of slots that continue: appended, or in a sliding window.
+"""How feedback enters the context of slots that continue: appended, or by a window.
 
-Both functions get W slots, their feedback, and bool[W], which of them continue; what
-they return for the others means nothing.
+`engine.extend` calls one of the two functions. Both get W slots, their feedback, and
+bool[W], which of them continue; what they return for the others is ignored.
 """
 
 import functools
@@ -47,10 +47,10 @@ def append_message(
 ) -> ContextUpdate:
     """Appends the messages to the slots' rows and caches."""
     rows = _write_message(plan, state.rows, slots, feedback, continues)
-    # The pending token, then the message without its last, which is pending next. All
-    # messages are as wide as the longest of any environment, which may not fit behind a
-    # long row of another: there the piece begins earlier, with tokens that are in the
-    # cache already and give the same entries.
+    # Runs the pending token and the message but its last token, the next pending one.
+    # Messages are padded to the widest of any environment, which may exceed the rest of
+    # a row: the chunk then starts earlier, at tokens already in the cache, and computes
+    # the same entries again.
     width = min(feedback.tokens.shape[1], plan.context)
     position = jnp.where(continues, jnp.minimum(slots.length, plan.context - width), 0)
     row = jnp.minimum(slots.episode, plan.episodes - 1)
@@ -76,9 +76,9 @@ def slide_window(
     feedback: EnvFeedback,
     continues: jax.Array,
 ) -> ContextUpdate:
-    """Begins the rows of the next turns, without the turns that fall out of them."""
+    """Starts the rows of the next turns, without the turns that leave the window."""
     rows, prompts = state.rows, inputs.prompts
-    assert prompts.cuts is not None  # As everywhere in windows.
+    assert prompts.cuts is not None  # There if `plan.window`.
     row = jnp.where(continues, row_of(plan, slots), 0)
     episode = jnp.where(continues, slots.episode, 0)
     closing = windows.closing_before(prompts.cuts, state.episodes.reply_end[episode])
@@ -91,7 +91,7 @@ def slide_window(
         closing,
         windows.Message(feedback.tokens, feedback.length),
     )
-    # What is kept is in the cache, but for the token that was pending.
+    # The kept tokens are in the cache, except the pending one.
     entries, steps = windows.prefill(
         inputs.weights,
         model,
@@ -122,7 +122,7 @@ def _write_message(
     feedback: EnvFeedback,
     continues: jax.Array,
 ) -> RowBuffers:
-    """The rows with the messages behind the slots' replies; none of it is reply."""
+    """The rows with each message written after its slot's reply."""
     index = jnp.arange(feedback.tokens.shape[1])[None]
     is_real = continues[:, None] & (index < feedback.length[:, None])
     row = jnp.where(is_real, slots.episode[:, None], plan.episodes)

@@ -1,4 +1,7 @@
-"""Demonstrated episodes: an environment's own replies, as rows to imitate."""
+"""Demonstrated episodes: an environment's own replies, as rows to imitate.
+
+For supervised training (`warm_start`); the rollout itself does not use it.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -5,10 +5,10 @@ decoding slot, `extend` gives waiting slots their feedback. `rollout.py` compose
 in one compiled loop; a host may call `advance` (decodes until slots wait) and `extend`
 in turn and gets the identical record.
 
-A slot is independent of all others; a finished one takes the queue's next episode. All
-of it runs on one shard: arrays here are that shard's own. A slot's cache holds `length`
-tokens; one more, `pending`, is known but not yet run through the model. That is the
-last sampled token, or the last token of a message.
+Slots are independent; a finished one takes the next episode from its environment's
+queue. All of this runs on one shard: arrays are that shard's own. A slot's cache holds
+`length` tokens; one more, `pending`, is known but not yet run through the model: the
+last token that was sampled, or the last of a message.
 """
 
 import jax
@@ -45,35 +45,34 @@ from ragen_jax.trajectory import (
 
 
 def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
-    """The state in which the first S episodes have their prompts and are decoding."""
+    """The state in which S episodes, the first of each environment, are decoding."""
     group = inputs.prompts.group
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    # Each environment's first episodes.
     first = np.concatenate(
         [shard.first_episode + np.arange(shard.slots) for shard in plan.env_shards]
     )
-    heads = [shard.first_episode + shard.slots for shard in plan.env_shards]
+    queue_heads = [shard.first_episode + shard.slots for shard in plan.env_shards]
     cache = jax.tree.map(lambda x: x[group[first]], inputs.prompt_cache)
-    zero, none = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
+    zeros, zero = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
     return RolloutState(
         slots=Slots(
             status=jnp.full(plan.slots, DECODING, jnp.int32),
             episode=jnp.asarray(first, jnp.int32),
-            turn=zero,
+            turn=zeros,
             length=lengths[first] - 1,
             pending=last_token(prompts, lengths)[first],
-            sampled=zero,
+            sampled=zeros,
             reply=_blank_replies(
                 plan, inputs, [shard.slots for shard in plan.env_shards]
             ),
-            reply_end=zero,
+            reply_end=zeros,
         ),
         cache=kv.with_context(cache, model, plan.context),
         rows=_prompt_rows(plan, prompts, lengths),
         episodes=record.blank_episodes(plan, inputs.prompts),
-        next_episode=jnp.array(heads, jnp.int32),
-        decode_steps=none,
-        extend_steps=none,
+        next_episode=jnp.array(queue_heads, jnp.int32),
+        decode_steps=zero,
+        extend_steps=zero,
         too_long=jnp.zeros(len(plan.env_shards), jnp.int32),
     )
 
@@ -108,7 +107,7 @@ def _prompt_rows(
 def advance(
     plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs, state: RolloutState
 ) -> RolloutState:
-    """Decodes in chunks until environments should step. For stepping from a host."""
+    """Decodes in chunks until environments should step. For a loop in Python."""
     return jax.lax.while_loop(
         lambda state: ~env_step_due(plan, state),
         lambda state: decode_chunk(plan, model, inputs, state),
@@ -117,20 +116,20 @@ def advance(
 
 
 def env_step_due(plan: RolloutPlan, state: RolloutState) -> jax.Array:
-    """bool[], whether the environments should now step.
+    """bool[], whether the environments should step now.
 
-    A step for few slots costs as much as one for many: it is put off until as many wait
-    as one environment's share of it takes, or one in `extend_share` of those that are
-    not idle, or until nothing decodes any more.
+    A step costs the same for few slots as for many, so it waits until some environment
+    fills its part of the W entries or, if that is fewer, until 1 / `extend_share` of
+    its slots that are not idle wait; or until no slot decodes.
     """
     status = state.slots.status
 
     def is_full(shard: EnvShard) -> jax.Array:
-        own, waiting = status[shard.slot_range], shard.extend_width
+        own, most = status[shard.slot_range], shard.extend_width
         if not plan.extend_share:
-            return (own == WAITING).sum() >= waiting
+            return (own == WAITING).sum() >= most
         share = -(-(own != IDLE).sum() // plan.extend_share)
-        return (own == WAITING).sum() >= jnp.clip(share, 1, waiting)
+        return (own == WAITING).sum() >= jnp.clip(share, 1, most)
 
     full = jnp.stack([is_full(shard) for shard in plan.env_shards])
     return full.any() | ~(status == DECODING).any()
@@ -139,7 +138,7 @@ def env_step_due(plan: RolloutPlan, state: RolloutState) -> jax.Array:
 def decode_chunk(
     plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs, state: RolloutState
 ) -> RolloutState:
-    """`RolloutPlan.decode_chunk` steps, reading as much of the cache as they need."""
+    """`plan.decode_chunk` steps, reading the shortest bucket of the cache that fits."""
 
     def steps(bucket: int):
         def one(state: RolloutState, _):
@@ -160,7 +159,8 @@ def decode_chunk(
         return lambda carry: (steps(bucket)(carry[0]), False)
 
     for number, bucket in enumerate(buckets):
-        # Loops of one round or none: branches of a conditional would copy the cache.
+        # Instead of `lax.switch`, whose branches would copy the cache: loops of one
+        # round or none.
         state, _ = jax.lax.while_loop(
             lambda carry: carry[1], once(bucket), (state, index == number)
         )
@@ -176,7 +176,8 @@ def _decode_step(
 ) -> RolloutState:
     """Samples one token in every decoding slot."""
     slots, rows = state.slots, state.rows
-    # A slot that does not decode may be longer than the bucket: it writes nothing.
+    # Other slots write nothing (their position is out of range): they may be longer
+    # than the bucket.
     active = slots.status == DECODING
     position = jnp.where(active, slots.length, plan.context)
     logits, cache = kv.decode(
@@ -189,7 +190,7 @@ def _decode_step(
     drawn = token_sampling.sample(
         token_keys, logits, inputs.temperature, greedy=plan.greedy
     )
-    row = jnp.where(active, row_of(plan, slots), plan.rows)  # out of range is dropped
+    row = jnp.where(active, row_of(plan, slots), plan.rows)  # plan.rows: dropped
     at = slots.length + 1
     put = lambda buffer, new: buffer.at[row, at].set(new, mode="drop")
     rows = RowBuffers(
@@ -244,9 +245,9 @@ def _read_tokens(
 def choose_waiting(
     plan: RolloutPlan, state: RolloutState
 ) -> tuple[jax.Array, jax.Array]:
-    """int32[W] slots that get feedback next, lower ones first; bool[W] if they wait.
+    """int32[W], slots that get feedback next; bool[W], whether they really wait.
 
-    An environment's feedback goes to its own slots, in its own range of W.
+    Lower slots come first. Each environment has its own range of the W entries.
     """
 
     def one(shard: EnvShard):
@@ -283,7 +284,7 @@ def extend(
     )
     group = inputs.prompts.group[jnp.where(is_new, admitted, 0)]
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    # Entries of slots that neither continue nor start again are not attended to again.
+    # Cache entries of slots that become idle keep what they hold: nothing reads them.
     entries = kv.with_prompts(
         context.entries, model, inputs.prompt_cache, group, is_new
     )
@@ -315,15 +316,15 @@ def extend(
 
 
 def _admit(plan: RolloutPlan, heads: jax.Array, is_free: jax.Array):
-    """Episodes from the queues for the slots that became free.
+    """Assigns the queues' next episodes to the slots that became free.
 
     Args:
-      heads: int32[environments], of the queues.
+      heads: int32[environments], the next episode of each queue.
       is_free: bool[W].
 
     Returns:
-      int32[W] episodes on this shard, bool[W] whether there was one, and the queues'
-      heads after it.
+      int32[W] episodes on this shard, bool[W] whether the queue had one, and the new
+      heads, which may lie beyond the queues' ends.
     """
 
     def one(index: int, shard: EnvShard):

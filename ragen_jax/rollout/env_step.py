@@ -1,4 +1,7 @@
-"""One step of the environments whose slots wait; its feedback extends the contexts."""
+"""One step of the environments whose slots wait; its feedback extends the contexts.
+
+Called in the rollout's loop whenever `engine.env_step_due`.
+"""
 
 import dataclasses
 from typing import Any
@@ -32,7 +35,7 @@ class EnvInputs:
     model: kv.ShardedModel
     inputs: EngineInputs
     tokens: TaskTokens
-    levels: tuple[Any, ...]  # the environments' States, of each one's groups
+    levels: tuple[Any, ...]  # for each environment: initial States of its groups
     with_grounding: bool  # whether thoughts are searched for the landmarks they name
 
 
@@ -46,7 +49,10 @@ def step_environments(
     Args:
       env_inputs: the rules, texts and levels.
       state: in which slots wait.
-      env_episodes: by environment, of its slots.
+      env_episodes: for each environment, the episodes in its slots.
+
+    Returns:
+      Both, after the step.
     """
     plan, inputs = env_inputs.plan, env_inputs.inputs
     slot, is_used = engine.choose_waiting(plan, state)
@@ -71,9 +77,9 @@ def step_environments(
 
 
 def _count_too_long(feedback: EnvFeedback, texts: DialogueTokens) -> jax.Array:
-    """int32[], messages with more tokens than an environment's observations may have.
+    """int32[], messages that exceed the capacity and so were cut.
 
-    Their ends are lost: what comes of such a record is refused (`tasks.check_room`).
+    `tasks.check_room` refuses a record with any.
     """
     is_read = feedback.is_used & (feedback.end == UNFINISHED)
     return (is_read & (feedback.length > texts.next_capacity)).sum(dtype=jnp.int32)
@@ -153,7 +159,7 @@ def _start_env_episodes(
     own = shard.feedback_range
     slot, is_used, admitted = slot[own], is_used[own], admitted[own]
     before = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
-    # Clipped: what is not admitted is not used.
+    # Clipped to a valid index: where nothing was admitted it is not used.
     group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - before, 0)
     fresh = jax.vmap(turn_lib.start_env_episode)(
         jax.tree.map(lambda x: x[group], env_inputs.levels[index])

@@ -1,8 +1,11 @@
 """The KV cache of the slots, and the three passes that write it.
 
-Layers are separate arrays and the layers' loop is unrolled, because a stacked cache
-carried through a loop is copied at each step. `cache_attention.py` says how an entry is
-laid out and what attends to it.
+Letters: S slots (or W of them), P prompts, T tokens of each, G key heads, d features of
+a head, C positions of the cache. An "entry" is one slot's keys or values in one layer.
+
+Layers are separate arrays and the loop over layers is unrolled, because a stacked cache
+carried through a loop is copied at each step. `cache_attention.py` has the layouts of
+an entry, and the attention to it.
 """
 
 import dataclasses
@@ -24,8 +27,9 @@ from ragen_jax.rollout.cache_attention import XLA, CacheAttention
 
 @struct.dataclass
 class Cache:
-    """One entry a layer, float[S, G, d, C] or float[S, G, C, d]: keys or values."""
+    """Keys and values of S slots, one array for each layer."""
 
+    # float[S, G, d, C] or float[S, G, C, d] each: see `CacheAttention.context_axis`.
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
 
@@ -36,6 +40,7 @@ class ShardedModel:
 
     config: ModelConfig  # of the whole model
     dtype: Any  # of the computation and the cache
+    # Sum partial results over the tensor axis; see `transformer.block`.
     combine_heads: Callable[[jax.Array], jax.Array] = lambda x: x
     combine_mlp: Callable[[jax.Array], jax.Array] = lambda x: x
     attention: CacheAttention = XLA  # of tokens to the cache
@@ -47,7 +52,7 @@ class ShardedModel:
 
 
 def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
-    """The weights as decoding wants them: cast once, one entry a layer.
+    """The weights for decoding: cast once, and layers unstacked into a tuple.
 
     Slicing stacked weights inside the decode loop would copy them at every step.
     """
@@ -62,8 +67,8 @@ def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
 def in_eight_bits(weights: Parameters, kind: str) -> Parameters:
     """The weights with all matrices in 8 bits, which halves what a decode pass reads.
 
-    Embeddings are looked up as they are; where they score the vocabulary too, they do
-    that in 8 bits. Norms and biases stay.
+    Embeddings are looked up unrounded; tied ones score the vocabulary in 8 bits. Norms
+    and biases stay.
 
     Args:
       weights: from `to_decode_layout`.
@@ -88,8 +93,8 @@ def prefill_prompts(
     Args:
       weights: from `to_decode_layout`.
       model: how to run the model.
-      tokens: int32[P, Tp], right-padded; what stands behind a prompt's end is
-        overwritten before anything attends to it.
+      tokens: int32[P, Tp], right-padded; the padding's entries are overwritten before
+        anything attends to them.
 
     Returns:
       A cache of P entries and C = Tp.
@@ -129,7 +134,7 @@ def decode(
     attention = model.attention
     count = lengths + 1
     if not attention.has_buckets:
-        # A slot that does not decode reads one key: of none the mix is not defined.
+        # A slot that does not decode reads one key: attention to none is undefined.
         context = cache.keys[0].shape[attention.context_axis]
         count = jnp.where(lengths < context, count, 1)
 
@@ -153,17 +158,18 @@ def extend(
     lengths: jax.Array,
     buckets: tuple[int, ...],
 ) -> Cache:
-    """Prefills M given tokens behind what every entry of a (gathered) cache holds.
+    """Prefills M given tokens in each of W gathered slots, after those it holds.
 
     Args:
       weights: from `to_decode_layout`.
       model: how to run the model.
       cache: of W entries; `lengths` positions of each are filled.
-      tokens: int32[W, M], right-padded; what stands behind the real ones fills
-        positions that decoding overwrites before it attends to them.
-      lengths: int32[W], at most C - M: beyond, the write would be moved.
-      buckets: of how many positions of the cache one is chosen to be read; the last
-        is C.
+      tokens: int32[W, M], right-padded; the padding's entries are overwritten by
+        decoding before anything attends to them.
+      lengths: int32[W], at most C - M: `dynamic_update_slice` would clamp a later
+        start.
+      buckets: rising numbers of positions, the last C; the smallest that holds all
+        tokens is read.
     """
     positions = lengths[:, None] + jnp.arange(tokens.shape[1])[None]
     needed = positions.max() + 1
@@ -180,7 +186,7 @@ def extend(
         branches = [functools.partial(read, bucket) for bucket in buckets]
         return jax.lax.switch(index, branches), (keys, values)
 
-    # The logits are not read: the last given token is decoded by the next pass.
+    # No logits: the message's last token is pending, and the next decode step runs it.
     _, cache = _run_layers(weights, model, tokens, positions, attend)
     return cache
 
@@ -200,10 +206,11 @@ def with_prompts(
     """The cache whose new entries begin with the prompts of their groups.
 
     Args:
-      cache: of W entries.
-      model: whose cache it is.
-      prompts: of the groups, at most as long.
-      group: int32[W]. is_new: bool[W].
+      cache: of W slots.
+      model: how to run the model.
+      prompts: of the groups, C at most the cache's.
+      group: int32[W], the prompt of each slot.
+      is_new: bool[W], the slots to give it to.
     """
 
     def one(entry, prompt):

@@ -1,4 +1,4 @@
-"""Random keys, derived from what an event is and never from where it runs.
+"""PRNG keys of a rollout, derived from what is drawn and never from where it runs.
 
 A key is a function of (seed, split, iteration) and of the group, or of the episode,
 turn and token: neither slots, nor mesh, nor the order of a batch change what is drawn.
@@ -16,12 +16,12 @@ def iteration_key(seed: jax.Array, split: jax.Array, iteration: jax.Array) -> ja
 
 
 def level_key(key: jax.Array, group: jax.Array) -> jax.Array:
-    """Draws the initial state that all members of `group` (int32[]) share."""
+    """The key of the initial state that all members of `group` (int32[]) share."""
     return jax.random.fold_in(jax.random.fold_in(key, _LEVELS), group)
 
 
 def env_key(key: jax.Array, episode: jax.Array, turn: jax.Array) -> jax.Array:
-    """Of the environment's randomness in one turn of one episode (both int32[])."""
+    """The key of the environment in one turn of one episode (both int32[])."""
     key = jax.random.fold_in(jax.random.fold_in(key, _ENV), episode)
     return jax.random.fold_in(key, turn)
 
@@ -29,6 +29,6 @@ def env_key(key: jax.Array, episode: jax.Array, turn: jax.Array) -> jax.Array:
 def token_key(
     key: jax.Array, episode: jax.Array, turn: jax.Array, token: jax.Array
 ) -> jax.Array:
-    """Decides the `token`-th token (int32[], 0-based) sampled in one turn."""
+    """The key of the `token`-th token (int32[], 0-based) sampled in one turn."""
     key = jax.random.fold_in(jax.random.fold_in(key, _TOKENS), episode)
     return jax.random.fold_in(jax.random.fold_in(key, turn), token)

@@ -1,4 +1,4 @@
-"""The record of a rollout: episodes turn by turn, rows at the end."""
+"""Writes the record of a rollout: episodes turn by turn, rows once at the end."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def blank_episodes(plan: RolloutPlan, prompts: Prompts) -> Episodes:
 def record_turn(
     plan: RolloutPlan, episodes: Episodes, slots: Slots, feedback: EnvFeedback
 ) -> Episodes:
-    """Writes down the turns of W slots that the environments have just played."""
+    """Records the turns that W slots have just played."""
     row = jnp.where(feedback.is_used, slots.episode, plan.episodes)
     put = lambda x, new: x.at[row].set(new, mode="drop")
     at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")

@@ -1,4 +1,8 @@
-"""A whole batch of episodes as one compiled program: levels, prompts, loop, record."""
+"""A whole batch of episodes as one compiled program: levels, prompts, loop, record.
+
+`make_plan` fixes the sizes, `make_rollout` compiles; `starpo.iterate` and the evaluator
+call the result. The loop alternates `engine.decode_chunk` and `env_step`.
+"""
 
 import dataclasses
 import functools
@@ -48,11 +52,11 @@ class RolloutContext:
     with_grounding: bool = False
     decode_attention: str = "auto"  # or "xla", "cudnn": the kernel
     row_attention: str = "auto"  # the same of whole prompts
-    decode_weights: str = "same"  # or "int8", "float8": what is sampled with
+    decode_weights: str = "same"  # or "int8", "float8": the sampler's weights
     cuda_graph: bool = False  # the whole rollout as one graph, on NVIDIA GPUs
 
 
-Scalar = Any  # A NumPy scalar where a program is called, a traced array within it.
+Scalar = Any  # a NumPy scalar outside a compiled program, a traced array inside
 
 
 @struct.dataclass
@@ -70,7 +74,7 @@ class RolloutArgs:
 def training_args(
     settings: Settings, iteration: Scalar, policy_version: Scalar = 0
 ) -> RolloutArgs:
-    """Of the batch of training levels that an iteration plays.
+    """The arguments of an iteration's training rollout.
 
     Args:
       settings: of the run: seed and temperature.
@@ -101,13 +105,14 @@ class PassCounts:
 
 @struct.dataclass
 class Rollout:
-    """What a rollout leaves behind."""
+    """The result of a rollout: the record, and what the loop counted."""
 
     rows: Rows
     episodes: Episodes
     passes: PassCounts
-    # int32[shards, environments], messages longer than the room for them: none, or the
-    # rows are not what the environments showed (`tasks.check_room`).
+    # int32[shards, environments], messages that were too long and so were cut. Above 0
+    # the rows do not hold what the environments showed: `tasks.check_room` refuses
+    # them.
     too_long: jax.Array
 
 
@@ -131,12 +136,12 @@ def make_plan(
       tasks: the environments with their shares of the batch.
       tokens: of the tasks' texts, for their capacities.
       group_size: N.
-      slots: of the whole batch, shared out as the episodes are; 0 means one for every
-        episode.
-      context: T; 0 means `longest_row`, or a little more if the backend wants it. In
-        windows a shorter one drops turns, and what is longer is left out.
-      decode_chunk: decode steps between looks at the loop's predicate; 0: what suits
-        the backend.
+      slots: of the whole batch, divided among tasks and shards as the episodes are; 0:
+        one for every episode.
+      context: T; 0: `longest_row`, rounded up to the backend's multiple. With windows a
+        shorter one drops the oldest turns, and a longer one is cut to `longest_row`.
+      decode_chunk: decode steps between two evaluations of the loop's condition; 0:
+        what suits the backend.
       buckets: how many cache lengths to compile for; 0: what suits the backend.
       shards: how many devices share the batch; divides each task's episodes.
       greedy: take the likeliest token.
@@ -177,7 +182,7 @@ def make_plan(
 def _share_out(
     tasks: Sequence[Task], group_size: int, slots: int, shards: int, extend_share: int
 ) -> tuple[EnvShard, ...]:
-    """The ranges of each task on one shard; W is one slot in `extend_share`."""
+    """Each task's ranges on one shard; W is its slots / `extend_share`, rounded up."""
     whole = sum(task.prompts for task in tasks)
     env_shards: list[EnvShard] = []
     for task in tasks:
@@ -203,14 +208,14 @@ def _share_out(
 def make_rollout(
     rollout_context: RolloutContext, plan: RolloutPlan
 ) -> Callable[..., Rollout]:
-    """A compiled function from weights to a batch of episodes.
+    """The compiled rollout: (parameters, `TaskTokens`, `RolloutArgs`) -> `Rollout`.
 
-    It takes (parameters, `TaskTokens`, `RolloutArgs`) and returns a `Rollout` whose
-    rows and episodes are shared over the mesh's data and fsdp axes.
+    Its rows and episodes are sharded over the mesh's data and fsdp axes.
     """
     mesh = rollout_context.mesh
     declared = model_parameters.declare(rollout_context.config)
     specs = meshes.rollout_specs(declared, mesh, rollout_context.layout)
+    # Stacked layers become a tuple of layers: their specs lose the leading axis L.
     layers = tuple(
         jax.tree.map(
             lambda s: PartitionSpec(*s[1:]),
@@ -250,6 +255,7 @@ def make_rollout(
 
 
 def _sharded_model(rollout_context: RolloutContext) -> kv.ShardedModel:
+    """The model as one shard runs it, with the collectives of tensor parallelism."""
     config, mesh = rollout_context.config, rollout_context.mesh
     attention = backend_choices.decode_attention(
         rollout_context.decode_attention, rollout_context.dtype, config.head_dim
@@ -263,13 +269,14 @@ def _sharded_model(rollout_context: RolloutContext) -> kv.ShardedModel:
     size = mesh.shape[meshes.TENSOR]
     if rollout_context.layout != "tensor" or size == 1:
         return model
-    total = lambda x: jax.lax.psum(x, meshes.TENSOR)
-    same = lambda x: x
-    shared = meshes.shares_heads(config.heads, config.kv_heads, mesh)
+    all_reduce = lambda x: jax.lax.psum(x, meshes.TENSOR)
+    identity = lambda x: x
+    shares_heads = meshes.shares_heads(config.heads, config.kv_heads, mesh)
+    shares_mlp = config.mlp_width % size == 0
     return dataclasses.replace(
         model,
-        combine_heads=total if shared else same,
-        combine_mlp=same if config.mlp_width % size else total,
+        combine_heads=all_reduce if shares_heads else identity,
+        combine_mlp=all_reduce if shares_mlp else identity,
     )
 
 
@@ -315,7 +322,8 @@ def _shard_rollout(
     def one_round(carry):
         state, env_episodes = carry
         state = engine.decode_chunk(plan, model, inputs, state)
-        # A loop of one round or none: on a GPU a condition copies the whole cache.
+        # Instead of `lax.cond`, which would copy the whole cache on a GPU: a loop of
+        # one round or none.
         carry, _ = jax.lax.while_loop(
             lambda carry: carry[1],
             lambda carry: (step_environments(env_inputs, *carry[0]), False),
@@ -339,40 +347,44 @@ def _draw_levels(
     key: jax.Array,
     args: RolloutArgs,
 ) -> tuple[tuple[Any, ...], Prompts, jax.Array]:
-    """The levels of each environment, and all environments' prompts.
+    """Draws this shard's levels, and makes their prompts.
 
-    Also int32[environments], how many of each are longer than the room for them.
+    Groups and episodes are numbered through the whole batch, environment by environment
+    and within one over all shards. Their noise is keyed by these numbers, and so does
+    not depend on the mesh.
 
-    Numbers of episodes and groups count through the environments, each environment's
-    over all shards: they, and so the noise, do not depend on the mesh.
+    Returns:
+      The levels (States) of each environment, the prompts of all, and
+      int32[environments] prompts that were too long and so were cut.
     """
     shard_index = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
     size = plan.group_size
     capacity = max(own.first_capacity for own in tokens)
     levels, pieces, too_long = [], [], []
-    groups, before = 0, args.first_prompt
+    # Groups of earlier environments: on this shard, and in the whole batch.
+    local_groups, global_groups = 0, args.first_prompt
     for task, env_shard, texts in zip(
         rollout_context.tasks, plan.env_shards, tokens, strict=True
     ):
-        first = before * size + shard_index * env_shard.episodes
-        names = first // size + jnp.arange(env_shard.groups)
-        level_keys = jax.vmap(prng.level_key, (None, 0))(key, names)
-        own = jax.vmap(task.env.reset, (0, None))(level_keys, args.split)
-        joined, lengths = jax.vmap(functools.partial(_first_prompt, task, texts))(own)
+        first = global_groups * size + shard_index * env_shard.episodes
+        group_numbers = first // size + jnp.arange(env_shard.groups)
+        level_keys = jax.vmap(prng.level_key, (None, 0))(key, group_numbers)
+        states = jax.vmap(task.env.reset, (0, None))(level_keys, args.split)
+        ids, lengths = jax.vmap(functools.partial(_first_prompt, task, texts))(states)
         number = first + jnp.arange(env_shard.episodes)
         pieces.append(
             dict(
-                tokens=jnp.pad(joined, ((0, 0), (0, capacity - joined.shape[1]))),
+                tokens=jnp.pad(ids, ((0, 0), (0, capacity - ids.shape[1]))),
                 lengths=lengths,
-                group=groups + number // size - first // size,
+                group=local_groups + number // size - first // size,
                 group_name=number // size,
                 number=number,
             )
         )
         too_long.append((lengths > texts.first_capacity).sum(dtype=jnp.int32))
-        levels.append(own)
-        groups += env_shard.groups
-        before += env_shard.prompts
+        levels.append(states)
+        local_groups += env_shard.groups
+        global_groups += env_shard.prompts
     first_index = args.first_prompt * size + shard_index * plan.episodes
     cuts = None
     if plan.window:

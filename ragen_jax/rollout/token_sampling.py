@@ -39,9 +39,9 @@ def sample(
     else:
         log_policy = jax.nn.log_softmax(logits / temperature, axis=-1)
         token = _draw(keys, log_policy)
-    model = jnp.exp(log_policy)
+    policy = jnp.exp(log_policy)
     # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
-    terms = jnp.where(model > 0, model * log_policy, 0)
+    terms = jnp.where(policy > 0, policy * log_policy, 0)
     return Sampled(
         token=token.astype(jnp.int32),
         logprob=jnp.take_along_axis(log_policy, token[:, None], axis=1)[:, 0],
@@ -52,10 +52,10 @@ def sample(
 def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
     """`sample` of a large vocabulary: first a block of tokens, then a token of it.
 
-    The same distribution, for V / _BLOCK + _BLOCK random numbers a slot instead of V.
-    The logits, which no cache holds, are read once or twice for what is known of each
-    block: its largest x, sum e^(x - largest) and sum (x - largest) e^(x - largest). All
-    else is taken from the blocks.
+    The same distribution, with V / _BLOCK + _BLOCK random numbers a slot instead of V.
+    The logits x, which no processor cache holds, are read once or twice, for three
+    numbers of each block: `highest`, the largest x; `total`, sum e^(x - highest); and
+    `tilt`, sum (x - highest) e^(x - highest). These give log Z and the entropy.
     """
     divisor = jnp.float32(1) if greedy else temperature
     raw = _blocks(logits)
@@ -89,21 +89,21 @@ def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
 
 
 def _sums_after_highest(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(largest x, sum of weights, tilt) of blocks, float32[S, n]; it reads twice."""
-    # Finite for a block of impossible tokens; and held back, lest XLA take the largest
-    # of all from the logits once more.
+    """(highest, total, tilt) of each block, float32[S, n] each, in two readings."""
+    # `initial` keeps it finite for a block of impossible tokens. The barrier keeps XLA
+    # from computing the largest of all blocks from the logits once more.
     highest = jax.lax.optimization_barrier(blocks.max(axis=-1, initial=_LOW))
-    behind = blocks - highest[..., None]
-    weights = jnp.exp(behind)
+    shifted = blocks - highest[..., None]
+    weights = jnp.exp(shifted)
     # A token whose probability underflows to 0 adds nothing, whatever its logarithm.
-    tilt = jnp.where(weights > 0, weights * behind, 0).sum(axis=-1)
+    tilt = jnp.where(weights > 0, weights * shifted, 0).sum(axis=-1)
     return highest, weights.sum(axis=-1), tilt
 
 
 def _sums_at_once(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same in one reading, after Milakov and Gimelshein 2018, arXiv:1805.02867.
 
-    Where a larger x is found the sums so far are brought down to it.
+    When a larger x comes, the sums so far are rescaled to it.
     """
 
     def join(one, other):
@@ -130,8 +130,8 @@ def _draw(keys: jax.Array, log_weights: jax.Array) -> jax.Array:
     """
     shape = log_weights.shape[1:]
     waits = jax.vmap(lambda key: jax.random.exponential(key, shape))(keys)
-    # One in 2^23 is 0, and would win against all others, however unlikely its token is.
-    # It stands for what lies between 0 and the next, 2^-23.
+    # One draw in 2^23 is exactly 0 and would make any token win, however unlikely. Here
+    # it counts as the middle of the interval [0, 2^-23] that it stands for.
     waits = jnp.maximum(waits, 2.0**-24)
     return argmax(log_weights - jnp.log(waits))
 

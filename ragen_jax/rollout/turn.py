@@ -39,8 +39,8 @@ def start_env_episode(state: Any) -> EnvEpisode:
 
 
 @struct.dataclass
-class Read:
-    """What a reply asks for."""
+class ParsedActions:
+    """The actions of a reply."""
 
     actions: jax.Array  # int32[A] or [A, env.action_size], NO_ACTION fills up
     is_valid: jax.Array  # bool[], well formed and nothing in it unknown
@@ -53,7 +53,7 @@ def read_reply(
     reply: ReplyState,
     state: Any,
     *sampled: jax.Array,
-) -> Read:
+) -> ParsedActions:
     """The actions of a reply that has ended.
 
     Args:
@@ -77,8 +77,8 @@ def read_reply(
             env.answer_bytes,
             most,
         )
-        return Read(actions, is_valid)
-    return Read(
+        return ParsedActions(actions, is_valid)
+    return ParsedActions(
         reply_parser.final_actions(tables, reply)[:most],
         reply_parser.is_valid(tables, reply),
     )

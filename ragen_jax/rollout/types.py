@@ -58,10 +58,10 @@ class RolloutPlan:
     turns: int  # K
     actions_per_turn: int  # A
     reply_tokens: int  # most tokens sampled in one turn
-    decode_chunk: int  # decode passes between looks at the loop's predicate
+    decode_chunk: int  # decode steps between two evaluations of the loop's condition
     buckets: tuple[int, ...]  # lengths of the cache that decoding chooses from
-    # Environments step as soon as one in so many slots that are not idle waits, at the
-    # latest when W do; 0: only then.
+    # An environment steps once 1 / extend_share of its slots that are not idle wait, at
+    # the latest when they fill its part of W; 0: only then. See `engine.env_step_due`.
     extend_share: int = 0
     greedy: bool = False
     stop_at_answer: bool = False
@@ -86,11 +86,11 @@ class Prompts:
     lengths: jax.Array  # int32[groups]
     group: jax.Array  # int32[B], index of each episode's prompt among those here
     group_name: jax.Array  # int32[B], its group in the whole batch
-    # int32[B], each episode's number in the whole batch, whichever shard it is on: what
-    # its noise is drawn by.
+    # int32[B], each episode's number in the whole batch, which keys its noise: the same
+    # on every mesh.
     number: jax.Array
     first_index: jax.Array  # int32[], index of the shard's first episode in the record
-    cuts: windows.Cuts | None = None  # read in windows alone
+    cuts: windows.Cuts | None = None  # None unless `RolloutPlan.window`
 
 
 @struct.dataclass
@@ -111,7 +111,8 @@ class Slots:
 class RowBuffers:
     """Rows being written.
 
-    In windows the replies of earlier turns count as given: they are another row's.
+    With windows, `is_reply` is False on earlier turns' replies: each is trained on in
+    the row of its own turn.
     """
 
     tokens: jax.Array  # int32[R, T]
@@ -142,7 +143,7 @@ class EngineInputs:
     weights: Parameters  # from `kv_cache.to_decode_layout`
     prompts: Prompts
     prompt_cache: Cache  # of one entry a group
-    tables: tuple[reply_parser.ReplyTables, ...]  # by environment
+    tables: tuple[reply_parser.ReplyTables, ...]  # of each environment's replies
     stops: jax.Array  # int32[V], as in `DialogueTokens`
     key: jax.Array  # key[], from `prng.iteration_key`
     temperature: jax.Array  # float32[]

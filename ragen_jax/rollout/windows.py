@@ -1,10 +1,10 @@
 """Windows: replies sampled from the last turns alone, a training row for each turn.
 
-A row is the system prompt, the last turns that there is room for, and the reply. When
-a slot continues to its next turn the row of that turn is made from the row before:
-whole turns fall out behind the system prompt, and the environment's message is added.
-Cache entries depend on their positions, so what follows a gap is run through the model
-again; those of the system prompt stay as they are.
+A row is the system prompt, the last turns that fit, and the reply. When a slot
+continues to its next turn, that turn's row is made from the one before: the oldest
+turns after the system prompt are dropped whole, and the environment's message is
+appended. Keys are rotated by position, so what moved is run through the model again;
+the system prompt's part of the cache stays.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Cuts:
 
 @struct.dataclass
 class Row:
-    """A row of which nothing is reply, or not yet."""
+    """A row before its own reply: every token is given."""
 
     tokens: jax.Array  # int32[T]
     turn: jax.Array  # int32[T], 0-based; PADDING behind the row's end
@@ -48,7 +48,7 @@ class Message:
 def make_cuts(tokens: TaskTokens, groups: Sequence[int]) -> Cuts:
     """The cuts of a shard's prompts: so many of each task.
 
-    All tasks close a reply alike, for they speak with one model.
+    All tasks close a reply alike: they share one model and so one chat template.
     """
     opening = [
         jnp.broadcast_to(prompts_lib.opening_length(own), (count,))
@@ -86,9 +86,9 @@ def next_row(
 ) -> tuple[Row, jax.Array]:
     """The row of a slot's next turn, before its reply. `vmap` over slots.
 
-    It begins with the oldest turn that is within the window, still in the row before,
-    and leaves room for a whole reply. If that is not the one that the row before began
-    with, its message loses the tokens that close a reply.
+    It begins with the oldest turn that is within the window, is in the row before, and
+    leaves room for a whole reply. Unless the row before began with that turn too, the
+    turn's message loses its leading tokens that close the reply before it.
 
     Args:
       window: k, most turns of a row.
@@ -100,12 +100,12 @@ def next_row(
       message: that follows the reply.
 
     Returns:
-      The row, and int32[], how many of its tokens stand where they stood before.
+      The row, and int32[], how many of its leading tokens kept their positions.
     """
     capacity = row.tokens.shape[0]
     oldest = row.turn[0]
-    # For each turn that may come first: how many tokens of the old row, with the
-    # message behind it, stand before what is kept of that turn.
+    # int32[K], for each turn that could come first: tokens of (old row + message)
+    # before what is kept of that turn.
     which = jnp.arange(closing.shape[0])
     is_before = (row.turn >= 0)[None] & (row.turn[None] < which[:, None])
     cut = jnp.where(which == oldest, opening, is_before.sum(axis=1) + closing)
@@ -115,7 +115,7 @@ def next_row(
         & (which <= turn + 1)
         & (lengths + reply_tokens <= capacity)
     )
-    # The context has room for the latest message by itself: checked at start.
+    # The latest message alone always fits: checked when the run starts.
     first = jnp.where(may_be_first.any(), jnp.argmax(may_be_first), turn + 1)
     position = jnp.arange(capacity)
     source = jnp.where(position < opening, position, position + cut[first] - opening)
@@ -146,10 +146,10 @@ def prefill(
     width: int,
     buckets: tuple[int, ...],
 ) -> tuple[kv.Cache, jax.Array]:
-    """Runs tokens `first` up to, not with, `last` of every row through the model.
+    """Runs positions `first` to `last` (exclusive) of every row through the model.
 
-    In pieces, so that short stretches cost little, and long ones no more memory than a
-    message does.
+    In pieces of `width` tokens: a short stretch is cheap, and a long one takes no more
+    memory than a message.
 
     Args:
       weights, model: as for `kv_cache.extend`.
@@ -166,7 +166,7 @@ def prefill(
     pieces = (-(-(last - first) // width)).max()
 
     def one(index, entries):
-        # Near the row's end a piece begins earlier: the same tokens, the same entries.
+        # Near the row's end a piece starts earlier and recomputes the same entries.
         at = jnp.minimum(first + index * width, context - width)
         where = at[:, None] + jnp.arange(width)[None]
         piece = jnp.take_along_axis(tokens, where, axis=1)

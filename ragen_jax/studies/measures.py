@@ -161,7 +161,8 @@ def departure(run: RunRecord, name: str, least: float, most: float) -> float:
     """
     iterations, values = run.series(name)
     means = smoothed(values) if len(values) else values
-    return _first(iterations, (means < least * means[:1]) | (means > most * means[:1]))
+    begun = means[:1]  # May be 0, which `most` may be infinite times of.
+    return _first(iterations, (means < least * begun) | (means / most > begun))
 
 
 def spike(run: RunRecord, name: str) -> float:

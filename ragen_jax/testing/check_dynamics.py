@@ -14,6 +14,7 @@ from ragen_jax.envs import base, interface
 
 _MEMBERS = 2  # plays that share a level, as the members of a group do
 _SOLVED = 3  # levels of each split that `solve` is tried on
+_IDLE = 1 / 8  # share of NO_ACTION, at least; with few actions it is one like others
 _DRAWN = 1024  # actions of `sample_action`
 _REPLAYS = 3  # of each solution, to see whether its result is random
 
@@ -35,7 +36,7 @@ class Plays:
     level: Any  # int32[B], plays of one level have the same key of `reset`
     split: Any  # int32[B]; every level's key is used for each split
     states: Any  # leaves [B, T + 1, ...]
-    actions: Any  # int32[B, T] or [B, T, action_size], NO_ACTION as often as any other
+    actions: Any  # int32[B, T] or [B, T, action_size], one in eight or more NO_ACTION
     outcome: base.Outcome  # of [B, T]
     observation: Any  # int32[B, T + 1, M]
 
@@ -102,17 +103,13 @@ def _random_actions(
     """The keys [T] and the actions int32[T] of one play's steps."""
     key = jax.random.fold_in(jax.random.key(6), index)
     step_key, action_key = jax.random.split(key)
-    count = len(env.action_names)
-    if env.sample_action is None:
-        actions = jax.random.randint(
-            action_key, (steps,), base.NO_ACTION, count, jnp.int32
-        )
-    else:
-        draws = jax.vmap(env.sample_action)(jax.random.split(action_key, steps))
-        none_key = jax.random.fold_in(key, 2)
-        is_none = jax.random.bernoulli(none_key, 1 / (count + 1), (steps,))
-        is_none = is_none.reshape((steps,) + (1,) * (draws.ndim - 1))
-        actions = jnp.where(is_none, base.NO_ACTION, draws)
+    draw = functools.partial(base.random_action, env=env)
+    draws = jax.vmap(draw)(jax.random.split(action_key, steps))
+    none_key = jax.random.fold_in(key, 2)
+    idle = max(1 / (len(env.action_names) + 1), _IDLE)
+    is_none = jax.random.bernoulli(none_key, idle, (steps,))
+    is_none = is_none.reshape((steps,) + (1,) * (draws.ndim - 1))
+    actions = jnp.where(is_none, base.NO_ACTION, draws).astype(jnp.int32)
     return jax.random.split(step_key, steps), actions
 
 
@@ -125,6 +122,16 @@ def check_types(env: base.Environment) -> None:
         interface.check_functions(env)
     except interface.InterfaceError as error:
         raise CheckError(str(error)) from error
+    found = []
+    jax.eval_shape(
+        lambda level: found.append(env.reset(level_key(level), jnp.int32(0))), 0
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        require(
+            isinstance(leaf, jax.Array | np.ndarray | np.generic),
+            f"reset gives State{jax.tree_util.keystr(path[1:])} as {leaf!r}: make it an"
+            " array with a dtype, as jnp.int32(0) is",
+        )
 
 
 def check_finite(plays: Plays) -> None:
@@ -214,30 +221,6 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
         "an ended episode gave a reward: it is 0 where state.done",
     )
     _require_unchanged(plays.states, was_done, "an ended episode changed its state")
-
-
-def outcomes_seen(plays: Plays, *, has_succeeded: bool) -> str:
-    """How random plays ended and what they earned, in a line.
-
-    Args:
-      plays: played at random.
-      has_succeeded: whether a solution did; else the line says where success is unseen.
-    """
-    outcome = plays.outcome
-    ends = outcome.done, outcome.success
-    ended, solved = (int(end.any(axis=1).sum()) for end in ends)
-    count, steps = outcome.done.shape
-    returns = outcome.reward.sum(axis=1)
-    line = (
-        f"of {count} random plays of {steps} actions {ended} ended, {solved} in"
-        f" success; returns were from {returns.min():.4g} to {returns.max():.4g}"
-    )
-    if solved or has_succeeded:
-        return line
-    return (
-        f"{line}. No success was seen: look whether step ever gives it, and supply"
-        " `solve` to have it checked"
-    )
 
 
 def check_no_action(plays: Plays) -> None:
@@ -341,8 +324,10 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
         )
         plan = tuple(plan)
         found += bool(plan)
+        kinds = [np.ravel(a)[0] for a in plan]
         require(
-            all(0 <= np.ravel(a)[0] < len(env.action_names) for a in plan),
+            all(isinstance(kind, int | np.integer) for kind in kinds)
+            and all(0 <= kind < len(env.action_names) for kind in kinds),
             f"solve gives {plan}: choose actions from 0 to {len(env.action_names) - 1}",
         )
         ends = [_replay(functions, start, plan, seed) for seed in range(_REPLAYS)]

@@ -23,6 +23,7 @@ from ragen_jax.envs.interface import FunctionError
 from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_texts as texts
+from ragen_jax.testing import play_report
 from ragen_jax.testing.check_dynamics import CheckError
 from ragen_jax.testing.check_splits import check_levels_come, check_splits
 from ragen_jax.utils import user_modules
@@ -88,9 +89,10 @@ def check_env(
         dynamics.check_end(longer, must_end=True)
     dynamics.check_end(played, must_end=False)
     report("an ended episode stays as it is")
-    report(dynamics.outcomes_seen(longer, has_succeeded=solved.has_succeeded))
+    report(play_report.outcomes_seen(longer, has_succeeded=solved.has_succeeded))
     dynamics.check_no_action(played)
     report("no action changes nothing")
+    report(play_report.steps_seen(env, played))
     dynamics.check_starts(played)
     report("members of a group begin alike")
     drawn = check_splits(env)
@@ -108,6 +110,7 @@ def _check_answers_and_helpers(
     if env.read_action is None:
         texts.check_names(env)
         report("replies mean on device what the regular expression says")
+        report(texts.names_told(env))
     else:
         texts.check_free_form(env, played)
         report("read_action equals read_action_text on any bytes")

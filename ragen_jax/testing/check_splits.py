@@ -63,10 +63,16 @@ def check_splits(env: base.Environment) -> Drawn:
     drawn in advance makes no other level.
 
     Raises:
-      CheckError: if a level came up in two splits, and how many did; or if every key
-        gives the same one.
+      CheckError: if a level came up in two splits, and how many did; if every key
+        gives the same one; or if some are over before the first action.
     """
-    drawn = _draw(env)
+    drawn, over = _draw(env)
+    for name, levels, count in zip(base.SPLITS, drawn, over, strict=True):
+        require(
+            not count,
+            f"of {len(levels)} {name} levels {count} are over when they begin: let"
+            " reset draw again until something is left to do",
+        )
     found = [set(levels) for levels in drawn]
     for one, other in _PAIRS:
         shared = sum(level in found[other] for level in drawn[one])
@@ -86,29 +92,41 @@ def check_splits(env: base.Environment) -> Drawn:
     return Drawn(len(drawn[0]), different)
 
 
-def _draw(env: base.Environment) -> list[list[bytes]]:
-    """For each split its levels, each as its bytes; a level may come more than once."""
+def _draw(env: base.Environment) -> tuple[list[list[bytes]], list[int]]:
+    """For each split its levels, each as its bytes; a level may come more than once.
+
+    Also how many of each split's are over when they begin.
+    """
     level, split = (
         index.reshape(-1) for index in np.indices((_BATCH, len(base.SPLITS)), np.int32)
     )
     draw = jax.jit(jax.vmap(functools.partial(_start, env)))
     drawn: list[list[bytes]] = [[] for _ in base.SPLITS]
+    over = [0 for _ in base.SPLITS]
     begin = None
     for batch in range(_BATCHES):
         if begin is not None and time.monotonic() - begin > _SECONDS:
             break
-        rows = _rows(draw(batch * _BATCH + level, split))
+        leaves, is_over = draw(batch * _BATCH + level, split)
+        rows, is_over = _rows(leaves), np.asarray(is_over)
         begin = begin or time.monotonic()  # After the first, which compiled.
-        for row, owner in zip(rows, split, strict=True):
+        for row, owner, ended in zip(rows, split, is_over, strict=True):
             drawn[owner].append(row.tobytes())
-    return drawn
+            over[owner] += bool(ended)
+    return drawn, over
 
 
-def _start(env: base.Environment, level, split) -> list[jax.Array]:
-    """What tells a level from others: its first observation, and parts of its state."""
-    state = env.reset(level_key(level), split)
+def _start(env: base.Environment, level, split) -> tuple[list[jax.Array], jax.Array]:
+    """What tells a level from others: its first observation, and parts of its state.
+
+    Also whether it is over although nothing was done, bool[].
+    """
+    key = level_key(level)
+    state = env.reset(key, split)
     kept = [leaf for leaf in jax.tree.leaves(state) if _counts(leaf)]
-    return [env.observe(state), *kept]
+    shape = (env.action_size,) if env.action_size else ()
+    nothing = jnp.full(shape, base.NO_ACTION, jnp.int32)
+    return [env.observe(state), *kept], env.step(key, state, nothing)[1].done
 
 
 def _counts(leaf: Any) -> bool:

@@ -161,6 +161,18 @@ def check_names(env: base.Environment) -> None:
     require(known, "no random reply named an action: choose shorter action names")
 
 
+def names_told(env: base.Environment) -> str:
+    """A line on the action names that the instruction has, whatever their case."""
+    told = env.instruction.lower()
+    untold = tuple(name for name in env.action_names if name.lower() not in told)
+    if not untold:
+        return "the instruction names every action"
+    return (
+        f"the instruction does not name {base.listed(untold)}: nothing else in the"
+        " prompt tells the agent of actions, but for example_actions"
+    )
+
+
 def _parse(tables: reply_parser.ReplyTables, tokens: jax.Array):
     state = reply_parser.start_reply(tables, _MOST_ACTIONS)
 

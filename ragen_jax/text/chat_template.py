@@ -19,8 +19,9 @@ from ragen_jax.text import pinned_date, template_process
 from ragen_jax.text.phrases import encode
 from ragen_jax.text.token_bytes import highest_id
 
-_SECONDS = 60  # by the clock on the wall; a busy machine is slow
+_SECONDS = 60  # wall time in which the template's process has to end
 
+# Marked texts of a conversation, found again in what the template writes.
 _SYSTEM, _USER, _REPLY, _NEXT = (
     "\x11system\x12",
     "\x11user\x12",
@@ -31,7 +32,7 @@ _SYSTEM, _USER, _REPLY, _NEXT = (
 
 @dataclasses.dataclass(frozen=True)
 class ChatPieces:
-    """What a template writes around the texts of a conversation, and its tokens' ends.
+    """What a template writes around the texts of a conversation, and its stop tokens.
 
     A conversation is  before_system SYSTEM before_user USER before_reply REPLY
     after_reply USER before_reply REPLY ...  where `after_reply` starts with the
@@ -61,7 +62,7 @@ class ChatPieces:
 def cut_pieces(
     tokenizer: PreTrainedTokenizerFast, where: str, more_stops: Sequence[int] = ()
 ) -> ChatPieces:
-    """Cuts the template with marked texts.
+    """Renders marked texts with the template, and cuts the result at the marks.
 
     Args:
       tokenizer: with a chat template.
@@ -73,7 +74,7 @@ def cut_pieces(
         with the same text around each turn, or closes a reply with no control token, or
         the tokenizer lacks one of the ids.
     """
-    # Not how many tokens there are: ids may have gaps.
+    # The highest id, not the number of tokens: ids may have gaps.
     if more_stops and max(more_stops) > (highest := highest_id(tokenizer)):
         raise UserError(
             f"{where}: generation_config.json, or without it config.json, ends replies"
@@ -85,8 +86,7 @@ def cut_pieces(
             f"{where} has no chat template; take the instruction-tuned model, whose"
             " tokenizer_config.json or chat_template.jinja holds one"
         )
-    # The second has more turns, so that a template shows if it writes some of them in
-    # another way.
+    # The longer conversation shows whether earlier turns are written like the last.
     longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
     shorter = longer[:4]
     parts = []
@@ -134,8 +134,8 @@ def _end_of_turn(
     specials = {index for index, token in added if token.special}
     closing = encode(tokenizer, after_reply)
     end = str(tokenizer.convert_ids_to_tokens(closing[0])) if closing else ""
-    # Of the text too: a token may swallow white space that stands before it, and what
-    # follows a reply that ends its turn itself is the text without the token's.
+    # The text has to start with it as well: a token may swallow white space before it,
+    # but what follows a reply that sampled its end of turn is cut from the text.
     if not closing or closing[0] not in specials or not after_reply.startswith(end):
         raise UserError(
             f"{where}: the chat template closes a reply with {after_reply!r}, which"
@@ -150,7 +150,7 @@ def _render(
     conversations: Sequence[Sequence[str]],
     where: str,
 ) -> tuple[str, ...]:
-    """What the template makes of system, user, reply, user, ..., for a next reply."""
+    """The template's text of each conversation (system, user, reply, user, ...)."""
     try:
         template = tokenizer.get_chat_template()
         if not isinstance(template, str):
@@ -181,7 +181,7 @@ def _jinja_folders() -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
-    """(texts, "") or ((), why there are none) of `template_process`."""
+    """Runs `template_process`: (texts, ""), or ((), what went wrong)."""
     template, tokens, conversations = json.loads(asked)
     roles = ["system", *("user", "assistant") * max(map(len, conversations))]
     given = {

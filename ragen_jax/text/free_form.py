@@ -1,4 +1,4 @@
-"""The text of replies on device, where their tokens' actions are not enough.
+"""The text of replies on device, for answers that are not lists of named actions.
 
 Free-form answers (an equation, the name of an arm) are cut out and handed to the
 environment; thoughts are searched for the landmarks that they name. All of it is done
@@ -17,7 +17,7 @@ from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_automaton import BAR, END_ANSWER, WHITE
 from ragen_jax.text.reply_parser import ReplyState, ReplyTables, TextTables
 
-_THOUGHT_BYTES = 8  # of a thought are searched, for each token that a reply may have
+_THOUGHT_BYTES = 8  # for each token that a reply may have, of a thought are searched
 
 
 def reply_bytes(
@@ -101,7 +101,7 @@ def _segments(
     position = jnp.arange(text.shape[0])
     is_real = position < length
     is_bar = (text == BAR) & is_real
-    # In a run of bars each two separate, from the left; an odd one out is text.
+    # A run of bars is paired from the left, as `split` does; an odd one out is text.
     before_run = jax.lax.cummax(jnp.where(is_bar, -1, position))
     is_first = is_bar & ((position - before_run) % 2 == 1)
     is_first &= jnp.pad(is_bar[1:], (0, 1))
@@ -109,7 +109,7 @@ def _segments(
     segment = jnp.cumsum(is_first)
     is_white = jnp.isin(text, np.frombuffer(WHITE, np.uint8))
     is_text = is_real & ~is_separator & ~is_white
-    # Segments in the order in which their first byte that is not white comes.
+    # Number the segments that are not empty, by their first byte of text.
     newly = is_text & (segment > _previous(jnp.where(is_text, segment, -1)))
     ordinal = jnp.cumsum(newly) - 1
     wanted = jnp.arange(most)[:, None]

@@ -21,14 +21,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """The text's tokens and no others; control tokens in it are recognized.
 
     Raises:
-      UserError: if the tokenizer breaks down on it, as one does whose expression for
-        cutting text tries more ways than its library allows.
+      UserError: if the tokenizer fails on it, as when the regular expression that
+        splits text exceeds its library's limit of backtracking.
     """
     try:
         return tokenizer.encode(text, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # The library's panics are no Exception.
+    except BaseException as error:  # A panic of the Rust library is no Exception.
         where = tokenizer.name_or_path or "the model"
         raise UserError(
             f"{where}: the tokenizer cannot cut {text[:40]!r} into tokens"

@@ -1,12 +1,12 @@
-"""Chat templates that ask for today's date are given always the same one.
+"""Gives chat templates that ask for today's date always the same date.
 
-It is the date on which Llama 3.1's template falls back, so that a run, its continuation
-on another day and whoever uses the trained model read the same prompt.
+It is the one that Llama 3.1's template falls back to. So a run, its continuation on
+another day, and users of the trained model have the same prompt.
 """
 
 from collections.abc import Callable
 
-_FUNCTION = "strftime_now"  # by which templates ask
+_FUNCTION = "strftime_now"  # which templates call
 _PINNED = """\
 {%- macro strftime_now(format) -%}
 {{- format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')
@@ -27,9 +27,10 @@ def unpin(template: str) -> str:
 
 
 def change_each(templates, change: Callable[[str], str]):
-    """`change` of a tokenizer's template: one, several by name, or None.
+    """Applies `change` to a tokenizer's chat template: a text, a dict of texts, or
+    None.
 
-    What a damaged file gives instead of a text stays as it is.
+    Values that are no texts, from a damaged file, stay as they are.
     """
     if isinstance(templates, dict):
         return {name: change_each(each, change) for name, each in templates.items()}

@@ -54,9 +54,24 @@ class Dialogue:
         return "".join(self.phrases[i] for i in ids if i != NO_PHRASE)
 
 
-# The first ids, in this order; then turns, actions left, rewards and, last, the
-# environment's own phrases.
+# Phrase ids, in this order: the fixed phrases below, "Turn ... of ...", "Actions left",
+# rewards and, from `Dialogue.env_offset` on, the environment's own phrases. Those of a
+# message are
+#   opening, reward, warning, OBSERVATION, turn, actions left, _HAND_OVER
+# where reward and warning may be NO_PHRASE.
 _OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP, _HAND_OVER, _WARNING = range(5)
+_FIRST_TURN = 5  # id of "Turn 1 of ..."
+_AROUND_OBSERVATION = 6  # phrases of a message besides the observation's
+
+
+def _first_actions_left(limits: TurnLimits) -> int:
+    """Id of "Actions left: 0."."""
+    return _FIRST_TURN + limits.turns
+
+
+def _first_reward(limits: TurnLimits) -> int:
+    """Id of the phrase of the lowest reward."""
+    return _first_actions_left(limits) + limits.actions + 1
 
 
 def system_prompt(env: Environment, limits: TurnLimits, thinking: bool) -> str:
@@ -105,17 +120,17 @@ def make_dialogue(
         system=system,
         phrases=ours + env.phrases,
         env_offset=len(ours),
-        message_phrases=env.observation_phrases + 6,
+        message_phrases=env.observation_phrases + _AROUND_OBSERVATION,
         limits=limits,
         reply_prefix=prefix,
     )
 
 
 def frames(dialogue: Dialogue) -> tuple[tuple[str, ...], str]:
-    """The phrases that may stand before a message, and the one behind each.
+    """The phrases that may open a message, and the one that ends each message.
 
-    The system prompt's stands before the oldest message of a row; one with the token
-    that ends a turn where the policy did not sample it.
+    Openings: the system prompt's, for the oldest message of a row; the closing of the
+    reply before, with the end-of-turn token; and without, if the policy sampled it.
     """
     openings = (_OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP)
     return tuple(dialogue.phrases[i] for i in openings), dialogue.phrases[_HAND_OVER]
@@ -162,11 +177,11 @@ def next_message(
       int32[message_phrases].
     """
     tenths = jnp.round(jnp.clip(reward, -_REWARD_BOUND, _REWARD_BOUND) * 10)
-    reward_base = 5 + dialogue.limits.turns + dialogue.limits.actions + 1 + _TENTHS
+    zero_reward = _first_reward(dialogue.limits) + _TENTHS
     before = jnp.stack(
         [
             jnp.where(stopped_itself, _OPEN_AFTER_STOP, _CLOSE_AND_OPEN),
-            reward_base + tenths.astype(jnp.int32),
+            zero_reward + tenths.astype(jnp.int32),
             jnp.where(is_valid, NO_PHRASE, _WARNING),
         ]
     )
@@ -174,11 +189,13 @@ def next_message(
 
 
 def _message(dialogue, before, observation, turn, actions_left) -> jax.Array:
+    """int32[message_phrases]; `before` are the ids of opening, reward and warning."""
     env = jnp.where(
         observation == NO_PHRASE, NO_PHRASE, observation + dialogue.env_offset
     )
+    first_left = _first_actions_left(dialogue.limits)
     after = jnp.stack(
-        [5 + turn, 5 + dialogue.limits.turns + actions_left, jnp.full((), _HAND_OVER)]
+        [_FIRST_TURN + turn, first_left + actions_left, jnp.full((), _HAND_OVER)]
     )
     return jnp.concatenate([before, env, after]).astype(jnp.int32)
 
@@ -189,13 +206,13 @@ class DialogueTokens:
 
     phrases: PhraseTokens  # of `Dialogue.phrases`
     replies: reply_parser.ReplyTables  # reply tokens -> actions
-    stops: (
-        jax.Array
-    )  # int32[V], how sampling a token ends a reply; NO_REPLY: not at all
-    # Capacities, static: enough for any message this dialogue can produce.
+    # int32[V], `trajectory.Episodes.reply_end` once token v is sampled; NO_REPLY if the
+    # reply goes on.
+    stops: jax.Array
+    # Most tokens, static, of: the first message; a later one; and, with windows, the
+    # system prompt followed by a later message without its closing of a reply.
     first_capacity: int = struct.field(pytree_node=False)
     next_capacity: int = struct.field(pytree_node=False)
-    # Of the system prompt with a later message directly behind it.
     window_capacity: int = struct.field(pytree_node=False)
 
 
@@ -216,8 +233,8 @@ def tokenize_dialogue(
       pieces: the chat template's.
       tokenizer: the model's.
       vocabulary: V of the model, which may exceed the tokenizer's.
-      with_text: whether the text of replies is wanted, and not their actions alone;
-        always so where the environment reads free-form answers.
+      with_text: whether the tables also find the text of replies; with free-form
+        answers they always do.
 
     Raises:
       UserError: if the tokenizer breaks down on a text, or writes another one.
@@ -251,12 +268,12 @@ def tokenize_dialogue(
 def _check_kept(
     dialogue: Dialogue, phrases: PhraseTokens, bytes_of: Sequence[bytes], where: str
 ) -> None:
-    """Refuses a tokenizer whose tokens say something else than the texts.
+    """Refuses a tokenizer that does not reproduce the phrases exactly.
 
-    One that puts a space before each text would put it between any two phrases, and one
-    without a token for some sign would leave that out, unseen by the host. Unicode's
-    composed letters are the same text. The template's own phrases are left out: they
-    have control tokens, which say nothing.
+    One that prepends a space would put it between any two phrases, and one without a
+    token for some character would drop it, unseen by the host. Texts that are equal
+    after Unicode's NFC count as the same. The template's own phrases are not checked:
+    they have control tokens, which stand for no text.
     """
     tokens, lengths = np.asarray(phrases.tokens), np.asarray(phrases.lengths)
     for index, text in enumerate(dialogue.phrases):
@@ -283,9 +300,9 @@ def opening_tokens(tokens: DialogueTokens) -> tuple[int, ...]:
 
 
 def opening_length(tokens: DialogueTokens) -> jax.Array:
-    """int32[], tokens of the system prompt with what stands before the first message.
+    """int32[], tokens of the opening: system prompt, and the start of a user message.
 
-    Any message may follow it directly, without the tokens that close a reply.
+    Any message, less the tokens that close a reply, may follow it directly.
     """
     return tokens.phrases.lengths[_OPEN]
 
@@ -299,12 +316,12 @@ def closing_lengths(tokens: DialogueTokens) -> jax.Array:
 
 
 def _capacities(dialogue: Dialogue, env: Environment, lengths) -> tuple[int, int, int]:
-    """Most tokens of a first message, a later one, and that behind the opening."""
+    """`DialogueTokens`' three capacities, from the lengths of all phrases."""
     ours = lengths[: dialogue.env_offset]
     limits = dialogue.limits
-    turns = ours[5 : 5 + limits.turns].max()
-    rest = ours[5 + limits.turns :]
-    left, reward = rest[: limits.actions + 1].max(), rest[limits.actions + 1 :].max()
+    first_left, first_reward = _first_actions_left(limits), _first_reward(limits)
+    turns = ours[_FIRST_TURN:first_left].max()
+    left, reward = ours[first_left:first_reward].max(), ours[first_reward:].max()
     theirs = lengths[dialogue.env_offset :]
     if env.longest_observation is None:
         longest = theirs.max() * env.observation_phrases

@@ -1,8 +1,9 @@
 """The reply format as a finite automaton over bytes, built on the host.
 
-It equals `reference_parser.parse_reply`, whose regular expression never needs to look
-back: the first `<think>`, the first `</think>` from which white space
-leads to `<answer>`, and the first `</answer>` are where any match must lie.
+It equals `reference_parser.parse_reply`, whose regular expression never has to
+backtrack: a match begins at the first `<think>`, its thought ends at the first
+`</think>` that only white space separates from `<answer>`, and it ends at the first
+`</answer>` after that.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What a byte makes the automaton say: nothing, that a segment which names no action
-# has ended, or (0 and above) that the segment of this action has ended.
+# What a byte emits: nothing; a segment ended that names no action; or, from 0 on, a
+# segment ended that names this action.
 NONE = -1
 UNKNOWN = -2
 
@@ -65,7 +66,7 @@ class _Names(NamedTuple):
     beginnings: frozenset[bytes]  # every prefix of every name
 
     def alphabet(self) -> set[int]:
-        """The bytes that are looked at one by one; all others do the same."""
+        """The bytes that any state tells apart; all others act alike."""
         tags = THINK, END_THINK, ANSWER, END_ANSWER, WHITE, bytes([LESS, BAR])
         spelled = [cased for name in self.action_of for cased in (name, name.upper())]
         return set(b"".join([*tags, *spelled]))
@@ -90,7 +91,7 @@ def _read_names(action_names: Sequence[str]) -> _Names:
 class _Segment(NamedTuple):
     """The part of the answer since the last `||`."""
 
-    text: bytes | None  # lower case, no leading white; None: begins no (longer) name
+    text: bytes | None  # lower case, no leading white space; None: no name's prefix
     verdict: int  # what to emit if the segment ends here
 
 
@@ -101,7 +102,7 @@ _NO_ACTION = _Segment(None, UNKNOWN)
 class _State(NamedTuple):
     phase: str
     matched: int = 0  # bytes of the phase's tag that the text so far ends in
-    segment: _Segment = _EMPTY  # in the answer; at a pending `|` or `<`: before it
+    segment: _Segment = _EMPTY  # of the answer, without a pending `|` or `<`
 
 
 _CLOSED = _State("closed")
@@ -146,7 +147,7 @@ def _read_gap(state: _State, byte: int) -> _State:
 
 
 def _read_answer(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
-    """Inside the answer. A `|` or `<` that separates and closes nothing is text."""
+    """Inside the answer. A `|` or `<` that starts no `||` or `</answer>` is text."""
     segment = state.segment
     if state.phase == "bar":
         if byte == BAR:
@@ -158,7 +159,7 @@ def _read_answer(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
             return closing, segment.verdict if closing == _CLOSED else NONE
         segment = _NO_ACTION
 
-    # What is text after all makes no name: only the verdict is still of use.
+    # If the `|` or `<` turns out to be text, the segment is no name: no text is needed.
     ended = segment._replace(text=None)
     if byte == BAR:
         return _State("bar", segment=ended), NONE
@@ -222,8 +223,8 @@ def _explore(start: _State, names: _Names) -> Automaton:
 def _merge_equal(automaton: Automaton) -> Automaton:
     """Joins states that no continuation distinguishes (Moore's refinement)."""
     is_closed = np.arange(len(automaton.next_state)) == automaton.closed
-    told_apart = [is_closed, automaton.is_answer, automaton.emission]
-    group, count = _group_rows(np.column_stack(told_apart))
+    outputs = [is_closed, automaton.is_answer, automaton.emission]
+    group, count = _group_rows(np.column_stack(outputs))
     while True:
         by_successors = np.column_stack([group, group[automaton.next_state]])
         group, refined = _group_rows(by_successors)

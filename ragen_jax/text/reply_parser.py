@@ -21,11 +21,11 @@ _BLOCK = 4096  # Tokens composed at a time, so that the work stays in cache.
 
 @struct.dataclass
 class ReplyTables:
-    """How V tokens act on the S states of reading a reply.
+    """How V tokens act on the S states of the reply automaton.
 
-    What a token emits is an id into U different emissions: the known actions whose
-    segments end inside the token, at most E, and whether an unknown one ends there.
-    Emission 0 is nothing at all.
+    In a state a token emits one of U emissions, by id: the known actions whose segments
+    end inside the token, at most E of them, and whether an unknown segment ends there.
+    Emission 0 is empty.
     """
 
     next_state: jax.Array  # int16[S, V], the state after a token
@@ -36,18 +36,18 @@ class ReplyTables:
     is_answer: jax.Array  # bool[S], the answer's text has begun, and may have ended
     start: jax.Array  # int32[], the state after the prompt's prefix
     closed: jax.Array  # int32[], the state after `</answer>`; no token leaves it
-    # Where the text itself is wanted: of free-form answers, or of thoughts.
+    # If the text is read: of free-form answers, or of thoughts for their landmarks.
     text: "TextTables | None" = None
 
 
 @struct.dataclass
 class TextTables:
-    """What finds the bytes of a reply, and those of its answer, among its tokens."""
+    """Bytes of tokens, and where in a token an answer begins; see free_form.py."""
 
     token_bytes: jax.Array  # uint8[V, L], 0 behind a token's end
     token_length: jax.Array  # int32[V], bytes of each token
-    # int16[S, V], bytes of a token that come before the answer's text where the token
-    # leads into it from that state; -1 where it does not.
+    # int16[S, V], if the answer's text begins inside the token (or right after it), how
+    # many of its bytes come before; else -1.
     answer_begin: jax.Array
 
 
@@ -189,7 +189,7 @@ def final_actions(tables: ReplyTables, reply: ReplyState) -> jax.Array:
 
 
 def fewest_tokens(tables: ReplyTables) -> int:
-    """How many tokens a valid reply takes at least, on the host.
+    """The fewest tokens of a valid reply, by a breadth-first search on the host.
 
     Raises:
       ValueError: if these tokens cannot write a valid reply at all.
@@ -197,8 +197,8 @@ def fewest_tokens(tables: ReplyTables) -> int:
     next_state, emission = np.asarray(tables.next_state), np.asarray(tables.emission)
     has_action = np.asarray(tables.emitted_count) > 0
     is_known = ~np.asarray(tables.emits_unknown)
-    # bool[S, 2]: states that some beginning without unknown actions leads to, by
-    # whether it names an action.
+    # bool[S, 2]: states that a reply's beginning without unknown segments can reach,
+    # without [0] and with [1] an action named.
     reached = np.zeros((len(next_state), 2), bool)
     reached[int(tables.start), 0] = True
     last, length = reached, 0
@@ -219,7 +219,7 @@ def fewest_tokens(tables: ReplyTables) -> int:
 
 
 def _look_up(table: jax.Array, *index: jax.Array) -> jax.Array:
-    """table[index] without the checks of bounds that indexing otherwise costs."""
+    """table[index], without bounds checks."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -239,8 +239,7 @@ def _compose(
     """What each token does from each state; new emissions are added to the dict.
 
     Returns:
-      int16[S, V] state after the token; int16[S, V] id of what it emits; int16[S, V]
-      bytes of it before the answer's text, -1 where it does not lead into that.
+      `next_state` and `emission` of `ReplyTables`, `answer_begin` of `TextTables`.
     """
     lengths = np.array([len(token) for token in token_bytes])
     longest_first = np.argsort(-lengths, kind="stable")
@@ -303,7 +302,7 @@ def _append(
     emitted: np.ndarray,
     emissions: dict[tuple[tuple[int, ...], bool], int],
 ) -> np.ndarray:
-    """int[n], the ids of emissions `ids` [n] after each emits `emitted` [n], too."""
+    """int[n], ids of the emissions `ids` (int[n]) extended by `emitted` (int[n])."""
     pairs, inverse = np.unique(np.stack([ids, emitted]), axis=1, return_inverse=True)
     so_far = list(emissions)
     longer = []

@@ -1,12 +1,12 @@
 """Renders a chat template: a script, run in a process of its own within limits.
 
-A template is a program of whoever made the model. Jinja's sandbox keeps it from files
-and from Python, and lets it loop for hours and fill the memory; the operating system
-ends a process that does. Reads one JSON object from standard input, and writes one:
-{"texts": [...]} or {"error": "..."}. Imports nothing of this package and no
+A template is a program written by the model's maker. Jinja's sandbox keeps it from
+files and from Python, but not from looping for hours or filling the memory; the
+operating system's limits do. Reads one JSON object from standard input, and writes one:
+{"texts": [...]} or {"error": "..."}. Imports nothing of this package, and not
 transformers, which would take seconds. Its arguments are the folders of Jinja and of
-what that imports: isolated Python looks neither on PYTHONPATH nor among the packages of
-the user alone.
+what Jinja imports, because isolated Python ignores PYTHONPATH and the user's own
+packages.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""A folder of checkpoints as it lies on disk: steps, their records, their digests.
+"""A folder of checkpoints on disk: its steps, their records and digests, and damage.
 
-No array is read here. Whatever is in a folder, of whatever origin, damaged or half
-copied: it is read, or named in one sentence.
+No array is read here. Whatever a folder holds, damaged or half copied, is either read
+or reported in one sentence.
 """
 
 import concurrent.futures
@@ -24,13 +24,13 @@ _FORMAT_WITHOUT_DIGESTS = "ragen_jax checkpoint, version 1"
 INFO = Path("info") / "info.json"
 DIGESTS = "digests.json"
 STATE = "state"
-DAMAGED = ".damaged"  # the end of the name of a step that was set aside
-_DELETING = ".deleting"  # the end of the name of a step that is being deleted
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of Orbax's folders until then
-# Of Orbax, written after the digests or rewritten by it; nothing is read from them.
+DAMAGED = ".damaged"  # suffix of a damaged step that was set aside
+_DELETING = ".deleting"  # suffix of a step that is being deleted
+UNFINISHED = ".orbax-checkpoint-tmp"  # in a folder's name until Orbax has finished it
+# Files that Orbax writes after the digests; nothing is read from them.
 _NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _PIECE = 1 << 22  # bytes read at a time
-_READERS = 4  # threads; checksums are made without Python's lock
+_READERS = 4  # threads; zlib.crc32 releases the GIL
 
 
 class DamagedError(UserError):
@@ -56,7 +56,7 @@ class Survey(NamedTuple):
 
     scores: dict[int, float | None]  # of the whole steps, in order
     damaged: dict[int, str]  # steps that are not whole, each with the reason
-    foreign: list[str]  # names that are like a step's and are none
+    foreign: list[str]  # names that look like a step's but are not
 
 
 def kept(
@@ -84,7 +84,7 @@ def survey(directory: str | Path) -> Survey:
     for path in Path(directory).glob("*"):
         if (number := step_of(path)) is not None and path.is_dir():
             steps.append((number, path))
-        # Else a run under way has just deleted it.
+        # `lexists`: a running training may have deleted it just now.
         elif _is_like_a_number(path.name) and os.path.lexists(path):
             found.foreign.append(path.name)
     for step, path in sorted(steps):
@@ -92,7 +92,7 @@ def survey(directory: str | Path) -> Survey:
             record = read_record(path)
             _check_sizes(path, record)
         except UserError as error:
-            if path.exists():  # Likewise.
+            if path.exists():  # Else it was deleted just now.
                 found.damaged[step] = str(error)
         else:
             found.scores[step] = record["score"]
@@ -155,7 +155,7 @@ def read_record(folder: Path) -> dict[str, Any]:
       DamagedError: if that file is not there, or not as it was written.
     """
     if not folder.is_dir():
-        # By their names alone: what reads each of them reads them by this function.
+        # By names alone: `survey` calls this function.
         found = (step_of(path) for path in folder.parent.glob("*"))
         steps = sorted(step for step in found if step is not None)
         raise UserError(
@@ -194,14 +194,14 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a step was written to its end: what is written last is in its folder."""
+    """Whether a step was written to its end: the digests come last."""
     return (folder / DIGESTS).is_file()
 
 
 def delete(folder: Path) -> None:
-    """Deletes a step; cut short, it leaves nothing that looks whole."""
+    """Deletes a step. If interrupted, it leaves nothing that looks like a step."""
     doomed = folder.with_name(folder.name + _DELETING)
-    with contextlib.suppress(FileNotFoundError):  # The user has made room by hand.
+    with contextlib.suppress(FileNotFoundError):  # Deleted by hand already.
         os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
@@ -242,7 +242,7 @@ def damage(folder: Path, name: str, problem: str) -> DamagedError:
 
 
 def write_digests(folder: Path) -> None:
-    """Notes size and checksum of every file of a step that is about to be whole."""
+    """Writes size and checksum of every file of a step; to be called last."""
     names = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -271,7 +271,7 @@ def read_digests(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def leaf_of(name: str) -> str:
-    """The leaf of the state that a file belongs to; "" for files of all of them."""
+    """The leaf of the state that a file belongs to; "" if to no single one."""
     first, *rest = Path(name).parts
     inner = rest[:-1]
     shared = not inner or inner[0] in ("array_metadatas", "d")
@@ -304,7 +304,7 @@ def damaged_file(
 
 
 def _is_like_a_number(name: str) -> bool:
-    """007, 4.5 or a number in other digits: no name that a step has."""
+    """Whether a name has digits and no letters: 007, 4.5, or other scripts' digits."""
     return any(c.isdigit() for c in name) and not any(c.isalpha() for c in name)
 
 
@@ -342,7 +342,7 @@ def _size_problem(path: Path, size: int) -> str:
 
 
 def _measure(path: Path) -> tuple[int, str]:
-    """(bytes, CRC-32) of a file: it tells damage, not forgery."""
+    """(bytes, CRC-32) of a file; detects damage, not forgery."""
     size = checksum = 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

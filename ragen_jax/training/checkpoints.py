@@ -86,12 +86,12 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             files.clear_leftovers(self.directory)
         self._scores, self._damaged, self._foreign = survey(self.directory)
-        self._pending: dict[int, float | None] = {}  # to count when it has ended
+        self._pending: dict[int, float | None] = {}  # the save under way: its score
         self._writing = -1  # the step whose files are being written
         ignore_what_is_reported()
         ignore_abandoned_parts()
-        # Folders made in the background keep their thread waiting, and the process
-        # from ending, for minutes when a save is refused.
+        # Created in the background, folders would keep the process from ending for
+        # minutes after a save that is refused.
         options = ocp.AsyncOptions(
             create_directories_asynchronously=False,
             post_finalization_callback=self._write_digests,
@@ -147,14 +147,14 @@ class Checkpoints:
         except _WRITE_ERRORS as error:
             self._settle()
             raise self._unwritten(step, error) from error
-        # Not before: whatever else ends that call, such as Ctrl-C, leaves no such step.
+        # Only now: if Ctrl-C or another error ends `save`, there is no such step.
         self._pending = {step: score}
         if wait:
             self.wait()
         return True
 
     def wait(self) -> None:
-        """Returns when the started save is complete and what it replaces deleted."""
+        """Waits until the started save is complete; deletes steps no longer kept."""
         for step, score in self._finish().items():
             if not agreed_flag(files.is_there(self.directory / str(step))):
                 raise self._unwritten(step, FileNotFoundError("it is not there"))
@@ -163,8 +163,8 @@ class Checkpoints:
             self._delete([step for step in self._scores if step not in keep])
 
     def _finish(self) -> dict[int, float | None]:
-        """Waits for the started save, if there is one; its step and score."""
-        # Forgotten first: a wait that is interrupted does not say that it is complete.
+        """Waits for the started save, if there is one: {step: score}, or {}."""
+        # Cleared first: if the wait is interrupted, the step does not count as saved.
         pending, self._pending = self._pending, {}
         error = self._settle()
         if pending and error is not None:
@@ -173,9 +173,9 @@ class Checkpoints:
         return pending
 
     def _settle(self) -> Exception | None:
-        """Waits until nothing is written any more; the first error of it.
+        """Waits until Orbax writes nothing any more; returns its first error.
 
-        Orbax writes by several threads, and tells of their errors one at a time.
+        Its several threads can each fail; each wait raises one of their errors.
         """
         errors: list[Exception] = []
         while len(errors) < _MOST_ERRORS:
@@ -202,7 +202,7 @@ class Checkpoints:
         return agreed_step(best(self._still_there()))
 
     def _still_there(self) -> dict[int, float | None]:
-        """The complete steps but those that the user has deleted by hand."""
+        """Scores of the complete steps, without those deleted by hand meanwhile."""
         folders = {step: self.directory / str(step) for step in self._scores}
         return {s: score for s, score in self._scores.items() if folders[s].is_dir()}
 
@@ -219,10 +219,10 @@ class Checkpoints:
     def restore_newest(
         self, abstract_state: Any, report: Callable[[str], None]
     ) -> tuple[int, Any] | None:
-        """The last whole step and its state; None if none was saved, or all undone.
+        """The last undamaged step and its state; None if there is no step.
 
-        What is damaged gets another name, and a line by `report` each, once: a run
-        that rolls back asks again, when a step of that name may be whole.
+        Each damaged step is renamed and reported, once: after a rollback this is called
+        again, and a step of that number may have been saved anew.
 
         Raises:
           UserError: if nothing is whole, or a state does not fit.
@@ -238,7 +238,7 @@ class Checkpoints:
                 return step, self.restore(step, abstract_state)
             except DamagedError as error:
                 self._set_aside(step, str(error), report)
-        # Of this start or of one before it.
+        # Damaged steps that were renamed now or at an earlier start.
         if agreed_flag(bool(files.set_aside(self.directory))):
             raise UserError(
                 f"{self.directory} holds no whole checkpoint: restore one from a copy,"
@@ -249,9 +249,10 @@ class Checkpoints:
     def _set_aside(
         self, step: int, sentence: str, report: Callable[[str], None]
     ) -> None:
-        """Renames a damaged step, which a later save of the same step would meet."""
+        """Renames a damaged step, to make room for a later save of the same step."""
         self._scores.pop(step, None)
-        for advice in ("; delete that folder", ": give the folder"):  # Too late here.
+        # The sentence without its remedy, which is for a folder that keeps its name.
+        for advice in ("; delete that folder", ": give the folder"):
             sentence = sentence.partition(advice)[0]
         folder = self.directory / str(step)
         name = f"{step}{files.DAMAGED}"
@@ -266,7 +267,8 @@ class Checkpoints:
         gone = {later: self.directory / str(later) for later in self._damaged}
         self._damaged = {s: why for s, why in self._damaged.items() if s <= step}
         if jax.process_index() == 0:
-            # First: while later steps are there, who is killed here is called again.
+            # Before the complete steps: as long as one of those is left, a process that
+            # is killed here finishes the deletion when it is started again.
             for later, folder in (
                 *gone.items(),
                 *files.set_aside(self.directory).items(),
@@ -287,19 +289,20 @@ class Checkpoints:
         if exception[0] is None:
             self.close()
             return
-        # What ended the block may have cut the save short: nothing is deleted for it.
+        # The error may have cut the save short: no older step is deleted for it.
         self._finish()
         self._writer.close()
 
     def _write_digests(self) -> None:
-        """The last file of a step, in the folder that Orbax is about to rename."""
+        """Writes a step's last file, just before Orbax renames the folder."""
         if jax.process_index() == 0:
             (folder,) = self.directory.glob(f"{self._writing}{files.UNFINISHED}*")
             files.write_digests(folder)
 
     def _unwritten(self, step: int, error: Exception) -> UserError:
+        """The error for a step that could not be written; deletes what was."""
         if jax.process_index() == 0:
-            files.clear_leftovers(self.directory)  # They take the room that is missing.
+            files.clear_leftovers(self.directory)
         last = max(self._scores, default=None)
         good = "none is saved yet" if last is None else f"{last} is whole"
         return UserError(
@@ -347,7 +350,7 @@ def restore(
     if has_digests:
         _verify(folder, wanted if partial else None)
     ignore_abandoned_parts()
-    # The handler alone: a Checkpointer asks for metadata that nothing here needs.
+    # The handler itself: a Checkpointer would also want metadata that is not needed.
     reader, place = ocp.PyTreeCheckpointHandler(), epath.Path(folder / files.STATE)
     try:
         saved = reader.metadata(place).tree
@@ -366,7 +369,7 @@ def restore(
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # Orbax raises a bare Exception, too.
-        # What was verified is not damaged: the disk, or this machine, cannot read it.
+        # After verification it is not damage: this machine or its disk cannot read it.
         kind = UserError if has_digests else DamagedError
         raise kind(
             f"Checkpoint {folder} cannot be read ({machine_errors.brief(error)});"
@@ -381,7 +384,7 @@ def restore(
 def _verify(folder: Path, wanted: Mapping[str, Any] | None) -> None:
     """Raises DamagedError, in every process, if a file is not as it was written.
 
-    The processes share the files among them.
+    Each process checks its share of the files.
     """
     index, count = jax.process_index(), jax.process_count()
     found = files.damaged_file(folder, wanted, lambda number: number % count == index)

@@ -102,7 +102,7 @@ def _write(
     before: dict[str, Score],
     after: dict[str, Score],
 ) -> None:
-    # Once, however often the report is shown: again only where its figures differ.
+    # A resumed run shows the report again, but writes its figures only if they differ.
     figures = validation.named("test", after)
     written = {k: v for record in metrics.read(workdir)[-1:] for k, v in record.items()}
     if any(written.get(name, "none") != v for name, v in finite(figures).items()):
@@ -119,20 +119,22 @@ def _write(
 
 
 def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
-    """Says so where both tables are of the same policy."""
-    name = "filter/reward_std"
-    spreads = [line[name] for line in metrics.read(workdir) if name in line]
+    """Warns if no update was made, so that both tables show the same policy."""
+    name, lines = "filter/reward_std", metrics.read(workdir)
+    spreads = [line[name] for line in lines if name in line]
     # What is not finite is written as none.
     spread = math.nan if None in spreads else max(spreads, default=0.0)
-    said = safety.nothing_learned(run.settings, state, spread)
+    shares = [line.get("rollout/valid_reply_rate") for line in lines]
+    valid = max((x for x in shares if x is not None), default=math.nan)
+    said = safety.nothing_learned(run.settings, state, spread, valid)
     if said:
         console.line(f"warning: {said}")
 
 
 def _record(before: Score, after: Score) -> dict[str, Any]:
-    """Of one environment; by level, each level's share of episodes solved, float[P].
+    """One environment's part of test.json. `..._by_level`: success rates, float[P].
 
-    What is not known, such as the standard error of a single level, is None.
+    Unknown numbers, such as the standard error of a single level, are None.
     """
     gain, error = evaluator_lib.paired_difference(before, after)
     record = {

@@ -16,44 +16,43 @@ from jax.experimental import multihost_utils
 from ragen_jax.parallel import heartbeat
 from ragen_jax.utils import endings
 
-# An iteration, and likewise a validation, is stalled, and the stacks are printed, after
-# so many seconds:
-STALLED_AT_FIRST = 3600.0  # it compiles, which can take half an hour
+# Seconds after which an iteration or a validation counts as stalled: the first one
+# compiles, which can take half an hour; a later one, the larger of the two.
+STALLED_AT_FIRST = 3600.0
 STALLED_AT_LEAST = 600.0
-STALLED_TIMES = 10.0  # as long as the longest so far
-STALLED_SAVING = 3600.0  # of no known length: it waits for the disk, and for others
-PATIENCE = 3.0  # seconds in which the main thread may end by itself
+STALLED_TIMES = 10.0  # not seconds: times the longest so far
+STALLED_SAVING = 3600.0  # a save waits for the disk, and for other processes
+PATIENCE = 3.0  # seconds that the main thread has to end by itself after a signal
 _RESUMES = "the same command resumes from the last checkpoint"
 _STOPPING = "stopping after this iteration, with a saved state ..."
-# jax agrees on one more than the highest number that any process has asked with, and
-# tells only who asks with just that: so numbers of questions, which never leave one
-# out, unlike those of iterations after a resumption or a rollback.
+# Arguments of jax's `reached_preemption_sync_point`. After a signal it fixes one more
+# than the highest that any process has passed, and returns True for exactly that
+# number. So calls are counted, without a gap; iteration numbers jump after a rollback.
 _questions = itertools.count(1)
 
 
-class StoppedAtOnce(Exception):  # noqa: N818  (a way out, no error)
+class StoppedAtOnce(Exception):  # noqa: N818  (control flow, not an error)
     """A signal came while there was nothing to save."""
 
 
 class InterruptHandler:
     """Turns SIGINT, SIGTERM and SIGHUP into a flag that is polled once an iteration.
 
-    One process: its own handlers. Several: jax passes a SIGTERM that any process gets
-    to all of them and names the question at which they stop together; the others are
-    handed on as a SIGTERM. A second Ctrl-C raises KeyboardInterrupt in either case, and
-    ends the process by force where the main thread cannot be interrupted, for it waits
-    for a compiler or a device. Enter it in the main thread, after
-    jax.distributed.initialize.
+    With several processes jax passes a SIGTERM of any of them on to all and chooses the
+    call of `should_stop` at which they stop together; other signals are turned into a
+    SIGTERM. A second Ctrl-C raises KeyboardInterrupt, or ends the process by force if
+    the main thread is stuck in a compiler or a device. Enter it in the main thread,
+    after jax.distributed.initialize.
     """
 
     def __init__(self, report: Callable[[str], None]):
-        """`report` shows the user at once that a signal was seen."""
+        """`report` prints a line, at once when a signal arrives."""
         self._report = report
         self._received = False
         self._reported = threading.Event()
-        self._left = threading.Event()  # the block, or the program
-        self._insisted = False
-        self._last_words = ""  # while there is nothing to save
+        self._left = threading.Event()  # set when the `with` block is left
+        self._insisted = False  # whether the listening thread has heard a signal
+        self._last_words = ""  # not "" inside `nothing_to_save`
         self._previous: dict[int, Any] = {}
         self._context = contextlib.ExitStack()
 
@@ -79,10 +78,10 @@ class InterruptHandler:
         return multihost_utils.reached_preemption_sync_point(next(_questions))
 
     def ask(self) -> None:
-        """Asks the run to stop as a SIGTERM does, without a word, in every process.
+        """Asks the run to stop like a SIGTERM, silently, in every process.
 
-        One process sends itself none: after the block, which may be left at once, the
-        thread that hears of it late would end the program.
+        A single process sends itself no signal: the listening thread could hear of it
+        after the block was left, and end the program.
         """
         self._reported.set()
         if self._several:
@@ -94,11 +93,11 @@ class InterruptHandler:
 
     @contextlib.contextmanager
     def nothing_to_save(self, last_words: str) -> Iterator[Callable[[], None]]:
-        """Within it a signal ends the run at once, for its state is saved.
+        """Within it the state is saved already: a signal raises StoppedAtOnce.
 
-        It raises StoppedAtOnce; if the main thread has not left PATIENCE seconds later,
-        it says `last_words` and ends the process. Several processes stop together: all
-        call the function that the block is given, equally often.
+        If the main thread has not left PATIENCE seconds later, it prints `last_words`
+        and ends the process. Several processes stop together, at a call of the function
+        that the block is given; all have to call it equally often.
         """
 
         def check() -> None:
@@ -150,15 +149,14 @@ class InterruptHandler:
 
 
 class StallWatchdog:
-    """Prints what every thread is doing when a part of a run does not end in time.
+    """Prints the stacks of all threads when a part of a run takes too long.
 
-    The run continues: it may only be slow. Or, with `ends`, the process ends with
-    heartbeat.EXIT_CODE, and the others of the run end for want of it: devices that wait
-    for one another in a collective wait for ever.
+    The run continues, since it may only be slow. With `ends` the process exits instead,
+    with heartbeat.EXIT_CODE, and the run's other processes follow: devices that wait
+    for one another in a collective would wait for ever.
 
-    The stacks are taken in a thread of Python and not by
-    `faulthandler.dump_traceback_later`, which reads them while they change and can
-    bring a running program down.
+    A Python thread takes the stacks: `faulthandler.dump_traceback_later` reads them
+    while they change, and can crash a running program.
     """
 
     def __init__(self, *, ends: bool = False):
@@ -176,7 +174,7 @@ class StallWatchdog:
         self._timer.cancel()
 
     def expect_within(self, seconds: float, what: str = "an iteration") -> None:
-        """Starts the clock again, for what has to end before the next call."""
+        """Restarts the clock: `what` should end before the next call."""
         self._timer.cancel()
         self._timer = threading.Timer(seconds, self._ring, [seconds, what])
         self._timer.daemon = True
@@ -193,10 +191,10 @@ class StallWatchdog:
 
 
 def stalled_after(durations: Sequence[float]) -> float:
-    """Seconds after which one is stalled, given those of the ones before.
+    """Seconds after which the next iteration or validation counts as stalled.
 
     Args:
-      durations: of iterations or of validations, seconds.
+      durations: seconds of the ones before.
     """
     if not durations:
         return STALLED_AT_FIRST

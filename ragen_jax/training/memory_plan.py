@@ -25,8 +25,8 @@ from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
 
 _MIB = 2**20
-_TOKEN_BYTES = 16  # of each token of a rollout's record, at least
-# What makes the parts smaller that the settings alone decide.
+_TOKEN_BYTES = 16  # at least, for each token of a rollout's record
+# Part -> what makes it smaller; other parts depend on the model.
 _BOUNDED_BY = {
     "episodes": "lower rollout.prompts, rollout.group_size or rollout.reply_tokens",
     "keys and values": "lower rollout.slots or rollout.reply_tokens",
@@ -37,16 +37,16 @@ _BOUNDED_BY = {
 class Needs:
     """Bytes on the device that holds most."""
 
-    resident: dict[str, int]  # what lies there from the first iteration to the last
-    rollout: dict[str, int]  # what the rollout needs besides, while it runs
-    update: dict[str, int]  # what the update needs besides, while it runs
-    available: int | None  # what the device has; None where it does not say
-    # What programs of evaluation need besides, while they run.
+    resident: dict[str, int]  # in memory from the first iteration to the last
+    rollout: dict[str, int]  # on top of it while the rollout runs
+    update: dict[str, int]  # on top of it while the update runs
+    available: int | None  # what the device has; None if unknown
+    # On top of it while each program of evaluation runs.
     evaluation: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Everything that lies there at the worst moment."""
+        """The peak: what is resident, and the largest of what comes on top."""
         passing = max(
             sum(self.rollout.values()),
             sum(self.update.values()),
@@ -62,8 +62,8 @@ def plan(run: Run) -> Needs:
       run: from `prepare`.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    lowered = programs.rollout.lower(*programs_lib.rollout_arguments(run))
-    arguments = programs_lib.update_arguments(run, lowered)
+    lowered = programs.rollout.lower(*programs_lib.abstract_rollout_arguments(run))
+    arguments = programs_lib.abstract_update_arguments(run, lowered)
     sampling = lowered.compile()
     learning = programs.update.lower(*arguments).compile()
     return count(
@@ -110,7 +110,7 @@ def count(
 
 
 def resident(run: Run) -> dict[str, int]:
-    """Bytes on one device of what lies there all the time; compiles nothing."""
+    """Bytes on one device that stay allocated all the time; compiles nothing."""
     state, model = (
         weights.abstract_state(run),
         _bytes(weights.abstract_parameters(run.model)),
@@ -177,7 +177,7 @@ def peak_memory() -> float:
 
 
 def table(needs: Needs) -> str:
-    """For a person: MiB on each device, and whether that fits."""
+    """The plan as text: MiB of each part, their peak, and the device's memory."""
     lines = ["memory of one device, MiB", "-------------------------"]
     for title, part in (
         ("all the time", needs.resident),
@@ -286,7 +286,7 @@ def _bytes(tree) -> int:
 
 
 def _sampler_copy(run: Run) -> int:
-    """Bytes of the weights as decoding wants them, on one device."""
+    """Bytes of the sampler's copy of the weights, on one device."""
     model, layout = run.model, run.settings.rollout.layout
     specs = meshes.rollout_specs(model.declared, model.mesh, layout)
     shapes = parameters.shapes(model.declared, model.dtype)

@@ -23,7 +23,8 @@ from ragen_jax.text.chat_template import ChatPieces
 from ragen_jax.text.token_bytes import highest_id
 from ragen_jax.training import placement
 
-_PADDED, _MOST_PADDING = 8, 2**20  # A vocabulary may have so much more than its ids.
+# Most rows of the embedding: _PADDED times the tokenizer's ids, plus _MOST_PADDING.
+_PADDED, _MOST_PADDING = 8, 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,8 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
     """Reads the model's shape and tokenizer, no weight, and checks that they agree.
 
     Args:
-      settings: read are `model` and `lora`; the functions that take a Model find the
-        others in it.
+      settings: `model` and `lora` are read here, the others by functions that take a
+        Model.
       mesh: of all devices.
       source: of the model; None: what `model.path` names.
 
@@ -77,7 +78,7 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
     source = source or sources.locate(settings.model.path)
     config = source.read_config()
     tokenizer = source.read_tokenizer()
-    # Not how many tokens there are: ids may have gaps.
+    # The highest id, not the number of tokens: ids may have gaps.
     if (ids := highest_id(tokenizer) + 1) > config.vocabulary:
         raise UserError(
             f"{source.name}: the tokenizer's ids need a vocabulary of {ids} but the"
@@ -90,7 +91,7 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
             f" {ids} ids; take both from one model"
         )
     dtype = compute_dtype(settings.model.compute_dtype)
-    # Asked before anything compiles: a kernel that this device has not is refused.
+    # Called for its check: refuses a kernel that this device lacks before compiling.
     backend_choices.row_attention(settings.model.attention, dtype, config.head_dim)
     return Model(
         settings=settings,
@@ -107,7 +108,7 @@ def make_model(settings: Settings, mesh: Mesh, source: Source | None = None) -> 
 
 
 def check_axes(model: Model, sizes: Mapping[str, int]) -> None:
-    """Refuses a mesh of which an axis is to share the model and shares none of it.
+    """Refuses a mesh with an fsdp or tensor axis that divides none of the parameters.
 
     Args:
       model: its own mesh is not read.

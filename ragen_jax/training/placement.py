@@ -1,4 +1,4 @@
-"""The places of parameters and optimizer states on the mesh; reading weights there."""
+"""Shardings of parameters and optimizer states, and reading weights onto the mesh."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from ragen_jax.settings import Settings
 
 
 def training_shardings(declared: Parameters, mesh: Mesh):
-    """NamedShardings of a declared tree, as training shares it."""
+    """NamedShardings of a declared tree during training."""
     return meshes.shardings(meshes.training_specs(declared, mesh), mesh)
 
 
@@ -108,7 +108,7 @@ def _read_parts(
     leaf: parameters.Leaf,
     sharding: NamedSharding,
 ) -> jax.Array:
-    """An array whose parts are read one after the other; equal ones only once."""
+    """An array read part by part; a part that several devices hold is read once."""
 
     def begins(device_and_index) -> tuple:
         return tuple(
@@ -121,13 +121,13 @@ def _read_parts(
     for _, equal in itertools.groupby(sorted(parts, key=begins), begins):
         devices, indices = zip(*equal, strict=True)
         part = read(indices[0])
-        # Waited for, so that the host holds no second part meanwhile.
+        # Waits, so that the host holds one part at a time.
         arrays += [jax.device_put(part, d).block_until_ready() for d in devices]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
 
 def abstract(shapes, shardings):
-    """A tree of ShapeDtypeStructs that know where they lie."""
+    """The tree of ShapeDtypeStructs with these shardings."""
     return jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=sharding

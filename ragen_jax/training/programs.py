@@ -1,4 +1,8 @@
-"""The compiled programs of an iteration; what they take, and compiling them ahead."""
+"""The compiled programs of an iteration, their abstract arguments, and compile-ahead.
+
+`make_programs` defines `starpo.Programs`; the trainer calls `compile_run`, which
+compiles them before their first call.
+"""
 
 import concurrent.futures
 import contextlib
@@ -25,20 +29,20 @@ from ragen_jax.rollout.rollout import Rollout, RolloutArgs
 from ragen_jax.rollout.tasks import common_opening
 from ragen_jax.settings import Settings
 from ragen_jax.starpo import Programs, make_update
-from ragen_jax.training import weights
+from ragen_jax.training import validation, weights
 from ragen_jax.training.run import Run
 from ragen_jax.utils import endings
 
-# Row lengths that the update is compiled for: so many, or fewer that lie so far apart.
+# The update is compiled for at most so many row lengths, at least so far apart.
 _UPDATE_LENGTHS, _UPDATE_STEP = 3, 128
 
 
 def make_programs(run: Run, *, loads: bool = True) -> Programs:
-    """Compiles nothing yet.
+    """The programs of a run; each compiles when it is first called or lowered.
 
     Args:
       run: what is static.
-      loads: whether to read the frozen weights that the programs are given.
+      loads: whether to read the frozen weights; without them only for lowering.
     """
     model = run.model
     frozen = weights.load_frozen(model) if loads else {}
@@ -71,16 +75,16 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
 
 
 def share_programs(one: Settings, other: Settings) -> bool:
-    """Whether runs of the same shapes and these settings need the same programs.
+    """Whether the settings differ at most in the actor's learning rate.
 
-    The actor's learning rate is given at each call.
+    That one is an argument of the update, so the same programs serve both.
     """
     rate = dataclasses.replace(other.optimizer, actor_lr=one.optimizer.actor_lr)
     return one == dataclasses.replace(other, optimizer=rate)
 
 
 def update_lengths(run: Run) -> tuple[int, ...]:
-    """Tokens of a row that the update is compiled for, the shortest first."""
+    """Row lengths, in tokens, that the update is compiled for; rising."""
     context = run.plan.context
     first = min(tokens.first_capacity for tokens in run.tokens)
     step = max(_UPDATE_STEP, -(-(context - first) // _UPDATE_LENGTHS))
@@ -106,8 +110,8 @@ def update_plan(run: Run) -> UpdatePlan:
     )
 
 
-def rollout_arguments(run: Run) -> tuple:
-    """What `Programs.rollout` takes, without the arrays."""
+def abstract_rollout_arguments(run: Run) -> tuple:
+    """The arguments of `Programs.rollout` as ShapeDtypeStructs, to lower it with."""
     call = RolloutArgs(
         seed=_scalar(run, jnp.uint32),
         split=_scalar(run, jnp.int32),
@@ -119,12 +123,12 @@ def rollout_arguments(run: Run) -> tuple:
     return weights.abstract_parameters(run.model), run.tokens, call
 
 
-def update_arguments(run: Run, sampling: jax.stages.Lowered) -> tuple:
-    """What `Programs.update` takes, without the arrays.
+def abstract_update_arguments(run: Run, sampling: jax.stages.Lowered) -> tuple:
+    """The arguments of `Programs.update` as ShapeDtypeStructs, to lower it with.
 
     Args:
       run: what is static.
-      sampling: the rollout, lowered for `rollout_arguments`.
+      sampling: the rollout, lowered for `abstract_rollout_arguments`.
     """
     model = weights.abstract_parameters(run.model)
     frozen = {} if run.model.adapters is None else model
@@ -140,13 +144,16 @@ def update_arguments(run: Run, sampling: jax.stages.Lowered) -> tuple:
 
 
 def _scalar(run: Run, dtype) -> jax.ShapeDtypeStruct:
-    """One number, on every device."""
+    """A scalar, replicated on all devices."""
     whole = NamedSharding(run.model.mesh, PartitionSpec())
     return jax.ShapeDtypeStruct((), dtype, sharding=whole)
 
 
 def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
-    """What the rollout returns, without the arrays. Args as for `update_arguments`."""
+    """The rollout's result as ShapeDtypeStructs, with shardings.
+
+    Args: as for `abstract_update_arguments`.
+    """
     shared = NamedSharding(run.model.mesh, meshes.ROWS)
     return jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shared),
@@ -154,23 +161,54 @@ def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A run's compiled programs, kept over rollbacks that change no shape."""
+
+    settings: Settings  # that they were compiled for
+    programs: Programs
+    validators: dict[str, Evaluator]
+    monitor: Monitor
+
+
+def compile_run(run: Run, earlier: Compiled | None) -> Compiled:
+    """Compiles a run's programs, after a rollback with the `earlier` frozen weights.
+
+    Reading those again would put a second copy beside the first in memory.
+    """
+    chosen = run.settings.evaluation
+    made = make_programs(run, loads=earlier is None)
+    if earlier is not None:
+        old = earlier.programs
+        made = dataclasses.replace(made, frozen=old.frozen, reference=old.reference)
+    evaluators = validation.make_evaluators(
+        run, rollouts=chosen.rollouts, prompts=chosen.prompts
+    )
+    programs, validators = compile_ahead(run, made, evaluators)
+    monitor = monitor_lib.make_monitor(run, update_plan(run))
+    monitor = compile_indicators(run, programs, monitor)
+    return Compiled(run.settings, programs, validators, monitor)
+
+
 def compile_ahead(
     run: Run, programs: Programs, evaluators: Mapping[str, Evaluator]
 ) -> tuple[Programs, dict[str, Evaluator]]:
-    """The same, compiled: all of them first, or the update in a thread of its own.
+    """Programs and evaluators that compile before their first call.
 
-    Which of both suits the backend; the thread compiles while the first episodes are
-    sampled. Without this each program would compile when it is first called, as several
-    processes do, one program after the other, in the same order.
+    Where the backend prefers it, all compile now. Else the rollout does, the update
+    compiles in a thread while the first episodes are sampled, and evaluators when they
+    are first called. With several processes nothing is compiled ahead, so that all
+    compile in the same order.
     """
     if jax.process_count() > 1:
         return programs, dict(evaluators)
-    parameters, _, call = rollout_arguments(run)
-    sampling = programs.rollout.lower(*rollout_arguments(run))
+    arguments = abstract_rollout_arguments(run)
+    parameters, _, rollout_args = arguments
+    sampling = programs.rollout.lower(*arguments)
     all_first = backend_choices.choices().compiles_all_first
-    update = _Ahead(programs.update, update_arguments(run, sampling))
+    update = _Ahead(programs.update, abstract_update_arguments(run, sampling))
     evaluating = {
-        label: _Ahead(one.rollout, (parameters, one.tokens, call))
+        label: _Ahead(one.rollout, (parameters, one.tokens, rollout_args))
         for label, one in (evaluators if all_first else {}).items()
     }
 
@@ -187,10 +225,10 @@ def compile_ahead(
 
 
 def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monitor:
-    """The same, with what each iteration measures compiled, or in a thread that does.
+    """The monitor with its per-iteration measurements compiled, now or in a thread.
 
-    To be called when the rollout has compiled: until the update has, too, there is
-    nothing else for a second core to do. Several processes compile in the same order.
+    Called once the rollout has compiled, when a second core is free. With several
+    processes it is not compiled ahead, as in `compile_ahead`.
 
     Args:
       run: what is static.
@@ -210,19 +248,19 @@ def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monito
 
 
 class _Ahead:
-    """A program that is compiled, perhaps by another thread; a call waits for it."""
+    """A program that another thread may compile; a call waits until it is compiled."""
 
     def __init__(self, program: Any, arguments: tuple):
         self._program, self._arguments = program, arguments
         self._compiled: concurrent.futures.Future = concurrent.futures.Future()
 
     def compile(self) -> None:
-        """Once, in whatever thread."""
+        """To be called once, in any thread."""
         try:
             compiled = self._program.lower(*self._arguments).compile()
             return_free_memory()
             self._compiled.set_result(compiled)
-        except BaseException as error:  # Raised where the program is first called.
+        except BaseException as error:  # Raised again at the first call.
             self._compiled.set_exception(error)
 
     def __call__(self, *given):
@@ -230,10 +268,10 @@ class _Ahead:
 
 
 def return_free_memory() -> None:
-    """Hands what the compiler has freed back to the system, where glibc is in use.
+    """Returns memory that the compiler has freed to the system, if glibc is in use.
 
-    It keeps such memory to itself otherwise: 1.6 of the 2.5 GiB that a run on a CPU
-    held when its update was compiled, and then the update's own arrays came on top.
+    glibc would keep it: 1.6 of the 2.5 GiB that a run on a CPU held after compiling its
+    update, before the update's own arrays came on top.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

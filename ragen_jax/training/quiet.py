@@ -1,4 +1,4 @@
-"""Silence for what libraries print about errors that are reported already."""
+"""Silences messages of libraries about errors that are reported elsewhere."""
 
 import logging
 import sys
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def ignore_abandoned_parts() -> None:
-    """Keeps the reads, or writes, that a failed one leaves behind from printing.
+    """Silences the reads, or writes, that are still under way when one has failed.
 
     Orbax starts all of them at once and closes its event loop at the first error. Each
-    later one finds the loop closed, or fails with nobody to hear of it, and says so on
-    standard error at any time after.
+    other one then finds the loop closed, or fails with nobody awaiting it, and prints
+    that to standard error at some later time.
     """
     previous = sys.unraisablehook
     if getattr(previous, "ignores_abandoned_parts", False):
@@ -30,7 +30,7 @@ def ignore_abandoned_parts() -> None:
 
 
 def ignore_what_is_reported() -> None:
-    """Keeps Orbax from printing tracebacks of saves that failed, and old news.
+    """Silences Orbax's tracebacks of failed saves, and an irrelevant warning.
 
     A failed save is raised where it is waited for, and reported in a sentence. And at
     each save Orbax warns that there are no OCDBT files to merge, whatever the format.
@@ -49,4 +49,5 @@ _OLD_NEWS = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is to be printed."""
     return not any(known in str(record.msg) for known in _OLD_NEWS)

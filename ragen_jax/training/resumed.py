@@ -1,4 +1,4 @@
-"""What a resumed run knows of the time before, beside its arrays."""
+"""What a checkpoint holds besides arrays, and what a resumed run reads of it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.settings import Settings
 from ragen_jax.training.checkpoints import Checkpoints
 
-# Keys of `evaluation` on which the success of a validation depends.
+# Keys of `evaluation` that change a validation's success.
 _DECISIVE = ("prompts", "rollouts", "temperature")
 
 
@@ -20,14 +20,14 @@ def info(
     gaps: list[float],
     remembered: HealthState,
 ) -> dict[str, Any]:
-    """What the functions below read, as it is saved beside the arrays.
+    """The part of a checkpoint's info that the functions below read.
 
     Args:
       settings: of the run.
       done: iterations finished.
       score: validation success; None where it was not measured.
-      gaps: of the last iterations, nats.
-      remembered: of the run's health.
+      gaps: nats, `update/logprob_gap` of the last iterations.
+      remembered: the state of the health monitor.
     """
     return {
         "settings": settings_lib.to_dict(settings),
@@ -39,7 +39,7 @@ def info(
 
 
 def best_score(saved: Checkpoints) -> float:
-    """Of the checkpoints that are kept; -1 without any."""
+    """The highest validation success of the kept checkpoints; -1 without any."""
     step = saved.best_step()
     score = None if step is None else saved.read_info(step)["validation"]
     return -1.0 if score is None else score
@@ -50,13 +50,13 @@ def gaps(saved: Checkpoints, done: int) -> list[float]:
     return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
 
 
-def remembered(
+def health_state(
     saved: Checkpoints, done: int, rollbacks: int, settings: Settings
 ) -> HealthState:
-    """What was remembered of the run's health after iteration `done`.
+    """The state of the health monitor after iteration `done`.
 
-    Nothing of its validations where the settings now validate in another way: such a
-    success is not comparable, and a fall would be the settings' and no decline.
+    Without the validations so far if the settings now validate in another way: their
+    success is not comparable, and a fall might be due to the settings alone.
     """
     if not done:
         return health.with_rollbacks(HealthState(), rollbacks)
@@ -68,7 +68,7 @@ def remembered(
 
 
 def changed_evaluation(settings: Settings, was: Mapping[str, Any]) -> str:
-    """What is to be said where validations are not as they were; "" if they are.
+    """A warning if the settings of validations have changed; else "".
 
     Args:
       settings: of the run as it is resumed.

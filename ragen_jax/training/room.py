@@ -11,7 +11,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.training import messages, weights
 from ragen_jax.training.run import Run
 
-_COMPRESSED = 0.85  # of a trained state's bytes is what its files take, at least
+_COMPRESSED = 0.85  # lower bound of (bytes of a checkpoint's files) / (bytes of state)
 _MIB, _GIB = 2**20, 2**30
 
 

@@ -44,7 +44,7 @@ class Run:
 
     @functools.cached_property
     def trained_critic(self) -> Parameters:
-        """Declared: what is trained of the critic; {} without one."""
+        """Declared parameters that training changes of the critic; {} without one."""
         if not self.settings.has_critic:
             return {}
         if self.model.adapters is None:
@@ -55,14 +55,14 @@ class Run:
 
     @functools.cached_property
     def state_shardings(self) -> TrainState:
-        """NamedShardings of the state that training carries."""
+        """NamedShardings of the TrainState."""
         return placement.state_shardings(
             self.settings, self.model.mesh, self.model.trained, self.trained_critic
         )
 
     @property
     def context(self) -> RolloutContext:
-        """What the rollouts of training batches have in common."""
+        """The static part of training rollouts."""
         return tasks_lib.rollout_context(self.model, self.tasks, is_training=True)
 
 

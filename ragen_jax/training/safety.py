@@ -1,4 +1,4 @@
-"""Reasons for which a run stops itself, with a saved state."""
+"""Why a run stops itself, with a saved state; `trainer._iterate` asks `problem`."""
 
 import math
 from collections.abc import Sequence
@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.settings import Settings
 
-# Sampler and update may disagree by the limit in the mean of so many iterations, by so
-# many times the limit in one.
+# loss.logprob_gap_limit is for the mean over so many iterations; a single one may reach
+# so many times the limit.
 GAP_ITERATIONS, GROSS_GAP = 5, 10
 
 
 def recent_gaps(gaps: Sequence[float], state: TrainState, gap: float) -> list[float]:
-    """What `problem` is given, nats, after one more iteration.
+    """The gaps of the last iterations, nats, for `problem`.
 
     Args:
-      gaps: of the iterations before it.
-      state: after it.
-      gap: `update/logprob_gap` of it, which says nothing where no group was kept, nor
-        where it is no number: that would hide the others' in their mean.
+      gaps: of the iterations before this one.
+      state: after this one.
+      gap: this one's `update/logprob_gap`. Ignored if no group was kept, and if it is
+        NaN, which would turn the mean into NaN.
     """
     measured = [] if int(state.empty_in_row) or math.isnan(gap) else [gap]
     return [*gaps, *measured][-GAP_ITERATIONS:]
 
 
 def problem(
-    settings: Settings, state: TrainState, gaps: Sequence[float], spread: float
+    settings: Settings,
+    state: TrainState,
+    gaps: Sequence[float],
+    spread: float,
+    valid: float = math.nan,
 ) -> str:
     """Why the run has to stop, in one sentence, or an empty string.
 
@@ -37,6 +41,7 @@ def problem(
         so many, and a single one may be GROSS_GAP times as large.
       spread: units of reward, `filter/reward_std` of the last iteration; not finite
         where rewards of the environment were not.
+      valid: `rollout/valid_reply_rate` of the last iteration; nan: not known.
     """
     safety = settings.safety
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
@@ -51,9 +56,9 @@ def problem(
         return (
             f"no group was kept in {int(state.empty_in_row)} iterations running"
             f" (safety.max_empty_updates = {safety.max_empty_updates}), for"
-            f" {why_nothing_is_kept(settings, spread)}; the state was saved: raise the"
-            " limit and start the same command again, or begin with"
-            f" {_what_would_be_kept(settings, spread)} in another --workdir"
+            f" {why_nothing_is_kept(settings, spread, valid)}; the state was saved:"
+            " raise the limit and start the same command again, or begin with"
+            f" {_what_would_be_kept(settings, spread, valid)} in another --workdir"
         )
     gap, limit = sum(gaps) / max(1, len(gaps)), settings.loss.logprob_gap_limit
     lasting = len(gaps) >= GAP_ITERATIONS and gap > limit
@@ -86,7 +91,9 @@ def unsound_rewards(spread: float) -> str:
     )
 
 
-def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str:
+def nothing_learned(
+    settings: Settings, state: TrainState, spread: float, valid: float = math.nan
+) -> str:
     """What to know of a run in which no update was made; else an empty string.
 
     Args:
@@ -94,6 +101,7 @@ def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str
       state: after its last iteration.
       spread: units of reward, the largest `filter/reward_std` of its iterations; not
         finite if one of them was not.
+      valid: the largest `rollout/valid_reply_rate` of them; nan: not known.
     """
     if int(state.updates):
         return ""
@@ -107,17 +115,20 @@ def nothing_learned(settings: Settings, state: TrainState, spread: float) -> str
         )
     return (
         f"nothing was learned: no group was kept in any of {iterations} iterations, for"
-        f" {why_nothing_is_kept(settings, spread)}: begin with"
-        f" {_what_would_be_kept(settings, spread)} in another --workdir"
+        f" {why_nothing_is_kept(settings, spread, valid)}: begin with"
+        f" {_what_would_be_kept(settings, spread, valid)} in another --workdir"
     )
 
 
-def why_nothing_is_kept(settings: Settings, spread: float) -> str:
+def why_nothing_is_kept(
+    settings: Settings, spread: float, valid: float = math.nan
+) -> str:
     """The cause of a filter that keeps no group, to follow upon "for".
 
     Args:
       settings: of the run.
       spread: units of reward, mean in-group standard deviation of the task's return.
+      valid: share of replies that were valid; nan: not known.
     """
     chosen = settings.filter
     if not math.isfinite(spread):
@@ -129,6 +140,8 @@ def why_nothing_is_kept(settings: Settings, spread: float) -> str:
             f" {chosen.metric!r} is negative, or too small for filter.zero ="
             f" {chosen.zero:g}{margin if chosen.strategy == 'top_p' else ''}"
         )
+    if spread == 0 and valid == 0:
+        return "no reply was valid, so that no action reached the environment"
     if spread == 0:
         return "all episodes of each group earned the same"
     return (
@@ -148,6 +161,11 @@ def _keeps_what_is_above_zero(settings: Settings) -> bool:
 _NOT_FINITE = "rewards of the environment were not finite"
 _SOUND = "an environment that passes python -m ragen_jax.testing.check_env"
 
+_READABLE = (
+    "a model that writes the reply format of the example prompt, or with more"
+    " rollout.reply_tokens where it is cut off before its answer,"
+)
+
 
 def _cause_of_bad_gradients(spread: float) -> str:
     return "" if math.isfinite(spread) else f", for {_NOT_FINITE}"
@@ -160,8 +178,10 @@ def _finite_gradients(settings: Settings, spread: float) -> str:
     return f"a lower optimizer.actor_lr{hook}"
 
 
-def _what_would_be_kept(settings: Settings, spread: float) -> str:
+def _what_would_be_kept(settings: Settings, spread: float, valid: float) -> str:
     if not math.isfinite(spread):
         return _SOUND
-    is_of_settings = spread or _keeps_what_is_above_zero(settings)
-    return "other values of those" if is_of_settings else "an easier environment"
+    if spread or _keeps_what_is_above_zero(settings):
+        return "other values of those"
+    # Where nothing acts, every environment is equally hard.
+    return _READABLE if valid == 0 else "an easier environment"

@@ -1,4 +1,7 @@
-"""Environments as a model plays them: their texts and tokens, checked for room."""
+"""Makes `Task`s: environments with texts and tokens, checked against the model.
+
+And the static part of rollouts, which `run.prepare` and the evaluators need.
+"""
 
 from collections.abc import Sequence
 
@@ -83,9 +86,9 @@ def _check_actions(env: Environment, chosen: TaskSettings, section: str) -> None
 
 
 def check_decoding(model: Model) -> None:
-    """Raises SettingsError if this device lacks `rollout.decode_attention`.
+    """Raises SettingsError if this device lacks the kernel `rollout.decode_attention`.
 
-    To be asked before anything is compiled or written.
+    To be called before anything is compiled or written.
     """
     wanted = model.settings.rollout.decode_attention
     backend_choices.decode_attention(wanted, model.dtype, model.config.head_dim)
@@ -96,8 +99,8 @@ def rollout_context(
 ) -> RolloutContext:
     """What all rollouts of some tasks by a model have in common.
 
-    Training alone samples with weights in 8 bits, if the settings say so: what is
-    evaluated is the policy itself.
+    Only training samples with 8-bit weights (`rollout.decode_weights`): evaluations
+    play the policy itself.
     """
     rollout = model.settings.rollout
     return RolloutContext(
@@ -131,10 +134,10 @@ def training_plan(
 
 
 def row_sizes(settings: Settings, *, is_training: bool) -> dict[str, int]:
-    """What `rollout.make_plan` asks about rows and the cache, as the settings say.
+    """Arguments of `rollout.make_plan` about rows and the cache, from the settings.
 
-    Episodes in full history take exactly the room that their own environment needs
-    when they are evaluated, whatever `rollout.context` the training batch has.
+    With full history, `rollout.context` is for training: evaluations give each
+    environment exactly the row that it needs.
     """
     rollout = settings.rollout
     has_context = is_training or rollout.window_turns > 0

@@ -1,7 +1,8 @@
-"""A whole run: start or resume, iterate, validate, save, and report."""
+"""A whole run: start or resume, iterate, validate, save, roll back, and report."""
 
 import dataclasses
 import errno
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ import jax
 from ragen_jax import starpo
 from ragen_jax.diagnostics import episode_log, health
 from ragen_jax.diagnostics import monitor as monitor_lib
-from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation.evaluator import Evaluator
@@ -40,6 +40,7 @@ from ragen_jax.training.interrupts import (
     StallWatchdog,
     stalled_after,
 )
+from ragen_jax.training.programs import Compiled
 from ragen_jax.training.run import Run
 from ragen_jax.training.safety import problem, recent_gaps, unsound_rewards
 from ragen_jax.training.workdir import (
@@ -49,14 +50,14 @@ from ragen_jax.training.workdir import (
 )
 from ragen_jax.utils import machine_errors, user_modules
 
-# Iterations: a run that fell within them, before its first checkpoint, begins again. A
-# later one would lose too much.
-_BEGINS_AGAIN = 20
+# A rollback without a checkpoint to return to starts over if at most so many iterations
+# are lost; later the run stops.
+_MOST_RESTARTED = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
-    """Where a run writes, and what it listens to."""
+    """Where a run writes, and its watch over signals and stalls."""
 
     checkpoints: Checkpoints
     metrics: MetricsWriter
@@ -66,16 +67,6 @@ class _Outputs:
     fingerprint: Mapping[str, str]  # of the model that the run began with
     workdir: Path
     code: Mapping[str, str]  # digest of each Python file that the settings name
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """What iterations are carried out with; rollbacks that allow it take it along."""
-
-    settings: Settings  # that the programs were compiled for
-    programs: starpo.Programs
-    validators: dict[str, Evaluator]
-    monitor: Monitor
 
 
 def train(run: Run, workdir: Path, console: Console, command: str) -> None:
@@ -95,22 +86,24 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
     """
     try:
         with only_run(workdir, run.settings, console.line):
-            _train_alone(run, workdir, console, command)
+            _train_in_workdir(run, workdir, console, command)
     except OSError as error:
-        if not (said := machine_errors.sentence(error)):
+        if not (sentence := machine_errors.sentence(error)):
             raise
-        where = "" if error.filename else f"{workdir}: "  # An open file has no name.
-        raise UserError(f"{where}{said}; {messages.last_saved(workdir)}") from error
-    if console.is_gone and jax.process_count() == 1:  # Several end in step.
+        # An error of an open file does not name it.
+        where = "" if error.filename else f"{workdir}: "
+        raise UserError(f"{where}{sentence}; {messages.last_saved(workdir)}") from error
+    if console.is_gone and jax.process_count() == 1:  # Several end together, above.
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> None:
+def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -> None:
+    """`train`, once no other run trains in the workdir."""
     fingerprint = weights.model_fingerprint(run.model)
     check_same_everywhere(fingerprint)
     folder = workdir / checkpoints.FOLDER
     if steps := checkpoints.scores(folder):
-        # All of it: the KL term and the last table read the model's weights again.
+        # Weights included: the KL term and the final test read them again.
         weights.check_same_model(run.model, folder, max(steps), fingerprint)
     console.line(messages.banner(run, workdir))
     claim_workdir(workdir, run.settings)
@@ -118,16 +111,18 @@ def _train_alone(run: Run, workdir: Path, console: Console, command: str) -> Non
     saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
     with saved:
         room.check(workdir, run, saved.steps(), console.line)
-        # Once: what a rollback continues with was read when the run started.
+        # Once, since user code is read when the run starts and not after a rollback.
         code = user_modules.digests(run.settings.files())
-        rest: tuple = (fingerprint, code, console, command)
-        prepared = _train(run, workdir, saved, *rest)
-        # Once more after each rollback, which leaves an earlier checkpoint as the last.
-        while prepared is not None:
-            prepared = _train(run, workdir, saved, *rest, prepared)
+        train_on = functools.partial(
+            _train_from_checkpoint,
+            *(run, workdir, saved, fingerprint, code, console, command),
+        )
+        compiled = train_on()
+        while compiled is not None:  # After a rollback to an earlier checkpoint.
+            compiled = train_on(compiled)
 
 
-def _train(
+def _train_from_checkpoint(
     run: Run,
     workdir: Path,
     saved: Checkpoints,
@@ -135,25 +130,27 @@ def _train(
     code: Mapping[str, str],
     console: Console,
     command: str,
-    prepared: _Prepared | None = None,
-) -> _Prepared | None:
-    """Trains from the last checkpoint on; after a rollback, what to continue with."""
-    rollbacks, chosen = _count_rollbacks(workdir), run.settings
+    compiled: Compiled | None = None,
+) -> Compiled | None:
+    """Trains from the last checkpoint to the end, where it returns None.
+
+    Or to a rollback, where it returns the programs to call it with again.
+    """
+    rollbacks, settings = _count_rollbacks(workdir), run.settings
     run = monitor_lib.remedied_run(run, rollbacks)
     _end_rollback(saved, workdir, rollbacks)
-    state = _start(run, chosen, saved, code, console)
+    state = _start(run, settings, saved, code, console)
     done = int(state.iteration)
     is_over = done >= run.settings.iterations
-    fits = prepared is not None and programs_lib.share_programs(
-        prepared.settings, run.settings
+    fits = compiled is not None and programs_lib.share_programs(
+        compiled.settings, run.settings
     )
     if not fits and not is_over:
-        prepared = _prepare(run, prepared)
-    if jax.process_index() == 0:
+        compiled = programs_lib.compile_run(run, compiled)
+    is_first = jax.process_index() == 0
+    if is_first:
         episode_log.trim(workdir, done)
-    writer = MetricsWriter(
-        workdir, is_writer=jax.process_index() == 0, first_iteration=done + 1
-    )
+    writer = MetricsWriter(workdir, is_writer=is_first, first_iteration=done + 1)
     with (
         writer,
         InterruptHandler(console.line) as interrupts,
@@ -164,17 +161,18 @@ def _train(
             saved, writer, console, interrupts, watchdog, fingerprint, workdir, code
         )
         try:
-            if prepared is None:  # All iterations are done: nothing is compiled.
+            if compiled is None:  # All iterations are done: nothing is compiled.
                 is_finished = True
             else:
-                state, is_finished = _iterate(run, prepared, state, outputs)
+                state, is_finished = _iterate(run, compiled, state, outputs)
                 watchdog.rest()
-        except _RolledBack as sign:
-            console.line(str(sign))
-            # This handler would take a signal with it: the next one has not heard it.
+        except _RolledBack as rollback:
+            console.line(str(rollback))
+            # Asked now, since the next InterruptHandler knows nothing of a signal
+            # before.
             if not interrupts.should_stop():
-                return prepared
-            console.line(messages.saved(sign.to, command))
+                return compiled
+            console.line(messages.saved(rollback.to, command))
             return None
         last_words = messages.saved(int(state.iteration), command)
         if is_finished:
@@ -186,8 +184,8 @@ def _train(
     return None
 
 
-class _RolledBack(Exception):  # noqa: N818  (a way out, no error)
-    """The checkpoints after a healthy one are gone; its text says why."""
+class _RolledBack(Exception):  # noqa: N818  (control flow, not an error)
+    """All checkpoints after a healthy one were deleted; its text says why."""
 
     def __init__(self, why: str, to: int):
         super().__init__(why)
@@ -195,18 +193,18 @@ class _RolledBack(Exception):  # noqa: N818  (a way out, no error)
 
 
 def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
-    """Deletes what a rollback, noted and then killed, has left behind its target.
+    """Finishes a rollback that was noted and then killed: deletes later checkpoints.
 
     Raises:
-      UserError: if the last checkpoint knows of more rollbacks than are noted: without
-        them the run would go on as if it had never changed its settings.
+      UserError: if the last checkpoint knows of more rollbacks than are noted: the run
+        would continue without the remedies of those.
     """
     noted = monitor_lib.read_rollbacks(workdir)
     target = agreed_number(noted[-1]["to"] if noted else -1)
     newest = saved.latest_step()
     if newest is None:
         return
-    # A step from after the rollback knows of it.
+    # A checkpoint that was saved after the rollback counts it.
     known = saved.read_info(newest).get("health", {}).get("rollbacks", 0)
     if known > rollbacks:
         raise UserError(
@@ -220,12 +218,12 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
 
 def _start(
     run: Run,
-    chosen: Settings,
+    settings: Settings,
     saved: Checkpoints,
     code: Mapping[str, str],
     console: Console,
 ) -> TrainState:
-    """The state to continue with. `chosen` are the settings before rollbacks."""
+    """The state to continue with. `settings` are those before any rollback's remedy."""
     found = saved.restore_newest(weights.abstract_state(run), console.line)
     if found is None:
         return weights.new_state(run)
@@ -234,53 +232,30 @@ def _start(
     info = saved.read_info(done)
     was = info.get("settings", {})
     warnings = (
-        # A remedy writes down how many updates are expected, as if that were chosen.
-        messages.changed_schedule(chosen, was.get("iterations")),
+        # Not run.settings, in which a remedy has fixed optimizer.schedule_updates.
+        messages.changed_schedule(settings, was.get("iterations")),
         resumed.changed_evaluation(run.settings, was),
         resumed.changed_code(code, info.get("code", {})),
     )
-    for said in filter(None, warnings):
-        console.line(said)
+    for warning in filter(None, warnings):
+        console.line(warning)
     if done > total:
         console.line(messages.beyond(done, total))
     return found[1]
 
 
-def _prepare(run: Run, earlier: _Prepared | None) -> _Prepared:
-    """Compiles; the frozen weights are read once, also where a rollback compiles again.
-
-    A second copy would take the room of the first one's, which is still there.
-    """
-    chosen = run.settings.evaluation
-    made = programs_lib.make_programs(run, loads=earlier is None)
-    if earlier is not None:
-        had = earlier.programs
-        made = dataclasses.replace(made, frozen=had.frozen, reference=had.reference)
-    programs, validators = programs_lib.compile_ahead(
-        run,
-        made,
-        validation.make_evaluators(
-            run, rollouts=chosen.rollouts, prompts=chosen.prompts
-        ),
-    )
-    monitor = programs_lib.compile_indicators(
-        run, programs, monitor_lib.make_monitor(run, programs_lib.update_plan(run))
-    )
-    return _Prepared(run.settings, programs, validators, monitor)
-
-
 def _iterate(
-    run: Run, prepared: _Prepared, state: TrainState, outputs: _Outputs
+    run: Run, compiled: Compiled, state: TrainState, outputs: _Outputs
 ) -> tuple[TrainState, bool]:
-    """Iterations until the last; also whether it was reached, and no signal came."""
+    """Iterates to the end (True) or until a signal comes (False)."""
     settings, saved = run.settings, outputs.checkpoints
     total, keeps_best = settings.iterations, settings.checkpoint.keep_best > 0
-    programs, monitor = prepared.programs, prepared.monitor
-    durations: list[float] = []
-    validated: list[float] = []  # Seconds of each, 0 where the iteration had none.
-    rollbacks = _count_rollbacks(outputs.workdir)
-    begun = int(state.iteration)
-    remembered = resumed.remembered(saved, begun, rollbacks, settings)
+    programs, monitor = compiled.programs, compiled.monitor
+    durations: list[float] = []  # Seconds of each iteration.
+    validated: list[float] = []  # Of its validation; 0 where it had none.
+    workdir, begun = outputs.workdir, int(state.iteration)
+    rollbacks = _count_rollbacks(workdir)
+    health_now = resumed.health_state(saved, begun, rollbacks, settings)
     best, gaps = resumed.best_score(saved), resumed.gaps(saved, begun)
     for done in range(begun + 1, total + 1):
         started = time.perf_counter()
@@ -290,17 +265,16 @@ def _iterate(
         if done == 1:
             outputs.console.line(messages.example(run, rollout))
         values |= monitor_lib.measure(monitor, run, rollout)
-        where = outputs.workdir
-        monitor_lib.record(monitor, run, programs, state, rollout, where, done)
+        monitor_lib.record(monitor, run, programs, state, rollout, workdir, done)
         score = None
         if _is_due(done, settings.every.evaluate, total):
             outputs.console.status(f"iteration {done}/{total}: validation ...")
             limit = stalled_after([seconds for seconds in validated if seconds])
             outputs.watchdog.expect_within(limit, "a validation")
-            values |= _validate(run, prepared.validators, programs, state)
+            values |= _validate(run, compiled.validators, programs, state)
             score = values["validation/success"]
         validated.append(values.get("time/validation_seconds", 0.0))
-        remembered, decision = health.observe(remembered, done, values, settings.health)
+        health_now, decision = health.observe(health_now, done, values, settings.health)
         values |= decision.metrics()
         durations.append(time.perf_counter() - started)
         values["time/iteration_seconds"] = durations[-1]
@@ -310,15 +284,16 @@ def _iterate(
             _show(run, outputs, done, values, durations, validated)
         outputs.watchdog.expect_within(STALLED_SAVING, "saving")
         gaps = recent_gaps(gaps, state, values["update/logprob_gap"])
-        reason = problem(settings, state, gaps, values["filter/reward_std"])
-        reason = reason or _act(run, outputs, done, decision)
+        spread, valid = values["filter/reward_std"], values["rollout/valid_reply_rate"]
+        reason = problem(settings, state, gaps, spread, valid)
+        reason = reason or _carry_out(run, outputs, done, decision)
         stops = outputs.interrupts.should_stop()
         is_best = score is not None and score > best and keeps_best
-        # Always in the end: what is finished is found finished.
+        # Always at the end, so that a resumed run sees that it is finished.
         due = _is_due(done, settings.every.checkpoint, total) or done == total
         if due or is_best or reason or stops:
-            own = dict(model=outputs.fingerprint, code=outputs.code)
-            info = resumed.info(settings, done, score, gaps, remembered) | own
+            info = resumed.info(settings, done, score, gaps, health_now)
+            info |= dict(model=outputs.fingerprint, code=outputs.code)
             saved.save(done, state, info, score=score, wait=bool(reason or stops))
             best = max(best, -1.0 if score is None else score)
         if reason:
@@ -330,8 +305,10 @@ def _iterate(
     return state, True
 
 
-def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> str:
-    """Carries out what the run's health asks for; gives why it has to stop, or "".
+def _carry_out(
+    run: Run, outputs: _Outputs, done: int, decision: health.Decision
+) -> str:
+    """Warns or rolls back, as the monitor decided; returns why to stop, or "".
 
     Raises:
       _RolledBack: when an earlier checkpoint is now the last one.
@@ -341,7 +318,7 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
     if decision.action != health.ROLLBACK:
         return decision.sentence if decision.action == health.STOP else ""
     step = outputs.checkpoints.latest_step(decision.healthy_until) or 0
-    if not step and done > _BEGINS_AGAIN:
+    if not step and done > _MOST_RESTARTED:
         return (
             f"{decision.sentence}; no checkpoint that is kept is from iteration"
             f" {decision.healthy_until} or before, the last ahead of its signs:"
@@ -357,11 +334,16 @@ def _act(run: Run, outputs: _Outputs, done: int, decision: health.Decision) -> s
 
 
 def _count_rollbacks(workdir: Path) -> int:
-    """How many there were, in every process: the first writes them down."""
+    """How many rollbacks the run has had; process 0 reads the file for all."""
     return agreed_number(len(monitor_lib.read_rollbacks(workdir)))
 
 
-def _validate(run: Run, validators, programs, state: TrainState) -> dict[str, float]:
+def _validate(
+    run: Run,
+    validators: dict[str, Evaluator],
+    programs: starpo.Programs,
+    state: TrainState,
+) -> dict[str, float]:
     """The metrics `validation/...` of the current actor, and the time they took."""
     started = time.perf_counter()
     actor = programs.merge(state.actor, programs.frozen)
@@ -378,9 +360,10 @@ def _show(
     outputs: _Outputs,
     done: int,
     values: dict[str, float],
-    durations,
-    validated,
+    durations: list[float],
+    validated: list[float],
 ) -> None:
+    """Prints the iteration's line, with the time left."""
     total, every = run.settings.iterations, run.settings.every.evaluate
     alone = [d - v for d, v in zip(durations, validated, strict=True)]
     validations = [v for v in validated if v]

@@ -25,7 +25,7 @@ from ragen_jax.training.run import Run
 
 
 def check_weights(model: Model) -> None:
-    """Raises the UserErrors of `load_parameters`, which checkpoints do not need."""
+    """Raises the UserErrors of `load_parameters`, without reading any weight."""
     model.source.open_parameters(model.config, model.declared)
 
 
@@ -68,7 +68,7 @@ def make_merge(model: Model) -> Callable[[Any, Any], Parameters]:
 
 
 def model_fingerprint(model: Model) -> dict[str, str]:
-    """Fingerprints of all of it, to recognize the model by later."""
+    """Fingerprints of tokens, constants and weights, saved in each checkpoint."""
     read = model.source.open_parameters(model.config, model.declared)
     return _fingerprint_without_weights(model) | {
         "weights": fingerprint.of_weights(read, model.declared)
@@ -115,7 +115,7 @@ def check_origin(
 
     Args:
       model, directory, step: as there.
-      with_weights: whether the model's own are read besides the checkpoint's.
+      with_weights: whether the model's own weights are used besides the checkpoint's.
     """
     parts = model_fingerprint if with_weights else _fingerprint_without_weights
     check_same_model(model, directory, step, parts(model))

@@ -1,4 +1,4 @@
-"""The folder of a run: which settings it belongs to."""
+"""The folder of a run: its settings, and the lock that keeps out a second run."""
 
 import contextlib
 import hashlib
@@ -14,14 +14,15 @@ from jax.experimental import multihost_utils
 from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import episode_log, monitor
 from ragen_jax.errors import UserError
+from ragen_jax.parallel.agreement import who_sees
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
 from ragen_jax.training import checkpoints, final_test
 from ragen_jax.utils import atomic_files, folder_lock
 
 SETTINGS_FILE = "settings.json"
-# What a run replaces as a whole. Reports and diagnoses are not a run's: others may be
-# writing them meanwhile.
+# Files that a run replaces as a whole. Reports and diagnoses are not among them:
+# another process may be writing those.
 _WRITTEN = (
     SETTINGS_FILE,
     metrics.FILE,
@@ -30,20 +31,21 @@ _WRITTEN = (
     monitor.ROLLBACKS,
     final_test.FILE,
 )
+_STORAGE_SECONDS = 10.0  # after which a host sees what another has written
 
 
 def check_workdir(workdir: Path, settings: Settings) -> None:
-    """Refuses a workdir that holds a run made with other settings, and the root.
+    """Refuses a workdir with a run of other settings, and the file system's root.
 
-    One that holds settings and nothing else was given up before its first iteration
-    ended: there is nothing to protect. A run that went back to its very beginning has
-    neither checkpoints nor metrics either, but its rollbacks, with which it resumes.
+    A workdir with settings alone is of a run that ended before its first iteration did,
+    and may be reused. Not so one with rollbacks: its run went back to the very
+    beginning, and resumes from there.
 
     Raises:
       UserError: naming the keys that differ.
     """
-    whole = os.path.realpath(workdir)  # Other than `resolve` it bears circles.
-    if whole == Path(whole).anchor:  # The superuser may write there.
+    absolute = os.path.realpath(workdir)  # Unlike `resolve` it accepts circular links.
+    if absolute == Path(absolute).anchor:  # The superuser could write there.
         raise UserError(
             f"--workdir={workdir} is the root of the file system, where a run's files"
             " would lie among the machine's; choose a folder below it"
@@ -79,11 +81,12 @@ def only_run(
 ) -> Iterator[None]:
     """Within it no other run trains in the workdir. Entered by all processes together.
 
-    Who only reads, such as an evaluation, asks for nothing.
+    Processes that only read, such as an evaluation, need no lock.
 
     Raises:
-      UserError: naming who trains there, or as `check_workdir`, which is asked again:
-        since this process asked it, a run of other settings may have come and gone.
+      UserError: naming who trains there, or as `check_workdir`, which is called again:
+        a run of other settings may have trained there since the first call; or if not
+        all processes have the same folder.
     """
     refusal: UserError | None = None
     with contextlib.ExitStack() as stack:
@@ -100,14 +103,36 @@ def only_run(
                 refusal = error
         if _anywhere(refusal is not None):
             raise refusal or UserError("process 0 was refused; its output says why")
+        _check_seen(workdir)
         yield
+
+
+def _check_seen(workdir: Path) -> None:
+    """Refuses a workdir that is another folder for some of the processes.
+
+    Each writes its parts of a checkpoint there, and process 0 waits for all of them:
+    apart they would wait for ever, at the first checkpoint.
+
+    Raises:
+      UserError: naming the processes that do not see the folder of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    seen = who_sees(workdir, seconds=_STORAGE_SECONDS)
+    # Where process 0 cannot write its mark, it says why when it writes the settings.
+    if seen[0] and not seen.all():
+        blind = ", ".join(map(str, np.flatnonzero(~seen)))
+        raise UserError(
+            f"--workdir={workdir} of process {blind} is another folder than that of"
+            " process 0: give all of them one folder, on storage that all hosts see"
+        )
 
 
 def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:
     """Refuses processes that have read different models. Called by all together.
 
     Args:
-      fingerprint: of this process's model, by what it is of.
+      fingerprint: of this process's model, from `weights.model_fingerprint`.
 
     Raises:
       UserError: naming the processes whose model differs from that of process 0.
@@ -127,6 +152,7 @@ def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:
 
 
 def _anywhere(value: bool) -> bool:
+    """Whether it is True in any process."""
     if jax.process_count() == 1:
         return value
     return bool(multihost_utils.process_allgather(np.bool_(value)).any())

@@ -31,6 +31,7 @@ _policies: list[Policy] = []  # The last one is in force.
 _installed: list[bool] = []  # Not empty between `install` and `release`.
 _watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
 _scratch: list[Path] = []  # Folders that `leave` deletes.
+_farewells: list[Callable[[], None]] = []  # `leave` calls them last.
 
 
 def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
@@ -56,7 +57,15 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
         sys.exit(code)
     for folder in list(_scratch):
         shutil.rmtree(folder, ignore_errors=True)
+    for say in list(_farewells):
+        with contextlib.suppress(Exception):
+            say()
     os._exit(code)
+
+
+def on_leaving(farewell: Callable[[], None]) -> None:
+    """Has `leave` call a function as the last thing before the process ends."""
+    _farewells.append(farewell)
 
 
 @contextlib.contextmanager

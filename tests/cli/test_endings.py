@@ -116,7 +116,7 @@ from ragen_jax.utils import endings
 endings.install()
 from ragen_jax.cli import startup
 from ragen_jax.errors import UserError
-startup._write_what_can_be_written()
+startup._replace_unprintable_characters()
 with startup._ending_in_one_sentence():
     for _ in range(int(sys.argv[1])):
         print("√" * 1000)

@@ -12,6 +12,7 @@ from ragen_jax.cli import evaluation
 from ragen_jax.cli.evaluation import Request
 from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.parallel import facts
 
 
 def make_request(**changes):
@@ -101,3 +102,20 @@ def test_a_file_that_breaks_its_promise_is_refused_before_a_baseline_plays(
     subject = Subject(settings_lib.from_dict(config), tmp_path, "walk", "walk")
     with pytest.raises(SettingsError, match="walk.py': rule gives bool.*: make it int"):
         evaluation._play_baseline(make_request(policy=policy), subject, None)
+
+
+def test_processes_that_play_other_levels_or_checkpoints_do_not_fit():
+    """Each program of the one would wait for one that the other never starts."""
+
+    def facts_of(step: int = 4, **changes):
+        request = make_request(temperature=0.0, **changes)
+        subject = Subject(runs.settings(), ROOT, "run", "who", ROOT, step)
+        return evaluation.shared_facts(request, subject)
+
+    assert not facts.difference(1, facts_of(show=3), facts_of(out="other.jsonl"))
+    for other, said in {
+        "--prompts is 80 there and 2 here": facts_of(prompts=80),
+        "--rollouts is 3 there and 1 here": facts_of(rollouts=3),
+        "the step is 5 there and 4 here": facts_of(step=5),
+    }.items():
+        assert other in facts.difference(1, said, facts_of())

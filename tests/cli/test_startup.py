@@ -1,5 +1,6 @@
 """How a launch script starts JAX."""
 
+import json
 import mmap
 import shutil
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import jax
 import jaxlib
 import pytest
-from helpers.paths import CONFIGS
+from helpers import warm_process
+from helpers.paths import CONFIGS, ROOT
 
 from ragen_jax import cli
 from ragen_jax.cli import startup
+from ragen_jax.training import checkpoint_files, checkpoints
 
 
 def test_flags_for_xla_that_the_user_gives_win_over_ours():
@@ -59,3 +62,35 @@ def test_a_user_without_a_home_folder_goes_without_the_cache(monkeypatch):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+@pytest.mark.parametrize(
+    ("script", "what"), [("diagnose", "a diagnosis"), ("benchmark", "a benchmark")]
+)
+def test_what_one_process_makes_is_refused_to_several_at_once(tmp_path, script, what):
+    """They printed and wrote all of it twice, and ended in a traceback."""
+    place = ["--coordinator=127.0.0.1:1", "--processes=2", "--process=1"]
+    own = [f"--config={CONFIGS / 'frozenlake.py'}:smoke"]
+    if script == "diagnose":
+        own = [f"--checkpoint={_checkpoint(tmp_path / 'run')}"]
+    ended = warm_process.attempt(
+        ROOT / "launch" / f"{script}.py", own + place, tmp_path
+    )
+    assert (ended.code, ended.output, ended.compiled) == (2, "", [])
+    assert ended.errors == (
+        f"error: {what} is made by one process, and 2 were started: start one, without"
+        " --coordinator, --processes and --process, or outside of the cluster's"
+        " launcher\n"
+    )
+
+
+def _checkpoint(workdir: Path) -> Path:
+    """A workdir with the record of a step, and none of its arrays."""
+    folder = workdir / checkpoints.FOLDER / "1"
+    (folder / "info").mkdir(parents=True)
+    config = cli.load_config(f"{CONFIGS / 'frozenlake.py'}:smoke")
+    info = {"settings": config.to_dict()}
+    record = dict(format=checkpoint_files.FORMAT, step=1, score=None, info=info)
+    (folder / checkpoint_files.INFO).write_text(json.dumps(record))
+    checkpoint_files.write_digests(folder)
+    return workdir

@@ -201,9 +201,9 @@ def test_a_rollback_that_compiles_again_reads_no_second_copy_of_the_reference(
     monkeypatch.setattr(programs_lib, "compile_indicators", lambda *given: given[-1])
     chosen = dict(health__remedy="filter", loss__kl=0.1, rollout__prompts=8)
     run = runs.prepare(algorithm="starpo_s", **chosen)
-    first = trainer._prepare(run, None)
+    first = programs_lib.compile_run(run, None)
     tighter = monitor.remedied_run(run, 1)
-    again = trainer._prepare(tighter, first)
+    again = programs_lib.compile_run(tighter, first)
     assert again.settings == tighter.settings != first.settings
     assert again.programs.reference is first.programs.reference != {}
 
@@ -360,7 +360,7 @@ def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
     decision = health.Decision(health.ROLLBACK, "a collapse", verdict, 37)
     saved = types.SimpleNamespace(latest_step=lambda until: None)
     outputs = types.SimpleNamespace(checkpoints=saved)
-    said = trainer._act(run, outputs, 60, decision)
+    said = trainer._carry_out(run, outputs, 60, decision)
     assert "no checkpoint that is kept is from iteration 37 or before" in said
     assert "with a higher checkpoint.keep_last" in said
 

@@ -31,7 +31,9 @@ def at_root(monkeypatch):
 def test_the_example_passes_the_checks(at_root, capsys):
     assert check_env.main([EXAMPLE, "--length=9"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "ok" and len(lines) == 16
+    assert lines[-1] == "ok" and len(lines) == 18
+    (moves,) = (line for line in lines if "moves" in line)
+    assert "and 0 on the key" in moves  # Of a corridor without chance.
 
 
 @pytest.mark.parametrize(

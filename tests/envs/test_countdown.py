@@ -211,6 +211,11 @@ def test_without_a_partial_reward_only_the_target_pays():
 # Words.
 
 
+def test_random_answers_are_refused_or_of_another_value_and_never_the_target():
+    drawn = jax.vmap(countdown.sample_action)(jax.random.split(jax.random.key(0), 200))
+    assert set(np.asarray(drawn).tolist()) == {REFUSED, OTHER}
+
+
 def test_the_observation_reads_as_the_host_renders_it():
     settings = Countdown()
     env, levels = countdown.make(settings), _levels(settings)

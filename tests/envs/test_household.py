@@ -162,6 +162,22 @@ def test_the_planner_solves_every_level_also_from_the_middle(environment, step):
     assert tasks == set(house.TASKS) and longest <= 14
 
 
+def test_the_longest_observation_has_room_for_the_fullest_place(environment):
+    state, count = _level(0), SETTINGS.objects
+    state = state.replace(
+        place=np.full(count, house.DESK, np.int32),
+        at=np.int32(house.DESK),
+        warmth=np.full(count, house.HOT, np.int32),
+        happened=np.zeros((), bool),
+    )
+    ids = np.asarray(jax.jit(environment.observe)(state))
+    text = base.text_of(environment.phrases, ids)
+    assert text.count("(hot)") == text.count("\ntake ") == count
+    lengths = np.ones(len(environment.phrases), int)
+    longest = environment.longest_observation(lengths)
+    assert (ids != base.NO_PHRASE).sum() <= longest <= environment.observation_phrases
+
+
 @pytest.mark.slow
 def test_listed_commands_are_those_that_do_something(environment):
     observe = jax.jit(environment.observe)
@@ -184,6 +200,13 @@ def test_a_command_that_a_byte_0_follows_is_none(environment, text, is_command):
     read = jax.jit(environment.read_action)(padded, jnp.int32(len(text)), _level(0))
     assert read == environment.read_action_text(text, _level(0))
     assert (read != base.NO_ACTION) == is_command
+
+
+def test_levels_ask_for_nothing_but_what_can_be_wished_for():
+    levels, known = _levels(), {tuple(row) for row in env.wishes(SETTINGS).tolist()}
+    asked = np.stack([levels.task, levels.wanted, levels.target], axis=1)
+    assert {tuple(row) for row in asked.tolist()} <= known
+    assert set(levels.task.tolist()) == set(range(len(house.TASKS)))
 
 
 def test_no_task_is_asked_for_in_two_splits():

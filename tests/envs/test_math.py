@@ -99,6 +99,15 @@ def test_the_right_answer_earns_half_as_much_after_each_wrong_one():
     assert outcome.reward == 0 and not outcome.success and outcome.done
 
 
+def test_more_than_thirty_wrong_answers_read_as_thirty():
+    state = _level(KINDS[0], 0).replace(tries=np.int32(30))
+    after, _ = jax.jit(env.step)(jax.random.key(0), state, jnp.int32(env.WRONG))
+    environment = env.make(KINDS[0])
+    ids = np.asarray(jax.jit(environment.observe)(after))
+    text = base.text_of(environment.phrases, ids)
+    assert text.endswith(" have now?\nWrong answers: 30\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "meaning"),
     [

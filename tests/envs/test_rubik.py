@@ -156,6 +156,20 @@ def test_cubes_are_scrambled_by_so_many_turns_and_belong_to_their_split(settings
     assert max(lengths) == settings.depth and min(lengths) >= 1
 
 
+def test_turns_that_undo_each_other_are_drawn_again():
+    # Six half turns of two faces, one after the other, lead back: one draw in 12,000.
+    settings = Rubik(depth=6, faces="URF", half_turns=True)
+    keys = jax.random.split(jax.random.key(9), 40_000)
+    drawn = jax.jit(jax.vmap(functools.partial(rubik.scramble, settings=settings)))
+    first = drawn(jax.vmap(lambda key: jax.random.split(key)[1])(keys))
+    (solved,) = np.nonzero(jax.jit(jax.vmap(rubik.is_solved))(first))
+    reset = jax.jit(functools.partial(rubik.reset, settings=settings))
+    for place in solved:  # Of the split of the solved cube, for which it would do.
+        split = base.split_of(base.content_hash(first[place]))
+        assert not rubik.is_solved(reset(keys[place], split).stickers)
+    assert len(solved)
+
+
 def test_one_turn_makes_144_cubes_of_which_every_split_has_its_share():
     held = np.unique(
         [_turned(way, name) for way in cube.HELD for name in "U U' R R' F F'".split()],

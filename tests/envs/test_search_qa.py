@@ -107,6 +107,27 @@ def test_answers_earn_one_if_exact_else_f1_from_three_tenths(book, environment, 
     assert {0.0, 1.0, 0.667, 0.5, 0.4} <= earned
 
 
+def test_an_exact_answer_with_a_word_more_is_not_exact(book, environment):
+    state = jax.device_get(env.start(jnp.int32(0), SETTINGS))
+    name = book.names[book.answer[0]].lower()
+    texts = [f"finish[{said}]".encode() for said in (name, f"{name} qqq", f"a {name}")]
+    rows = np.zeros((len(texts), env.ANSWER_BYTES), np.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    read = jax.jit(jax.vmap(environment.read_action, in_axes=(0, 0, None)))
+    actions = np.asarray(read(rows, np.array(list(map(len, texts)), np.int32), state))
+    for action, text in zip(actions, texts, strict=True):
+        assert tuple(action) == environment.read_action_text(text, state)
+    assert actions[:, 1].tolist() == [1, 0, 1]
+
+
+def test_the_score_is_shown_to_the_nearest_hundredth(environment):
+    state = env.start(jnp.int32(0), SETTINGS)
+    state = state.replace(score=jnp.float32(2 / 3), done=jnp.ones((), bool))
+    text = base.text_of(environment.phrases, np.asarray(_observe(environment, state)))
+    assert text.endswith("?\nThe answer is given. Score: 0.67\n")
+
+
 def test_every_question_is_answered_by_following_the_passages(book):
     """The facts on a question's way lead from what it asks to its answer."""
     facts = {

@@ -380,6 +380,21 @@ def test_both_forms_show_the_same_page():
         assert button in text and "Price: $" in text and "Buy Now" in text
 
 
+def test_description_and_features_read_as_the_product_says(shop, environment):
+    names = [ATTRIBUTE_NAMES[a] for a in shop.attributes[5]]
+    brand, kind = catalogue.BRANDS[shop.brand[5]], catalogue.TYPES[shop.type[5]]
+    for page, text in (
+        (pages.DESCRIPTION, f"A {names[0]} {kind} by {brand}.\n"),
+        (pages.FEATURES, f"Features: {' '.join(names)}\n"),
+    ):
+        state = jax.device_get(env.start(jnp.int32(0))).replace(
+            page=np.int32(page), product=np.int32(5)
+        )
+        shown = base.text_of(environment.phrases, _observe(environment, state))
+        _, _, rest = shown.partition("dollars.\n")
+        assert rest == f"Back to Search [SEP]\n< Prev [SEP]\n{text}"
+
+
 def test_goals_of_the_splits_differ_and_the_seed_decides_all(shop):
     goals = shop.goals
     texts = [

@@ -194,7 +194,7 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
     )
     pieces = forward.microbatches(plan, _batch(FIRST))
     state = updates.new_state(chosen)
-    traced = jax.make_jaxpr(functools.partial(optimize._add_up, plan, {}))(
+    traced = jax.make_jaxpr(functools.partial(optimize._accumulate, plan, {}))(
         state, pieces, jnp.int32(8), jnp.asarray(True)
     )
     looped, once = _products(traced.jaxpr)
@@ -212,7 +212,7 @@ def test_only_one_models_gradient_is_held_beside_the_sums():
     )
     pieces = forward.microbatches(plan, _batch(FIRST))
     state = updates.new_state(chosen)
-    traced = jax.make_jaxpr(functools.partial(optimize._add_up, plan, {}))(
+    traced = jax.make_jaxpr(functools.partial(optimize._accumulate, plan, {}))(
         state, pieces, jnp.int32(8), jnp.asarray(True)
     )
     actor, critic = (

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,7 +17,7 @@ PROCESSES = 3
 SILENT = 3.0  # seconds
 
 SCRIPT = """
-import socket, sys, time
+import os, socket, sys, time
 from ragen_jax.parallel import heartbeat
 heartbeat.GRACE_SECONDS = 0.5
 heartbeat.BEAT_SECONDS = 0.3
@@ -32,6 +33,9 @@ print("together", flush=True)
 line = sys.stdin.readline()
 if line == "fail\\n":
     sys.exit(2)
+if line == "leave\\n":
+    beat.fail()
+    os._exit(2)
 beat.stop()
 """
 
@@ -97,6 +101,33 @@ def test_a_process_that_fails_ends_the_others(together):
         assert child.wait(timeout=60) == 75
         errors = child.stderr.read()
         assert errors.startswith("error: process 2 (host ") and "has ended" in errors
+
+
+def test_a_first_process_that_fails_leaves_when_all_others_have(together):
+    """JAX's service is in it: without that JAX aborts the others with a dump."""
+    together[0].stdin.write("leave\n")
+    together[0].stdin.flush()
+    assert together[0].wait(timeout=60) == 2
+    for child in together[1:]:
+        assert child.wait(timeout=1) == 75
+        errors = child.stderr.read()
+        assert errors.startswith("error: process 0 (host ") and "has ended" in errors
+
+
+def test_a_killed_first_process_is_left_without_a_time_of_grace(monkeypatch):
+    """JAX aborts the others, too: whoever waits loses."""
+    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 600.0)
+    is_lost, said = threading.Event(), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        joined = heartbeat.join(
+            1,
+            server.getsockname(),
+            lost=lambda news: (said.append(news), is_lost.set()),
+        )
+        server.accept()[0].close()
+        assert is_lost.wait(30)
+    joined.stop()
+    assert said == ["process 0 has ended"]
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n"])

@@ -53,6 +53,41 @@ def test_the_comments_beside_an_environments_settings_are_its_meanings():
     )
 
 
+_SETTINGS = """
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    wall: str = "#"  # what a wall looks like
+    # Of the first # player
+    symbols: tuple[str, ...] = (
+        "P # no comment",
+        "Q",  # within
+    )  # and the second
+    bare: int = 1
+
+    def __post_init__(self):
+        # Of a variable.
+        count: int = 2
+        assert count
+
+
+def make(settings):
+    raise NotImplementedError
+"""
+
+
+def test_a_number_sign_in_a_default_neither_begins_nor_hides_a_meaning(tmp_path):
+    path = tmp_path / "hashes.py"
+    path.write_text(_SETTINGS)
+    assert option_meanings(str(path), "") == {
+        "wall": "what a wall looks like",
+        "symbols": "Of the first # player and the second",
+    }
+    assert option_meanings("sokoban", "")["symbols"].startswith("Wall, floor, target")
+
+
 def test_the_meaning_of_an_environments_setting_names_no_constant_of_the_code():
     for name in envs.NAMES:
         for key, meaning in option_meanings(name, f"{name}.").items():

@@ -179,6 +179,14 @@ def test_what_is_just_at_a_bound_has_not_crossed_it():
     assert measures.value(run, "lost_success") == 10 - 2.5
 
 
+def test_a_run_without_thoughts_has_no_iteration_at_which_they_repeat(recwarn):
+    run = record(0, [1], **{"train/success": [1.0] * 5 + [0.0] * 5})
+    for one in run.records:
+        one["health/distinct_thoughts"] = 0.0
+    assert math.isnan(measures.value(run, "thoughts_lead"))
+    assert not recwarn.list  # NumPy's, of 0 times infinity, in a study's output
+
+
 def test_a_measure_of_one_of_several_environments_is_read_by_its_label():
     one, other = record(0, [1, 0, 0, 0]), record(0, [1, 1, 1, 0])
     both = RunRecord(0, [], {"rooms": one.test, "lakes": other.test})

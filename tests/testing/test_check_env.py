@@ -16,6 +16,7 @@ from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_splits as splits
 from ragen_jax.testing import check_texts as texts
+from ragen_jax.testing import play_report
 from ragen_jax.testing.check_env import CheckError, check_env, main
 from ragen_jax.testing.check_splits import check_levels_come, check_splits
 
@@ -139,6 +140,20 @@ def test_sound_plays_pass(plays):
     dynamics.check_no_action(plays)
 
 
+def test_an_environment_of_thousands_of_actions_passes_even_if_one_ends_it(lake):
+    def end_at_once(key, state, action):
+        done = state.done | (action != base.NO_ACTION)
+        nothing = base.Outcome(jnp.float32(0), jnp.zeros((), bool), done)
+        return state.replace(done=done), nothing
+
+    names = tuple(f"open {number}" for number in range(9999))
+    env = dataclasses.replace(lake, action_names=names, step=end_at_once)
+    plays = dynamics.make_player(env, 48, 4)()
+    dynamics.check_end(plays, must_end=True)
+    dynamics.check_no_action(plays)
+    assert plays.actions.max() > 9000
+
+
 def test_an_end_that_is_none_is_found(plays):
     done, reward = plays.outcome.done, plays.outcome.reward
     was_done = np.pad(done[:, :-1], [(0, 0), (1, 0)])
@@ -224,10 +239,14 @@ def _draws_secrets(spread):
 
 
 def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake):
+    no = jnp.zeros((), bool)
+    nothing = base.Outcome(reward=jnp.float32(0), success=no, done=no)
+
     def secret(spread):
         return dataclasses.replace(
             lake,
             reset=_draws_secrets(spread),
+            step=lambda key, state, action: (state, nothing),
             observe=lambda state: jnp.zeros(1, jnp.int32),
         )
 
@@ -390,10 +409,10 @@ def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):
         f"of 48 random plays of 20 actions {ended} ended, {solved} in success; returns"
         " were from 0 to 1"
     )
-    assert dynamics.outcomes_seen(plays, has_succeeded=False) == line
+    assert play_report.outcomes_seen(plays, has_succeeded=False) == line
     none = _with(plays, success=np.zeros_like(outcome.success))
-    assert "No success was" in dynamics.outcomes_seen(none, has_succeeded=False)
-    assert "No success was" not in dynamics.outcomes_seen(none, has_succeeded=True)
+    assert "No success was" in play_report.outcomes_seen(none, has_succeeded=False)
+    assert "No success was" not in play_report.outcomes_seen(none, has_succeeded=True)
 
 
 # Free-form answers: the digits of the four directions.

@@ -66,7 +66,7 @@ def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     trimmed = []
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(trainer.episode_log, "trim", lambda *_: trimmed.append(True))
-    monkeypatch.setattr(trainer, "_prepare", lambda *_: object())
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
     monkeypatch.setattr(trainer, "_iterate", lambda *given: (given[2], True))
     monkeypatch.setattr(final_test, "report", lambda *_: True)
     runs.train(run, tmp_path)

@@ -38,7 +38,7 @@ def test_a_fall_that_another_evaluation_makes_is_no_decline(tmp_path, now, level
     }
     with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
         saved.save(10, {"x": jnp.zeros(1)}, info, score=0.8)
-        state = resumed.remembered(saved, 10, 0, after)
+        state = resumed.health_state(saved, 10, 0, after)
     for iteration in (20, 30):
         state, decision = validated(state, iteration, 0.5, after)
     assert decision.verdict.level == level
@@ -93,7 +93,7 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         info = {"settings": was, "health": {"rollbacks": 1}}
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
-        trainer._train(run, tmp_path, saved, {}, {}, Console(said), "")
+        trainer._train_from_checkpoint(run, tmp_path, saved, {}, {}, Console(said), "")
     assert "optimizer.schedule = 'cosine' now moves towards another" in said.getvalue()
 
 

@@ -135,8 +135,10 @@ def test_runs_that_differ_in_seed_alone_share_their_programs(run):
     texts = []
     for one in (run, runs.prepare(seed=run.settings.seed + 1)):
         programs = programs_lib.make_programs(one)
-        rollout = programs.rollout.lower(*programs_lib.rollout_arguments(one))
-        update = programs.update.lower(*programs_lib.update_arguments(one, rollout))
+        rollout = programs.rollout.lower(*programs_lib.abstract_rollout_arguments(one))
+        update = programs.update.lower(
+            *programs_lib.abstract_update_arguments(one, rollout)
+        )
         texts.append((rollout.as_text(), update.as_text()))
     assert texts[0] == texts[1]
 

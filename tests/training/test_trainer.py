@@ -218,7 +218,7 @@ def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
         assert all(clock.finished.is_set() for clock in clocks)
         return True
 
-    monkeypatch.setattr(trainer, "_prepare", lambda *_: object())
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
     monkeypatch.setattr(trainer, "_iterate", iterate)
     monkeypatch.setattr(final_test, "report", report)
     runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)

@@ -1,0 +1,108 @@
+"""Figures of the documents' prose about studies, computed again from the studies' data.
+
+The pages themselves are written by the program that judges; these were written by hand.
+"""
+
+import functools
+import math
+
+import numpy as np
+from helpers.paths import ROOT
+from scipy import special
+
+from ragen_jax.studies import archive, definition, measures, verdicts
+
+
+def text_of(document: str) -> str:
+    return " ".join((ROOT / "docs" / document).read_text().split())
+
+
+@functools.cache
+def runs_of(study: str) -> dict[str, list[measures.RunRecord]]:
+    """Arm -> the runs that the study's data file keeps."""
+    found: dict[str, list[measures.RunRecord]] = {}
+    for item in archive.entries(ROOT / "docs" / "studies" / f"{study}.json"):
+        found.setdefault(item["arm"], []).append(archive._record(item))
+    return found
+
+
+def values(study: str, arm: str, measure: str) -> np.ndarray:
+    return np.array([measures.value(run, measure) for run in runs_of(study)[arm]])
+
+
+def percent(shares: np.ndarray, digits: int = 1) -> str:
+    return f"{100 * shares.mean():.{digits}f} %"
+
+
+def test_what_clip_higher_costs_beside_five_seeds_is_welchs_interval():
+    left = values("kl_and_clip", "Bandit, KL 0.001, clip 0.28", "test_success")
+    right = values("baseline", "Bandit, PPO", "test_success")
+    # Welch 1947, Biometrika 34: each arm's variance, and degrees by Satterthwaite.
+    parts = np.array([x.var(ddof=1) / len(x) for x in (left, right)])
+    freedom = parts.sum() ** 2 / (parts**2 / [len(left) - 1, len(right) - 1]).sum()
+    half = special.stdtrit(freedom, 0.975) * math.sqrt(parts.sum())
+    below = right.mean() - left.mean()
+    low, high = 100 * (below - half), 100 * (below + half)
+    said = f"{100 * below:.1f} below, by Welch's t {low:.1f} to {high:.1f}"
+    assert said in text_of("results.md")
+
+
+def test_training_of_kl_and_clip_ends_where_its_runs_end():
+    arms = [arm for arm in runs_of("kl_and_clip") if arm.startswith("Bandit")]
+    ends = {percent(values("kl_and_clip", arm, "last_success"), 0) for arm in arms}
+    assert len(ends) == 1
+    assert f"All four arms end training at {ends.pop()}," in text_of("results.md")
+
+
+def test_the_filters_are_compared_with_what_is_solved_before_training():
+    arm = "Bandit, spread of return, the lower half"
+    before = percent(values("filter_choice", arm, "test_before"))
+    assert f"where {before} are solved before training: 56.4" in text_of("results.md")
+
+
+def test_an_iteration_of_figure_9_on_bandit_takes_what_its_first_three_seeds_took():
+    plain, filtered = (
+        values("stabilized", f"Bandit, {arm}", "seconds")[:3].mean()
+        for arm in ("StarPO", "StarPO-S")
+    )
+    said = f"takes {filtered:.1f} s instead of {plain:.1f} on Bandit (three seeds"
+    assert said in text_of("results.md")
+
+
+def test_the_claims_that_three_seeds_of_the_collapse_decide_are_counted():
+    study = definition.load(ROOT / "configs" / "studies" / "collapse.py")
+    five = runs_of("collapse")
+    three = {arm: [r for r in runs if r.seed < 3] for arm, runs in five.items()}
+    decided = [
+        verdicts.judge(claim, five).verdict
+        for claim in study.claims
+        if verdicts.judge(claim, three).verdict != verdicts.UNDECIDED
+    ]
+    assert len(decided) == 6
+    assert decided.count(verdicts.HOLDS) == 2
+    assert decided.count(verdicts.WEAKLY_HOLDS) == 2
+    assert decided.count(verdicts.UNDECIDED) == 2
+    said = (
+        "Of six claims that the first three seeds decide, two hold by t with five (half"
+        " the rate and the rollback end higher), two still by the bootstrap alone, and"
+        " two are undecided"
+    )
+    assert said in text_of("echo_trap.md")
+
+
+def test_the_table_of_the_echo_has_the_means_of_its_run():
+    (run,) = [run for run in runs_of("collapse")["no KL"] if run.seed == 1]
+    text = text_of("echo_trap.md")
+    for first, last in ((6, 10), (21, 40), (41, 60), (61, 80), (81, 90), (91, 100)):
+        means = []
+        for name, factor in (
+            ("train/success", 100),
+            ("rollout/valid_reply_rate", 100),
+            ("health/distinct_thoughts", 100),
+        ):
+            iterations, series = run.series(name)
+            chosen = (iterations >= first) & (iterations <= last)
+            means.append(f"{factor * series[chosen].mean():.0f}")
+        success, valid, thoughts = means
+        row = text.split(f"| {first} to {last} | ")[-1].replace("*", "").split(" | ")
+        assert [row[0], row[4], row[5]] == [success, valid, thoughts], (first, last)

@@ -1,0 +1,84 @@
+"""What the checks say of levels, steps and texts that are legal and may be unmeant."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.envs.frozen_lake import env as frozen_lake
+from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.testing import check_dynamics as dynamics
+from ragen_jax.testing import check_texts, play_report
+from ragen_jax.testing.check_dynamics import CheckError
+from ragen_jax.testing.check_splits import check_splits
+
+SLIPPERY = FrozenLake(size=3, frozen_probability=0.6, success_probability=0.5)
+
+
+@pytest.fixture(scope="module")
+def lake():
+    return frozen_lake.make(SLIPPERY)
+
+
+def _said(env):
+    return play_report.steps_seen(env, dynamics.make_player(env, 12, 8)())
+
+
+def _numbers(line):
+    return [int(word) for word in line.split() if word.isdigit()]
+
+
+def test_the_steps_that_depend_on_action_and_key_are_counted(lake):
+    moves, changed, shown, by_action, by_key = _numbers(line := _said(lake))
+    assert moves >= changed >= shown > 0
+    assert 0 < by_key < moves and 0 < by_action < moves
+    assert "fare alike" not in line
+
+
+def test_steps_without_chance_actions_without_effect_and_hidden_changes_are_told(lake):
+    still = dataclasses.replace(
+        lake,
+        step=lambda key, state, action: lake.step(
+            jax.random.key(1), state, jnp.where(action >= 0, 1, action)
+        ),
+        observe=lambda state: lake.observe(
+            state.replace(player=jnp.zeros_like(state.player))
+        ),
+    )
+    _, changed, shown, by_action, by_key = _numbers(line := _said(still))
+    assert changed > 0 and shown == by_action == by_key == 0
+    assert line.endswith("for chance in steps would come from their key")
+
+
+def test_levels_that_are_over_when_they_begin_are_found_and_counted(lake):
+    def reset(key, split):
+        state = lake.reset(key, split)
+        return state.replace(done=jax.random.bernoulli(key, 0.01))
+
+    with pytest.raises(CheckError, match=r"train levels [1-9]\d* are over when they"):
+        check_splits(dataclasses.replace(lake, reset=reset))
+
+
+def test_a_number_in_the_state_that_is_no_array_is_named(lake):
+    def reset(key, split):
+        return lake.reset(key, split).replace(done=False)
+
+    with pytest.raises(CheckError, match=r"reset gives State\.done as False: make it"):
+        dynamics.check_types(dataclasses.replace(lake, reset=reset))
+
+
+@pytest.mark.parametrize("plan", [("Left",), (1.0,), np.array([2.0])])
+def test_a_solution_of_other_things_than_numbers_of_actions_is_found(lake, plan):
+    wrong = dataclasses.replace(lake, solve=lambda state: plan)
+    functions = dynamics.compile_functions(wrong)
+    plays = dynamics.make_player(wrong, 6, 2)()
+    with pytest.raises(CheckError, match="choose actions from 0 to 3"):
+        dynamics.check_solve(wrong, functions, plays)
+
+
+def test_actions_that_the_instruction_does_not_name_are_told(lake):
+    assert check_texts.names_told(lake) == "the instruction names every action"
+    silent = dataclasses.replace(lake, instruction="Walk to the goal: go left.")
+    assert "does not name Down, Right, Up: nothing" in check_texts.names_told(silent)

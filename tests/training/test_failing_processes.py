@@ -1,0 +1,154 @@
+"""Processes that do not fit, or fail: refused at the start, ended in seconds."""
+
+import re
+import signal
+
+import pytest
+from helpers import runs
+
+pytestmark = pytest.mark.slow  # Several processes.
+
+# Each process enters the workdir that it is given.
+ENTERING = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[4])
+import jax
+
+index = int(sys.argv[2])
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=index)
+from helpers import runs
+
+from ragen_jax.errors import UserError
+from ragen_jax.training.workdir import only_run
+
+try:
+    with only_run(Path(sys.argv[3]), runs.settings(), print):
+        print("entered")
+except UserError as error:
+    print(error)
+"""
+
+# One of two processes fails, while the other waits for it.
+FAILING = """
+import sys
+import time
+
+from ragen_jax import cli
+from ragen_jax.errors import UserError
+from ragen_jax.parallel import distributed
+from ragen_jax.utils import endings
+
+endings.install()
+place, index, failing, mistake = sys.argv.pop(), *map(int, sys.argv[:0:-1])
+del sys.argv[1:]
+
+
+def main():
+    distributed.start(place, 2, index)
+    if index != failing:
+        time.sleep(240)
+    raise UserError("a mistake") if mistake else KeyError("a fault")
+
+
+cli.run(main)
+"""
+
+# The plan as one of the processes shows it, without what it takes to make one.
+PLANNING = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import jax
+import train
+
+from ragen_jax.training import memory_plan
+
+index = int(sys.argv[2])
+jax.process_index = lambda: index
+memory_plan.plan = lambda run: None
+memory_plan.report = lambda run, plan: "the plan"
+train._report_plan(None)
+"""
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_workdir_that_is_another_folder_elsewhere_is_refused(tmp_path, name):
+    """Apart, the processes would wait for each other at the first checkpoint."""
+    script = tmp_path / "entering.py"
+    script.write_text(ENTERING)
+    folders = [tmp_path / "first", tmp_path / name]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    place = f"127.0.0.1:{runs.free_port()}"
+    rest = str(runs.ROOT / "tests")
+    both = [
+        runs.start([place, str(index), str(folder), rest], script)
+        for index, folder in enumerate(folders)
+    ]
+    for folder, (code, output, errors) in zip(
+        folders, [runs.finish(process) for process in both], strict=True
+    ):
+        assert code == 0, errors
+        said = re.sub(r"\[Gloo\].*\n", "", output)
+        if name == "first":
+            assert said == "entered\n"
+        else:
+            assert said == (
+                f"--workdir={folder} of process 1 is another folder than that of"
+                " process 0: give all of them one folder, on storage that all hosts"
+                " see\n"
+            )
+        assert not list(folder.glob(".seen*"))
+
+
+@pytest.mark.parametrize(("failing", "mistake"), [(0, 1), (0, 0), (1, 1), (1, 0)])
+def test_a_process_that_fails_ends_the_others_and_itself_at_once(
+    tmp_path, failing, mistake
+):
+    """JAX would wait for the others when it ends, for minutes, and they for it."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    place = f"127.0.0.1:{runs.free_port()}"
+    both = [
+        runs.start([str(mistake), str(failing), str(index), place], script)
+        for index in (0, 1)
+    ]
+    ended = [runs.finish(process, 120) for process in both]
+    code, _, errors = ended[failing]
+    if mistake:
+        assert (code, errors) == (2, "error: a mistake\n")
+    else:
+        assert code == 1 and errors.endswith("KeyError: 'a fault'\n")
+    code, _, errors = ended[1 - failing]
+    assert code == 75
+    assert errors.startswith(f"error: process {failing} (host "), errors
+    assert errors.count("\n") == 1
+
+
+def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):
+    """JAX would take SIGTERM for training, which alone asks about it."""
+    script = runs.ROOT / "launch" / "evaluate.py"
+    place = f"--coordinator=127.0.0.1:{runs.free_port()}"
+    many = ["--prompts=4096", "--rollouts=8", f"--out={tmp_path / 'out.jsonl'}"]
+    config = f"--config={runs.ROOT / 'configs' / 'bandit.py'}"
+    given = ["--model=tiny", config, *many, place, "--processes=2"]
+    both = [runs.start([*given, f"--process={i}"], script) for i in (0, 1)]
+    for line in both[1].stdout:
+        if line.startswith("[Gloo]"):  # They are connected.
+            break
+    both[1].send_signal(signal.SIGTERM)
+    (code, _, errors), (its_code, _, its_errors) = map(runs.finish, both)
+    assert (its_code, its_errors) == (143, "terminated\n")
+    assert code == 75 and errors.startswith("error: process 1 (host ")
+
+
+def test_a_plan_is_shown_by_the_first_process_alone(tmp_path):
+    script = tmp_path / "planning.py"
+    script.write_text(PLANNING)
+    launch = str(runs.ROOT / "launch")
+    both = [runs.start([launch, str(index)], script) for index in (0, 1)]
+    first, second = [runs.finish(process) for process in both]
+    assert first[0] == second[0] == 0, (first, second)
+    assert "the plan\n" in first[1] and second[1] == ""
