@@ -5,7 +5,7 @@ r"""StarPO-S with a critic (PPO) on 4x4 FrozenLake.
 trains the small model that comes with ragen_jax, on whatever devices there are.
 Variants, after a colon:
 
-  --config=configs/frozenlake.py:smoke     two small iterations, to see that all works
+  --config=configs/frozenlake.py:smoke     two small iterations, as a test
   --config=configs/frozenlake.py:slippery  an action succeeds one time in three, as in
                                            the paper; :firm, always
   --config=configs/frozenlake.py:smollm2   SmolLM2-135M-Instruct, a real LLM, in small
@@ -46,10 +46,10 @@ def get_config(variant: str = "") -> ConfigDict:
         remat=False,
         attention="auto",  # or "xla", "cudnn": the kernel of the update and of prompts.
     )
-    # rank above 0: adapters alone are trained, added times alpha / rank to "all",
-    # "attention", "mlp" or named weights such as "query,value".
+    # A rank above 0 trains adapters alone. They are added, times alpha / rank, to
+    # "all", "attention", "mlp" or named weights such as "query,value".
     config.lora = dict(rank=0, alpha=64.0, targets="all")
-    config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all that the others leave.
+    config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all devices the others leave.
     config.rollout = _rollout()
     config.reward = _reward()
     _learning(config)
@@ -64,12 +64,13 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     config.every = dict(log=1, evaluate=10, checkpoint=10)  # In iterations; 0: never.
     config.checkpoint = dict(keep_last=2, keep_best=1)
-    # The run stops after so many in a row, with a saved state; 0: never.
+    # A run saves its state and ends after this many bad or empty iterations in a row;
+    # 0: never.
     config.safety = dict(max_bad_updates=5, max_empty_updates=0, end_stalled=False)
     config.health = dict(
         indicators=True,  # Of repetition and spread.
-        on_collapse="warn",  # or "watch", in silence; "stop"; "rollback"
-        remedy="learning_rate",  # A rollback halves it; or "filter", the share kept.
+        on_collapse="warn",  # or "watch" (metrics alone), "stop", "rollback"
+        remedy="learning_rate",  # What a rollback lowers; or "filter", the share kept.
         early_stops="none",  # or "ragen", "ragen_paper"
         record_every=10,  # In iterations, for the report; 0: never.
         record_episodes=4,
@@ -83,7 +84,7 @@ def _environment() -> dict:
         name="frozen_lake",
         thinking=True,  # Replies begin with <think>, else with <answer>.
         size=4,
-        frozen_probability=0.9,  # Of each tile but start and goal; else a hole.
+        frozen_probability=0.9,  # Of ice on each tile but start and goal; else a hole.
         success_probability=0.8,  # Of moving as intended; else at a right angle.
         observation="grid",  # or "coordinates", "both"
     )
@@ -98,25 +99,28 @@ def _rollout() -> dict:
         actions_per_turn=5,  # A
         actions=10,  # In a whole episode.
         reply_tokens=48,  # Most tokens sampled in one turn.
-        # What a reply is sampled from, and learned from: "full", the whole episode so
-        # far, one row an episode; "window", the system prompt and the last `window`
-        # turns with this one, one row a turn; or "single", a window of this turn alone.
-        # One row a turn makes more updates, for a minibatch counts rows.
+        # What a reply is conditioned on, in sampling and in learning:
+        #   "full"    the whole episode so far; a row is an episode
+        #   "window"  the system prompt and the last `window` turns, this one included;
+        #             each turn is a row
+        #   "single"  a window of this turn alone
+        # A row per turn makes more updates, since a minibatch counts rows.
         history="full",
-        window=5,  # k; read by "window" alone.
-        # T; 0: exactly what prompt and turns can need. A shorter one drops the oldest
-        # turns of a window; "full" drops nothing and refuses it.
+        window=5,  # k; only for "window".
+        # T; 0: as many tokens as prompt and turns can need. With fewer, a window drops
+        # its oldest turns, and "full" is refused.
         context=0,
         temperature=1.0,
-        stop_at_answer=False,  # On: exported models do not learn to stop.
+        stop_at_answer=False,  # If True, exported models do not learn to stop.
         layout="replicated",  # or "tensor", for weights too large for one device.
-        # Of these two, 0 is what suits the device, as in
+        # In these two, 0 is the device's default in
         # ragen_jax/parallel/backend_choices.py.
-        decode_chunk=0,  # Tokens between two looks at whether all are done.
-        buckets=0,  # Lengths of the cache that decoding chooses from.
+        decode_chunk=0,  # Tokens between two checks whether all episodes have ended.
+        buckets=0,  # How many lengths of the cache decoding can choose from.
         decode_attention="auto",  # or "xla", "cudnn": the kernel of decoding.
-        # "int8" and "float8" halve what a GPU reads for a token, and sample from a
-        # policy that is a little off: see update/logprob_gap, loss.sampler_correction.
+        # "int8" and "float8" halve the bytes of weights that a GPU reads for a token,
+        # but sample from a slightly different policy: see update/logprob_gap and
+        # loss.sampler_correction.
         decode_weights="same",
         cuda_graph=False,  # On an NVIDIA GPU: the whole rollout as one CUDA graph.
     )
@@ -125,37 +129,39 @@ def _rollout() -> dict:
 def _reward() -> dict:
     return dict(
         format_penalty=-0.1,  # On each turn with an invalid reply.
-        length_bonus=0.0,  # On each turn whose thought has a length within these:
+        length_bonus=0.0,  # On each turn whose thought is of a length in these bounds:
         length_low=8,  # tokens
         length_high=32,
-        grounding=0.0,  # Times the share of the places that a thought names rightly.
-        grounding_by="turn",  # or "episode": its turns share that.
-        hook="",  # A file of yours with turn_rewards(episodes); docs/environments.md.
-        normalize="none",  # or "mean", "mean_std", "asym_clip": an episode's return,
-        normalize_by="state",  # within its group; or "batch", "environment".
+        grounding=0.0,  # Times the share of landmarks that a thought places correctly.
+        grounding_by="turn",  # or "episode": divided by the turns played.
+        hook="",  # Your file with turn_rewards(episodes); see docs/environments.md.
+        # How an episode's return is normalized: "mean", "mean_std" or "asym_clip", ...
+        normalize="none",
+        normalize_by="state",  # ... within its group; or "batch", "environment".
     )
 
 
 def _learning(config: ConfigDict) -> None:
-    # A placeholder is what the algorithm or the estimator says; a value wins.
+    # A placeholder stands for the preset of the algorithm or the estimator; a value
+    # overrides it.
     config.filter = dict(
         # starpo_s "top_fraction", starpo "none"; or "top_count", "top_p",
         # "top_p_softmax", "min_p", "percentile_range", "within_group".
         strategy=placeholder(str),
-        fraction=0.25,  # Of the prompts, those whose returns vary most.
-        fraction_end=-1.0,  # At the last iteration, linearly; -1: the same throughout.
-        count=2,  # Groups; read by "top_count" alone.
-        low=0.0,  # Ranks from the best, 0, to the last, 1; read by
-        high=0.5,  # "percentile_range" alone.
+        fraction=0.25,  # Of the groups, those whose returns vary most.
+        fraction_end=-1.0,  # Reached linearly by the last iteration; -1: constant.
+        count=2,  # Groups to keep; only for "top_count".
+        low=0.0,  # Relative ranks, 0 for the best and 1 for the last group; only for
+        high=0.5,  # "percentile_range".
         prefer="largest",  # or "smallest": which scores are the best.
         # or "return_variance", "return_mean", "return_sum", "length", "entropy",
         # "entropy_std".
         metric="return_std",
-        with_penalty=False,  # The metric sees the task's return alone.
-        keep_zero=False,  # A group of equal returns is not kept.
+        with_penalty=False,  # If True, returns in the metric include format penalties.
+        keep_zero=False,  # If True, groups of metric 0 may be kept.
         zero=1e-6,  # A lower |metric| counts as 0.
-        margin=0.01,  # "top_p" may miss so much of the sum.
-        rounding="nearest",  # of the groups that a fraction means; or "down"
+        margin=0.01,  # By how much "top_p" may miss its share of the sum.
+        rounding="nearest",  # of fraction * groups; or "down"
         scope="environment",  # Groups are ranked within theirs; or in the "batch".
         loss_scale="none",  # Advantages times the kept share: "linear", "sqrt".
         reweight=False,  # Advantages times the group's std over the largest.
@@ -167,18 +173,19 @@ def _learning(config: ConfigDict) -> None:
         divide_by_std=placeholder(bool),  # By the group's: grpo, turn_grpo True.
         turn_gamma=placeholder(float),  # From turn to turn: *_gae 0.95, else 1.0.
         turn_value=placeholder(str),  # bi_level_gae "last" token, else "first".
-        length_weight=False,  # Divided by the row's reply tokens over their mean.
+        length_weight=False,  # Divide by the row's reply tokens over the mean row's.
         zero_task=False,  # All advantages 0, for control runs.
     )
     config.loss = dict(
         clip_low=0.2,
         clip_high=placeholder(float),  # starpo_s 0.28, starpo 0.2
-        dual_clip=0.0,  # 3.0: a loss of A < 0 is at most -3 A; 0: no bound.
-        ratio="token",  # or "sequence", a row's (GSPO); it wants clips near 4e-4.
-        sampler_correction=0.0,  # 2.0: bound of update / sampler weights; 0: none.
+        dual_clip=0.0,  # c, such as 3.0: where A < 0, the loss is at most -c A; 0: off.
+        ratio="token",  # or "sequence", of whole rows (GSPO), with clips near 4e-4.
+        # Such as 2.0: truncation of importance weights update / sampler; 0: off.
+        sampler_correction=0.0,
         value_clip=0.2,
         entropy=0.001,
-        entropy_end=-1.0,  # At the last iteration, linearly; -1: the same throughout.
+        entropy_end=-1.0,  # Reached linearly by the last iteration; -1: constant.
         entropy_on="reply",  # tokens; or "thought", "answer"
         kl=placeholder(float),  # starpo_s 0.0, starpo 0.001
         kl_end=-1.0,  # As entropy_end.
@@ -187,7 +194,7 @@ def _learning(config: ConfigDict) -> None:
         # or "sequence_mean_token_mean", "sequence_mean_token_sum",
         # "sequence_mean_token_sum_norm"; a sequence is a row.
         aggregation="token_mean",
-        logprob_gap_limit=0.05,  # nats, mean |sampler - update|
+        logprob_gap_limit=0.05,  # nats, mean |sampler - update|; more ends the run.
     )
     config.optimizer = dict(
         actor_lr=1e-4,
@@ -196,15 +203,15 @@ def _learning(config: ConfigDict) -> None:
         beta2=0.999,
         epsilon=1e-8,  # Added to the root of the second moment.
         weight_decay=0.0,
-        warmup=5,  # In real updates.
+        warmup=5,  # Optimizer steps until the learning rates above are reached.
         schedule="cosine",  # or "linear", both over all `iterations`; or "constant"
         critic_schedule="same",  # as the actor's, or one of those
-        schedule_updates=0,  # in all; 0: as many as the filter lets expect
+        schedule_updates=0,  # Steps until the rate is 0; 0: as many as are expected.
         clip_norm=1.0,
-        minibatch=32,  # E, rows of one update.
+        minibatch=32,  # E, rows of one optimizer step.
         microbatch=8,  # Rows of one gradient accumulation step.
-        epochs=1,
-        reuse=1,  # k, whole updates from one batch of episodes; 1: on-policy.
+        epochs=1,  # Passes over the kept rows.
+        reuse=1,  # How often `update` runs on one batch of episodes; 1: on-policy.
         critic_warmup=0,  # Iterations in which only the critic learns.
     )
 
@@ -214,7 +221,7 @@ def _tiny(config: ConfigDict) -> None:
 
 
 def _smoke(config: ConfigDict) -> None:
-    """Every part of the main job once or twice, and no more."""
+    """Two iterations, to run every part of training once or twice."""
     config.iterations = 2
     config.rollout.update(prompts=4, group_size=4)
     config.optimizer.update(minibatch=8, microbatch=8, warmup=0)
@@ -245,9 +252,9 @@ def _paper(config: ConfigDict) -> None:
 def _smollm2(config: ConfigDict) -> None:
     """SmolLM2-135M-Instruct at the paper's learning rates, in sizes for a CPU.
 
-    Without a supervised start hardly a reply at temperature 1 is valid, at 0.5 every
-    fourth, and in most groups all returns are 0. StarPO-S would drop those groups;
-    plain StarPO learns from the format penalty too.
+    Without a supervised start hardly any reply is valid at temperature 1, and a fourth
+    at 0.5; in most groups all returns are 0. StarPO-S would drop those groups, while
+    plain StarPO also learns from the format penalty.
     """
     config.iterations = 5
     config.algorithm = "starpo"

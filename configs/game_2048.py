@@ -3,17 +3,17 @@ r"""StarPO-S with a critic (PPO) on 2048, with a target that suits short episode
   python launch/train.py --config=configs/game_2048.py --workdir=runs/game_2048
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose one that can read: --config.model.path=FOLDER, or smollm2.
 Random actions make the tile of 32 in 3% of the episodes of 20 actions, and greedy
 ones in 29%. Variants, after a colon:
 
-  --config=configs/game_2048.py:smoke  two small iterations, to see that all works
+  --config=configs/game_2048.py:smoke  two small iterations, as a test
   --config=configs/game_2048.py:paper  Qwen2.5-0.5B-Instruct with the settings of
                                        "RAGEN", arXiv:2504.20073; longer episodes, for a
                                        tile of 128; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "2048",
         target=128 if is_paper else 32,  # The tile that ends the episode.
         four_probability=0.1,  # Of a new tile being a 4; else a 2.
-        merge_reward=0.2,  # For new tiles by merging that sum to the target.
+        merge_reward=0.2,  # For merged tiles that sum up to the target; in proportion.
         success_reward=1.0,  # For reaching it.
     )
     if is_paper:

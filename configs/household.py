@@ -3,15 +3,15 @@ r"""StarPO-S with a critic (PPO) on Household: tasks in a house of words.
   python launch/train.py --config=configs/household.py --workdir=runs/household
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose one that can read: --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
-  --config=configs/household.py:smoke  two small iterations, to see that all works
+  --config=configs/household.py:smoke  two small iterations, as a test
   --config=configs/household.py:paper  Qwen2.5-0.5B-Instruct, 50 commands as in RAGEN;
                                        wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -30,8 +30,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.env = environment(
         "household",
         objects=8,  # In the house.
-        tasks=("put", "look", "clean", "heat", "cool", "two"),  # That come up.
-        list_commands=True,  # Shows the commands that do something.
+        tasks=("put", "look", "clean", "heat", "cool", "two"),  # The kinds that occur.
+        list_commands=True,  # Show the commands that would have an effect.
     )
     # Long episodes: the last three turns stay in sight.
     turns = 50 if is_paper else 15

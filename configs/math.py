@@ -3,18 +3,18 @@ r"""StarPO-S with a critic (PPO) on word problems, with several attempts.
   python launch/train.py --config=configs/math.py --workdir=runs/math
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, take the variant smollm2, or name a model that can read,
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose the variant smollm2 or a model that can read:
 --config.model.path=FOLDER. Variants, after a colon:
 
-  --config=configs/math.py:smoke  two small iterations, to see that all works
+  --config=configs/math.py:smoke  two small iterations, as a test
   --config=configs/math.py:smollm2  SmolLM2-135M-Instruct on problems of one step, in
                                   sizes for a CPU; see configs/frozenlake.py:smollm2
   --config=configs/math.py:paper  Qwen2.5-0.5B-Instruct, one attempt, as in
                                   RAGEN's settings of MetaMathQA; wants a GPU
                                   or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -32,10 +32,10 @@ def get_config(variant: str = "") -> ConfigDict:
     is_paper = variant == "paper"
     config.env = environment(
         "math",
-        min_steps=1,  # That change what somebody has: so many
-        max_steps=3,  # to so many.
-        highest_number=50,  # Of a problem's text.
-        fractions=False,  # Shares need not come out even.
+        min_steps=1,  # Changes of an amount that a problem tells of, at least
+        max_steps=3,  # and at most.
+        highest_number=50,  # In the text of a problem.
+        fractions=False,  # If True, divisions may leave a fraction.
     )
     turns = 1 if is_paper else 3
     config.rollout.update(turns=turns, actions_per_turn=1, actions=turns)

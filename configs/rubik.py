@@ -3,16 +3,16 @@ r"""StarPO-S with a critic (PPO) on the 2 x 2 x 2 Rubik's cube.
   python launch/train.py --config=configs/rubik.py --workdir=runs/rubik
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose one that can read: --config.model.path=FOLDER, or smollm2.
 Random actions solve 4% of the cubes that are two turns away. Variants, after a colon:
 
-  --config=configs/rubik.py:smoke  two small iterations, to see that all works
+  --config=configs/rubik.py:smoke  two small iterations, as a test
   --config=configs/rubik.py:paper  Qwen2.5-0.5B-Instruct with the settings of "RAGEN",
                                    arXiv:2504.20073, and the cubes of its code, five
                                    turns away; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "rubik",
         depth=5 if is_paper else 2,  # Random turns away from a solved cube.
         faces="URFDLB",  # or "URF", which suffices for every position
-        half_turns=False,  # Whether U2 and the like are actions too.
+        half_turns=False,  # If True, there are also actions like U2.
         step_reward=0.0,  # For each turn that does not solve.
     )
     if is_paper:

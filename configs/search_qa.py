@@ -3,17 +3,17 @@ r"""StarPO-S with a critic (PPO) on SearchQA: questions about a generated encycl
   python launch/train.py --config=configs/search_qa.py --workdir=runs/search_qa
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, take the variant tiny_words, or name a model that can read,
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose the variant tiny_words or a model that can read:
 --config.model.path=FOLDER, or smollm2. Variants, after a colon:
 
-  --config=configs/search_qa.py:smoke  two small iterations, to see that all works
+  --config=configs/search_qa.py:smoke  two small iterations, as a test
   --config=configs/search_qa.py:tiny_words  the embedded model that was taught it, on
                                        questions of one search
   --config=configs/search_qa.py:paper  Qwen2.5-0.5B-Instruct, five turns of five
                                        passages, as in RAGEN; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -31,10 +31,10 @@ def get_config(variant: str = "") -> ConfigDict:
     is_paper = variant == "paper"
     config.env = environment(
         "search_qa",
-        people=200,  # 5 1/3 as many passages; up to 3,750.
+        people=200,  # Up to 3,750; each adds 5 1/3 passages.
         seed=0,  # Decides the encyclopedia.
-        hops="both",  # or "one", "two": the passages that an answer takes
-        passages=5 if is_paper else 3,  # Shown of each search.
+        hops="both",  # or "one", "two": how many passages an answer takes
+        passages=5 if is_paper else 3,  # Shown for each search.
     )
     config.rollout.update(turns=5, actions_per_turn=1, actions=5)
     if not is_paper:

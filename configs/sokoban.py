@@ -14,11 +14,11 @@ Variants, after a colon:
                                            other symbols, larger rooms and FrozenLake
   --config=configs/sokoban.py:generalize_paper  the same with the settings of :paper
   --config=configs/sokoban.py:mix          rooms and lakes in one batch
-  --config=configs/sokoban.py:smoke        two small iterations, to see that all works
+  --config=configs/sokoban.py:smoke        two small iterations, as a test
   --config=configs/sokoban.py:paper        Qwen2.5-0.5B-Instruct with the settings of
                                            "RAGEN", arXiv:2504.20073; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -50,13 +50,13 @@ def get_config(variant: str = "") -> ConfigDict:
         "sokoban",
         size=6,  # Rows and columns, the border included.
         boxes=1,
-        search_depth=100,  # Moves of reverse play for each box: more, harder rooms.
+        search_depth=100,  # Moves of reverse play for each box; more make it harder.
         observation="grid",  # or "coordinates", "both"
         # Wall, floor, target, box, box on target, player, player on target.
         symbols=("#", "_", "O", "X", "√", "P", "S"),
     )
     if not is_paper:
-        config.rollout.reply_tokens = 64  # A push is written with both its places.
+        config.rollout.reply_tokens = 64  # A thought names player, box and target.
     if variant == "solver":
         config.model.path = "tiny_sokoban"
     elif variant == "larger":

@@ -3,17 +3,17 @@ r"""StarPO-S with a critic (PPO) on Sudoku of 4 x 4 or 9 x 9 cells.
   python launch/train.py --config=configs/sudoku.py --workdir=runs/sudoku
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, name one that can read, --config.model.path=FOLDER, or smollm2.
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose one that can read: --config.model.path=FOLDER, or smollm2.
 Variants, after a colon:
 
   --config=configs/sudoku.py:nine   9 x 9 cells
-  --config=configs/sudoku.py:smoke  two small iterations, to see that all works
+  --config=configs/sudoku.py:smoke  two small iterations, as a test
   --config=configs/sudoku.py:paper  Qwen2.5-0.5B-Instruct with the settings of "RAGEN",
                                     arXiv:2504.20073, and the puzzles of its code: 4 x 4
                                     with ten numbers given; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -32,8 +32,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.env = environment(
         "sudoku",
         size=9 if is_nine else 4,  # Rows and columns.
-        clues=45 if is_nine else 10,  # Numbers given at least.
-        correct_reward=0.1,  # For each cell that becomes right; lost with it.
+        clues=45 if is_nine else 10,  # Numbers given, at least.
+        correct_reward=0.1,  # For each cell that becomes right; lost if it is changed.
         wrong_reward=-0.1,  # For a placement that is refused.
     )
     # Every empty cell takes an action, and some may go wrong.

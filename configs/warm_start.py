@@ -34,9 +34,10 @@ def get_config(variant: str = "") -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.model = "tiny"  # The embedded model, its shape, words and stages.
-    # Each environment, its limits, and how far from good the demonstrations are
-    # (ragen_jax/envs/*/demonstrations.py). The share of random plans is each stage's
-    # own. `context` tokens hold the longest dialogues that were seen.
+    # The environments, their limits, and how imperfect the demonstrations are: the
+    # fields of Demonstrator in ragen_jax/envs/*/demonstrations.py, of which each stage
+    # overrides random_plan. `context` is the most tokens of a dialogue,
+    # `short_context` that without the system prompt; the longest seen fit into them.
     config.frozen_lake = ConfigDict(
         dict(
             env=dict(size=4, frozen_probability=0.9, success_probability=0.8),
@@ -69,16 +70,16 @@ def get_config(variant: str = "") -> ConfigDict:
             demonstrator=dict(risky=0.5),
             context=192,
             short_context=64,
-            rows_for_one=3,  # of a stage's, these being short
+            rows_for_one=3,  # Rows are short: 3 for each of a stage's `rows`.
         )
     )
-    # First short rows of lakes without the system prompt, cheap and with no random
-    # plans, until boards are read and the goal is walked to; then whole dialogues in
-    # every variant: as they are to be, mostly aimed until the goal is read without
-    # fail, and again as they are to be. Then the same four for Sokoban with the lakes
-    # kept, and two for Bandit with both kept. `rows` of at most `context` tokens a
-    # step, of the environment's `short_context` if without the system prompt; `draws`
-    # seeds the data; `kinds` are ragen_jax/warm_start/recipe.py's.
+    # Four stages for FrozenLake. "boards": short rows without the system prompt, which
+    # are cheap, and without random plans, until the model reads boards and walks to
+    # the goal. "dialogues": whole dialogues in every variant, with the share of random
+    # plans that the result is to have. "aimed": fewer random plans, until the model
+    # never misreads the goal. "mixed": again the share of "dialogues". Then the same
+    # four for Sokoban and two for Bandit, each with the earlier environments kept in.
+    # `_stage` lists what a stage can set.
     config.lake_boards = _stage(
         700, lr=3e-3, random_plan=0.0, draws=1, rows=64, context=128
     )
@@ -132,9 +133,9 @@ def get_config(variant: str = "") -> ConfigDict:
 def _read_symbols(config: ConfigDict) -> None:
     """The stages of `tiny_symbols`.
 
-    New first layers learn to read each cell as what it means, on short rows behind a
-    sentence that explains the symbols, then behind the whole system prompt; and the
-    whole model imitates the solver again.
+    New first layers learn to translate each cell's symbol into its meaning: on short
+    rows that begin with a sentence about the symbols, then with the whole system
+    prompt. At last the whole model imitates the solver again.
     """
     config.model = "tiny_symbols"
     config.symbols_legend = _stage(
@@ -155,15 +156,20 @@ def _read_symbols(config: ConfigDict) -> None:
 def _all_rooms(config: ConfigDict) -> None:
     """The stages of `tiny_rooms`.
 
-    One box in rooms of 6, 7 and 9 rows, and two of them, one after the other, first
-    without the system prompt; then anywhere in drawings of any number of rows and
-    columns, so that lines are counted; then the same in whole dialogues, at last with
-    more weight on the places that a reply names. Then walls and boxes are read: what is
-    around places on short rows, most of them drawn at random; then on rows that plan,
-    which is unlearned meanwhile, and in dialogues. Then a quarter of the actions are
-    random, and the best ones are imitated in their place, again on short rows first. At
-    last most rooms have two boxes, and what the model's choices of actions, boxes and
-    targets would lose counts too.
+    boards                     rooms of 6, 7 and 9 rows with one box or two, on short
+                               rows without the system prompt
+    frames                     the same rooms somewhere within larger drawings, so that
+                               the model has to count rows and columns
+    dialogues, places,         the same in whole dialogues; the last two with more
+    refined                    weight on the places that a reply names
+    walls                      extra heads read the walls and boxes around places, most
+                               of which are random, on short rows
+    planned, walked            the same while planning, which is unlearned meanwhile: on
+                               short rows, then in dialogues
+    relabelled, corrected      a share of the actions is random, and the best ones are
+                               imitated in their place: on short rows, then in dialogues
+    two_boxes,                 mostly two boxes; the loss also counts the actions that
+    two_boxes_dialogues        the model's choices are expected to lose
     """
     config.model = "tiny_rooms"
     config.sokoban_large = ConfigDict(
@@ -244,26 +250,27 @@ def _all_rooms(config: ConfigDict) -> None:
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows=24, context=640) -> ConfigDict:
+    """A stage of supervised training, as ragen_jax/warm_start/stages.py reads it."""
     return ConfigDict(
         dict(
-            steps=steps,
-            rows=rows,
-            context=context,
+            steps=steps,  # Optimizer steps.
+            rows=rows,  # Rows of a step.
+            context=context,  # Most tokens of a row.
             lr=lr,
-            random_plan=random_plan,
-            draws=draws,
-            short=False,
-            kinds="lakes",
-            new_words=False,
-            read_layers=0,
-            turns=0,
-            noise=placeholder(float),  # of the demonstrator; None: its own section's
-            relabel=False,  # The best actions are imitated in place of those taken.
-            midway=0,  # Actions played before a room is shown, at most.
-            misread=0.0,  # Plans that take walls for floor, of a room at most.
-            places_weight=1.0,
-            walls_weight=0.0,
-            regret_weight=0.0,  # of actions that a choice is expected to lose
-            random_places=0.0,
+            random_plan=random_plan,  # Share of demonstrated plans that are random.
+            draws=draws,  # Seed of the demonstrations.
+            short=False,  # Leave the system prompt out.
+            kinds="lakes",  # A key of KINDS in ragen_jax/warm_start/recipe.py.
+            new_words=False,  # First draw new embeddings for the added words.
+            read_layers=0,  # Train only this many first layers, to read symbols.
+            turns=0,  # Most turns of an episode; 0: those of the limits.
+            noise=placeholder(float),  # Of the demonstrator; None: its own section's.
+            relabel=False,  # Imitate the best actions in place of those taken.
+            midway=0,  # Most actions that are played before a room is shown.
+            misread=0.0,  # Largest share of plans that take walls for floor.
+            places_weight=1.0,  # Weight of the tokens that say where things are.
+            walls_weight=0.0,  # Weight of reading the walls around places.
+            regret_weight=0.0,  # Weight of the actions that a choice may lose.
+            random_places=0.0,  # Share of batches with random places to read.
         )
     )

@@ -26,7 +26,7 @@ def get_config(variant: str = "") -> ConfigDict:
             demonstrator=dict(random_plan=0.0),
             context=448,
             short_context=320,
-            rows_for_one=2,  # of a stage's, these being short
+            rows_for_one=2,  # Rows are short: 2 for each of a stage's `rows`.
         )
     )
     config.webshop = ConfigDict(
@@ -38,10 +38,8 @@ def get_config(variant: str = "") -> ConfigDict:
             short_context=704,
         )
     )
-    # First short rows without the system prompt and with careful demonstrations alone,
-    # until names are copied; then whole dialogues, careful and careless. `rows` of at
-    # most `context` tokens a step, of the environment's `short_context` if without the
-    # system prompt; `draws` seeds the data; `kinds` are ragen_jax/warm_start's.
+    # First short rows without the system prompt and with careful demonstrations, until
+    # the model copies names; then whole dialogues, careful and careless.
     config.search_pages = _stage(300, lr=2e-3, random_plan=0.0, draws=1, rows=16)
     config.search_pages.update(short=True, kinds="search", context=176)
     config.shop_pages = _stage(150, lr=2e-3, random_plan=0.1, draws=2, rows=8)
@@ -57,6 +55,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _stage(steps: int, *, lr, random_plan, draws, rows, context=896) -> ConfigDict:
+    """A stage of supervised training; configs/warm_start.py explains its keys."""
     return ConfigDict(
         dict(
             steps=steps,

@@ -3,17 +3,17 @@ r"""StarPO-S with a critic (PPO) on WebShop: products that instructions describe
   python launch/train.py --config=configs/webshop.py --workdir=runs/webshop
 
 trains the small model that comes with ragen_jax, on whatever devices there are.
-That model was never taught this environment, and shows only that all works: to see
-learning, take the variant tiny_words, or name a model that can read,
+That model was not taught this environment: a run only shows that everything works. To
+see learning, choose the variant tiny_words or a model that can read:
 --config.model.path=FOLDER, or smollm2. Variants, after a colon:
 
-  --config=configs/webshop.py:smoke  two small iterations, to see that all works
+  --config=configs/webshop.py:smoke  two small iterations, as a test
   --config=configs/webshop.py:tiny_words  the embedded model that was taught it, in a
                                      shop of 50 products
   --config=configs/webshop.py:paper  Qwen2.5-0.5B-Instruct, paid for the full score
                                      alone, as in RAGEN; wants a GPU or TPU
 
-What is not said here is as in configs/frozenlake.py.
+All other settings are those of configs/frozenlake.py.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "webshop",
         products=1000,  # Up to 20,000.
         seed=0,  # Decides the catalogue and the goals.
-        goal_attributes=2,  # That an instruction names, of four.
+        goal_attributes=2,  # Attributes that an instruction names, of four.
         observation="text",  # or "rich", with marked buttons
         reward="success" if is_paper else "score",  # 1 for the full score, or the score
     )

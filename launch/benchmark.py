@@ -39,7 +39,7 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite a fold
 _ENV = flags.DEFINE_string(
     "env", None, "Measure only this environment, or 'all', beside public ones."
 )
-_GAMES = 1024  # side by side, where environments are measured
+_GAMES = 1024  # games in parallel with --env
 _SHAPE = flags.DEFINE_enum(
     "shape", None, list(SHAPES), "Random weights in this shape, with tiny's tokenizer."
 )
@@ -75,19 +75,26 @@ def main() -> None:
     if _SUITE.value:
         from ragen_jax.benchmarks import gpu_suite
 
-        what = (_OUT.value, _STAGE.value, _SMOKE.value)
-        seconds = (_LIMIT.value, _TOTAL.value)
-        return gpu_suite.run_suite(Path(__file__), *what, *seconds, tables.show)
+        return gpu_suite.run_suite(
+            Path(__file__),
+            out=_OUT.value,
+            stage=_STAGE.value,
+            is_small=_SMOKE.value,
+            limit=_LIMIT.value,
+            total=_TOTAL.value,
+            show=tables.show,
+        )
     if _INSTRUMENTS.value and not _ITERATIONS.value:
         raise UserError("--instruments needs iterations: give --iterations=1 or more")
-    out = cli.check_out(_OUT.value) if _OUT.value else None  # Before an hour's work.
+    # A file that cannot be written is refused before the measurements, not after.
+    out = cli.check_out(_OUT.value) if _OUT.value else None
     report = _environments() if _ENV.value else _machine()
     if out:
         atomic_files.write_text(out, json.dumps(report, indent=2) + "\n")
 
 
 def _check_flags() -> None:
-    """Refuses flags that would change nothing of what is measured."""
+    """Raises UserError for flags that would have no effect."""
     for name in ("suite", "env"):
         if flags.FLAGS[name].value and cli.names_config():
             raise UserError(
@@ -102,6 +109,7 @@ def _check_flags() -> None:
 
 
 def _environments() -> dict:
+    """Measures environments by themselves, for --env."""
     from ragen_jax.benchmarks import environment_comparison
     from ragen_jax.reporting.console import Console
 
@@ -111,6 +119,7 @@ def _environments() -> dict:
 
 
 def _machine() -> dict:
+    """Measures what --config says, or with --instruments what diagnostics cost."""
     settings = cli.read_settings(_CONFIG.value)
     cli.use_every_core(settings)
     cli.start_jax_alone(settings, "a benchmark")

@@ -55,10 +55,10 @@ def main() -> None:
     from ragen_jax.utils.finite import finite
 
     wanted = diagnosis.Wanted(
-        _INFORMATION.value,
-        _GRADIENTS.value,
-        _SAMPLES.value,
-        _BUCKETS.value,
+        information=_INFORMATION.value,
+        gradients=_GRADIENTS.value,
+        samples=_SAMPLES.value,
+        buckets=_BUCKETS.value,
         may_lack_thoughts=_ALL.value,
     )
     with cli.user_mistakes():

@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _check_flags() -> Path:
-    """The new folder. Raises UserError for a flag that cannot be used."""
+    """Returns the folder to write. Raises UserError for a flag that cannot be used."""
     for name in ("checkpoint", "out"):
         if not flags.FLAGS[name].value:
             raise UserError(

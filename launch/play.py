@@ -46,17 +46,18 @@ _SPLIT = flags.DEFINE_enum(
 )
 _PICTURE = flags.DEFINE_string("picture", None, "Folder for PNGs.")
 
-_MANY = 100  # actions of an episode, where no config says how many
+_MANY = 100  # most actions of an episode with --env, which has no config
 
 
 def main() -> None:
     _check_flags()
-    # One small game at a time: not worth a GPU, which may be busy training.
+    # One small game at a time needs no GPU, and the GPU may be busy training.
     cli.use_cpu()
     # Imported here so that a wrong flag is reported without waiting for JAX.
     from ragen_jax import envs
     from ragen_jax.evaluation import terminal
 
+    # (config section for messages, label, environment, options, most actions) of each
     if _ENV.value:
         options = envs.parse_options(_ENV.value, _SET.value)
         tasks = [("env.", _ENV.value, _ENV.value, options, _MANY)]

@@ -39,7 +39,8 @@ _LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states
 
 
 def main() -> None:
-    endings.raise_instead()  # The runs that it started save themselves first.
+    # A signal raises, so that the study first ends its runs, which save their state.
+    endings.raise_instead()
     from ragen_jax.reporting.console import Console
     from ragen_jax.studies import study
 

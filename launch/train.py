@@ -100,6 +100,7 @@ def main() -> None:
 
 
 def _report_plan(run) -> None:
+    """Prints the memory that the run would need on the devices here."""
     import jax
 
     from ragen_jax.reporting.console import Console

@@ -74,7 +74,11 @@ def main() -> None:
 
 
 def _stages(model: str) -> tuple[str, ...]:
-    """The stages that the flags ask for, in order; UserError if they cannot be."""
+    """The stages that the flags ask for, in order.
+
+    Raises:
+      UserError: if the flags do not fit the model or one another.
+    """
     known = STAGES[model]
     first, last = _FIRST.value or known[0], _LAST.value or known[-1]
     for flag, name in (("first", first), ("last", last)):

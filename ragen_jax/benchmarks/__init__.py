@@ -1,1 +1,1 @@
-"""Measurements of this machine, beside other programs."""
+"""Speed measurements on this machine, also of other libraries (launch/benchmark.py)."""

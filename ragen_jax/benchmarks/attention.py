@@ -1,4 +1,4 @@
-"""The kernels of decode attention side by side, by themselves."""
+"""Times the kernels of decode attention by themselves; a stage of the GPU suite."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,19 @@ from ragen_jax.parallel import backend_choices
 from ragen_jax.rollout import cache_attention
 from ragen_jax.rollout.cache_attention import CacheAttention
 
-_LAYERS = 24  # of one timed call, so that its start does not count
-_FILLED = 0.2  # of the cache, in the mean
+_LAYERS = 24  # in one timed call, so that launching it hardly counts
+_FILLED = 0.2  # mean share of the cache that is filled
 
 
 def compare(
     slots: int, context: int, heads: tuple[int, int, int]
 ) -> Iterator[tuple[str, dict]]:
-    """A table for each kernel: one layer of a decode pass, its token's write included.
+    """Yields (kernel, figures) for one layer of a decode pass, cache write included.
 
     Args:
       slots: S.
       context: C, positions of the cache.
-      heads: query heads, key heads, features of each.
+      heads: (query heads, key heads, features of each).
     """
     on_cpu = jax.default_backend() == "cpu"
     dtype = jnp.float32 if on_cpu else jnp.bfloat16
@@ -34,7 +34,7 @@ def compare(
         "plain operations": cache_attention.XLA,
         "with lengths, by JAX's own operations": cache_attention.fused("xla"),
     }
-    # The last: where it fails, the others are known.
+    # cuDNN comes last, so that the others are known if it fails.
     if backend_choices.has_cudnn_attention(dtype, heads[2]):
         kernels["with lengths, by cuDNN"] = cache_attention.fused("cudnn")
     expected = None
@@ -59,7 +59,7 @@ def _time(
     heads: tuple[int, int, int],
     dtype,
 ) -> tuple[float, np.ndarray]:
-    """(seconds of a layer, float32[S, 1, H, d] that it gives)"""
+    """(seconds of a layer, its output as float32[S, 1, H, d])."""
     (queries, groups, features), slots = heads, lengths.shape[0]
     of_keys, of_values, of_queries = jax.random.split(jax.random.key(0), 3)
     made = (slots, context, groups, features)
@@ -71,7 +71,8 @@ def _time(
 
     layer = _layer(kernel, lengths, context, groups)
     run = layers(kernel, lengths, context, groups)
-    held = [keys, values]  # In place: a copy of the cache would take as long as some.
+    # Donated and replaced in each call: a copy of the cache would take too long.
+    held = [keys, values]
 
     def call() -> jax.Array:
         held[0], held[1], mixed = run(*held, query)
@@ -83,7 +84,7 @@ def _time(
 
 
 def layers(kernel: CacheAttention, lengths: jax.Array, context: int, groups: int):
-    """Compiles (keys, values, query) -> the same after _LAYERS layers, in place."""
+    """A jitted (keys, values, query) -> the same after _LAYERS layers, in place."""
     layer = _layer(kernel, lengths, context, groups)
 
     def run(keys, values, query):
@@ -93,7 +94,7 @@ def layers(kernel: CacheAttention, lengths: jax.Array, context: int, groups: int
 
 
 def _layer(kernel: CacheAttention, lengths: jax.Array, context: int, groups: int):
-    """One layer, as `lax.scan` wants it."""
+    """One layer as the body of a `lax.scan`."""
 
     def layer(carry, _):
         keys, values, query = carry

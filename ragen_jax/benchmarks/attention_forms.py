@@ -1,4 +1,7 @@
-"""cuDNN's attention as the programs ask for it, each form tried by itself."""
+"""Tries cuDNN's attention in each form that the programs use, one by one.
+
+The first stage of the GPU suite. Later stages avoid the forms that failed.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -11,25 +14,25 @@ from ragen_jax.models.attention import fused_attention
 from ragen_jax.parallel import backend_choices
 from ragen_jax.rollout import cache_attention
 
-_ROWS = 2  # of whole rows
-_SLOTS = 8  # of a cache
-_PREFIX = 170  # tokens that all rows begin with: a prompt's opening
-_MESSAGE = 66  # tokens
+_ROWS = 2  # R, in the forms of whole rows
+_SLOTS = 8  # S, in the forms of the cache
+_PREFIX = 170  # tokens of the common beginning of all rows, whose keys come ahead
+_MESSAGE = 66  # tokens of an observation that is prefilled
 _WORKS = "works"
 _OF_ROWS = "rows of"  # how the names of the update's forms begin
 
-Form = Callable[[], Any]  # a pytree of what the form computes
+Form = Callable[[], Any]  # computes the form and returns its arrays, a pytree
 
 
 def tried(context: int, heads: tuple[int, int, int]) -> Iterator[dict[str, str]]:
-    """By form "works" or how it does not, all so far; anew after each.
+    """Tries each form; after each, yields the outcomes so far by form.
 
-    A kernel that reads where it must not leaves a process without its device: then no
-    more forms are tried.
+    An outcome is "works" or says what is wrong. A kernel that accesses invalid memory
+    makes the device unusable for the process: then no more forms are tried.
 
     Args:
       context: C, positions of the cache.
-      heads: query heads, key heads, features of each.
+      heads: (query heads, key heads, features of each).
     """
     if not backend_choices.has_cudnn_attention(jnp.bfloat16, heads[2]):
         yield {"state": "not asked for on this device"}
@@ -43,14 +46,14 @@ def tried(context: int, heads: tuple[int, int, int]) -> Iterator[dict[str, str]]
 def forms(
     context: int, heads: tuple[int, int, int], implementation: Literal["cudnn", "xla"]
 ) -> dict[str, Form]:
-    """The forms by name: of the update, then of the rollout.
+    """The forms by name: those of the update, then those of the rollout.
 
     Args:
       context: C, positions of the cache.
-      heads: query heads, key heads, features of each.
+      heads: (query heads, key heads, features of each).
       implementation: "cudnn", or "xla", which computes the same on any device.
     """
-    # Rows are a multiple of 64 tokens long, and filled up to the kernels' 128.
+    # Row lengths are multiples of 64, padded to the kernels' multiples of 128.
     lengths = {
         f"{_OF_ROWS} 128 tokens": (128, 0),
         f"{_OF_ROWS} 448 tokens": (448, 0),
@@ -64,19 +67,19 @@ def forms(
     }
     return of_rows | {
         "decoding": functools.partial(_decoded, context, heads, implementation),
-        "messages": functools.partial(_heard, context, heads, implementation),
+        "messages": functools.partial(_messages, context, heads, implementation),
     }
 
 
 def settings_without_failing(
     outcomes: Mapping[str, str], context: int, heads: tuple[int, int, int]
 ) -> dict[str, str]:
-    """The settings, by dotted key, with which no form is used that does not work.
+    """The settings, by dotted key, that avoid every form which does not work.
 
     Args:
-      outcomes: the last of `tried`. A form may have ended its process: what is not
-        among them does not work.
-      context, heads: as there.
+      outcomes: the last that `tried` yielded. A form that is missing does not work: it
+        may have crashed the process.
+      context, heads: as for `tried`.
     """
     failing = [
         name for name in forms(context, heads, "cudnn") if outcomes.get(name) != _WORKS
@@ -91,18 +94,18 @@ def settings_without_failing(
 
 
 def outcome(form: Form) -> str:
-    """Whether a form runs to its end here, in a word or a line."""
+    """Runs a form: "works", or one line on what is wrong."""
     try:
         found = jax.tree.leaves(form())
-        # Waited for in here: a device's error comes when its result is wanted.
+        # Errors of the device are raised only when its results are read: here.
         is_finite = all(bool(jnp.isfinite(x).all()) for x in found)
-    except Exception as error:  # Whatever it is, it is what this asks for.
+    except Exception as error:  # Any error is an outcome.
         return f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
     return _WORKS if is_finite else "not finite"
 
 
 def _answers() -> bool:
-    """Whether the device computes at all."""
+    """Whether the device still computes anything."""
     return outcome(lambda: jnp.ones(8) + 1) == _WORKS
 
 
@@ -128,7 +131,7 @@ def _decoded(context, heads, implementation):
     return jax.jit(attend)(query, *entries, lengths)
 
 
-def _heard(context, heads, implementation):
+def _messages(context, heads, implementation):
     kernel, entries = _cache(context, heads, implementation)
     query = _random(0, _SLOTS, _MESSAGE, heads[0], heads[2])
     starts = jnp.linspace(0, context - _MESSAGE, _SLOTS).astype(jnp.int32)
@@ -138,7 +141,7 @@ def _heard(context, heads, implementation):
 
 
 def _cache(context, heads, implementation):
-    """(the layout, keys and values of full slots)"""
+    """(the kernel, [keys, values] of full slots in its layout)."""
     kernel = cache_attention.fused(implementation)
     made = (_random(seed, _SLOTS, context, heads[1], heads[2]) for seed in (1, 2))
     return kernel, [kernel.to_entry(x) for x in made]

@@ -1,4 +1,4 @@
-"""The speed of the device at best, timings of calls, and counts of compilations."""
+"""Measures the device's peak rates; times calls and counts compilations."""
 
 import contextlib
 import dataclasses
@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLimits:
-    """What all devices together do at best."""
+    """Measured peak rates of all devices together."""
 
-    matmul: float  # floating-point operations a second of a large matrix product
-    copy: float  # bytes a second read and written by adding to a long vector in place
-    read: float  # bytes a second read by a large matrix times a vector
-    dtype: str  # of the product
+    matmul: float  # FLOP/s of a large matrix product
+    copy: float  # bytes/s read and written by adding to a long vector in place
+    read: float  # bytes/s read by a large matrix times a vector
+    dtype: str  # of the matrix product
 
     def figures(self) -> dict[str, float]:
-        """For a table."""
+        """The rates for a table."""
         return {
             f"matmul {self.dtype}, TFLOP/s": self.matmul / 1e12,
             "copy, GB/s read and written": self.copy / 1e9,
@@ -30,11 +30,10 @@ class DeviceLimits:
 
 
 def device_limits() -> DeviceLimits:
-    """Measured on the first device; a CPU's devices share its cores.
+    """Measures the first device, times the number of devices; a CPU counts as one.
 
-    A GPU reads 1 GiB in 0.3 ms, of which starting a program and waiting for it would be
-    a tenth and more: there a call is a loop of so many rounds, each of which needs what
-    the last one made.
+    A GPU reads 1 GiB in 0.3 ms, and launching a program and waiting for it takes at
+    least a tenth of that. On a GPU each call is therefore a loop of dependent rounds.
     """
     on_cpu = jax.default_backend() == "cpu"
     size, dtype = (2048, jnp.float32) if on_cpu else (8192, jnp.bfloat16)
@@ -44,7 +43,7 @@ def device_limits() -> DeviceLimits:
     held = jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)
 
     def least(step: Callable, state: jax.Array, *given, in_place=False) -> float:
-        """Seconds of a round at best: `step` makes the next state of the last."""
+        """The fewest seconds of a round, `step(state, *given)` -> the next state."""
         if rounds > 1:
             step = functools.partial(repeated, step)
             given = (jnp.int32(rounds), *given)
@@ -57,7 +56,7 @@ def device_limits() -> DeviceLimits:
 
         return min(seconds(call)) / rounds
 
-    # All of a product is needed for the next vector, and no round can be left out.
+    # The maximum makes the next vector depend on the whole product.
     by_vector = lambda v, wide: v + (wide @ v).max() * 1e-6
     devices = 1 if on_cpu else jax.device_count()
     return DeviceLimits(
@@ -70,7 +69,7 @@ def device_limits() -> DeviceLimits:
 
 
 def cuda_versions() -> dict[str, str]:
-    """Of CUDA and cuDNN as they are loaded here, for a table; nothing without them."""
+    """The versions of CUDA and cuDNN that are loaded, for a table; {} without them."""
     try:
         from jax._src.lib import cuda_versions as loaded
     except ImportError:
@@ -85,12 +84,12 @@ def cuda_versions() -> dict[str, str]:
 
 
 def repeated(step: Callable[..., jax.Array], state, rounds: jax.Array, *given):
-    """`step` so often; traced, so that XLA cannot unroll the loop."""
+    """`step` applied `rounds` times; traced, so that XLA cannot unroll the loop."""
     return jax.lax.fori_loop(0, rounds, lambda _, state: step(state, *given), state)
 
 
 def seconds(run: Callable[[], Any], repeats: int = 5) -> list[float]:
-    """Of each of some calls, after one that may compile."""
+    """Seconds of each of `repeats` calls, after one that may compile."""
     jax.block_until_ready(run())
     taken = []
     for _ in range(repeats):
@@ -102,16 +101,16 @@ def seconds(run: Callable[[], Any], repeats: int = 5) -> list[float]:
 
 @dataclasses.dataclass
 class Compilations:
-    """What was compiled while `counting`."""
+    """What was compiled within `counting`."""
 
     seconds: float = 0.0
-    programs: int = 0
-    from_cache: int = 0  # of those programs
+    programs: int = 0  # compiled, or read from the compilation cache
+    from_cache: int = 0  # those read from the cache
 
 
 @contextlib.contextmanager
 def counting() -> Iterator[Compilations]:
-    """Counts what XLA compiles, or takes from its cache on the disk, in the block."""
+    """A context that counts the programs which XLA compiles or reads from its cache."""
     seen = Compilations()
 
     def timed(event: str, duration: float, **_) -> None:

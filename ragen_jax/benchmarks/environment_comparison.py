@@ -1,4 +1,7 @@
-"""Our environments beside the same games of others, where those are installed."""
+"""Compares our environments' speed with that of the same games in other libraries.
+
+`launch/benchmark.py --env=NAME` calls it. Libraries that are missing are skipped.
+"""
 
 import dataclasses
 from typing import Any
@@ -12,15 +15,15 @@ from ragen_jax.reporting.console import Console
 
 
 def compare_environments(name: str, batch: int, console: Console) -> dict[str, Any]:
-    """Steps and resets a second of environments and of their peers, shown in a table.
+    """Measures steps/s and resets/s of environments and their peers; prints a table.
 
     Args:
       name: of an environment, or "all".
-      batch: games side by side.
+      batch: games played in parallel.
       console: for progress and the table.
 
     Returns:
-      The same for JSON.
+      The same figures, for JSON.
     """
     rows = []
     for kind, options in kinds(name):

@@ -1,4 +1,4 @@
-"""The speed of environments by themselves: random play, jitted and vmapped."""
+"""Measures environments by themselves: random play, jitted and vmapped."""
 
 import dataclasses
 import time
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ragen_jax.envs.base import TRAIN, Environment, random_action
 
-STEPS = 1000  # of each game in one timed call
+STEPS = 1000  # of each game, in one timed call
 
 # Rows of the table of `launch/benchmark.py --env=all`: an environment and its settings.
 KINDS = (
@@ -33,7 +33,7 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class EnvEpisode:
-    """What is timed, on one game: `vmap`-able."""
+    """The functions that are timed, for one game and `vmap`-able; ours or a peer's."""
 
     reset: Callable[[jax.Array], Any]  # key -> State
     # (key, State, action) -> State, reward float[], done bool[]
@@ -43,27 +43,27 @@ class EnvEpisode:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """Games, steps and levels a second."""
+    """The speed of an environment; None: not measured."""
 
     name: str
-    steps: float | None  # None: not measured
-    resets: float | None
+    steps: float | None  # a second, over all games of the batch
+    resets: float | None  # a second, each to a new level
 
 
 def kinds(name: str) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The rows of an environment, or of "all"; of another environment its defaults."""
+    """The rows of KINDS with this name, or "all"; if there is none, its defaults."""
     if name == "all":
         return KINDS
     return tuple(kind for kind in KINDS if kind[0] == name) or ((name, {}),)
 
 
 def measure(env: Environment, batch: int = 1024, label: str = "") -> Speed:
-    """Steps and resets a second of an environment, called by its name or by `label`."""
+    """Measures an environment; the result is named `label`, or else `env.name`."""
     return measure_game(label or env.name, as_game(env), batch)
 
 
 def measure_game(label: str, game: EnvEpisode, batch: int) -> Speed:
-    """The same of any game that is written in JAX."""
+    """Measures any game that is written in JAX."""
     return Speed(
         name=label,
         steps=game_steps_per_second(game, batch=batch, steps=STEPS),
@@ -88,28 +88,28 @@ def as_game(env: Environment) -> EnvEpisode:
 def steps_per_second(
     env: Environment, *, batch: int, steps: int, repeats: int = 3
 ) -> float:
-    """Environment steps a second of random play; see `game_steps_per_second`."""
+    """Steps/s of random play in an environment; see `game_steps_per_second`."""
     game = as_game(env)
     return game_steps_per_second(game, batch=batch, steps=steps, repeats=repeats)
 
 
 def resets_per_second(env: Environment, *, batch: int, repeats: int = 3) -> float:
-    """Levels drawn a second, `batch` of them in one call."""
+    """Resets/s of an environment, `batch` of them in one call."""
     return game_resets_per_second(as_game(env), batch=batch, repeats=repeats)
 
 
 def game_steps_per_second(
     game: EnvEpisode, *, batch: int, steps: int, repeats: int = 3
 ) -> float:
-    """Steps a second of random play; a finished game starts again where it began.
+    """Steps/s of random play; a finished game starts again from its first state.
 
     Keys and actions are drawn before the clock starts.
 
     Args:
       game: the rules.
-      batch: games side by side.
-      steps: of each in one timed call.
-      repeats: timed calls, the fastest counts: others only add noise.
+      batch: games played in parallel.
+      steps: of each game in one timed call.
+      repeats: timed calls, of which the fastest counts: the others only add noise.
     """
 
     def play(start: Any, key_and_action: Any) -> tuple[Any, jax.Array]:
@@ -139,7 +139,7 @@ def game_steps_per_second(
 
 
 def game_resets_per_second(game: EnvEpisode, *, batch: int, repeats: int = 3) -> float:
-    """Levels drawn a second, `batch` of them in one call."""
+    """Resets/s, `batch` of them in one call."""
     draw = jax.jit(jax.vmap(game.reset))
     seconds = _fastest(draw, lambda key: jax.random.split(key, batch), repeats)
     return batch / seconds
@@ -148,7 +148,7 @@ def game_resets_per_second(game: EnvEpisode, *, batch: int, repeats: int = 3) ->
 def _fastest(
     run: Callable[[Any], Any], prepare: Callable[[jax.Array], Any], repeats: int
 ) -> float:
-    """Seconds of a call with what was prepared from a key, after one that compiles."""
+    """The fewest seconds of `run(prepare(key))`, without preparing and compiling."""
     seconds = []
     for index in range(repeats + 1):
         inputs = jax.block_until_ready(prepare(jax.random.key(index)))
@@ -159,7 +159,11 @@ def _fastest(
 
 
 def table(rows: list[tuple[Speed, list[Speed]]]) -> str:
-    """Our environments, each with its peers below, and how many times as fast it is."""
+    """A table of our environments, each with its peers below and our speed over theirs.
+
+    Args:
+      rows: pairs of (ours, its peers').
+    """
     lines = [f"{'env':40s} {'steps/s':>14s} {'resets/s':>14s}  times the peer's"]
     for ours, others in rows:
         lines.append(f"{ours.name:40s} {_shown(ours.steps)} {_shown(ours.resets)}")

@@ -1,4 +1,8 @@
-"""The suite of measurements, as launch/benchmark.py offers it."""
+"""The command `launch/benchmark.py --suite=gpu`: runs the suite, or one stage of it.
+
+suite.py runs stages as processes; each is this command again with --stage=NAME, which
+measures as stages.py says.
+"""
 
 import contextlib
 import importlib.metadata
@@ -14,7 +18,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.utils import endings, folder_lock
 
-_SPARE = 60  # seconds that a stage has after its limit to be ended in
+_SPARE = 60  # seconds after its limit at which a stage ends itself if nobody else does
 
 
 def run_suite(
@@ -26,20 +30,20 @@ def run_suite(
     total: int,
     show: Callable[[str, dict], None],
 ) -> None:
-    """The whole suite, each stage in a process, or one stage in this process.
+    """Runs the whole suite, each stage in its own process, or one stage in this one.
 
     Args:
-      script: that calls this.
-      out: a folder for the results.
-      stage: a name of one; None: all.
-      is_small: sizes that a CPU can take.
-      limit: seconds of a stage.
-      total: seconds of the whole suite; 0: any.
-      show: is given a stage's tables as they are measured.
+      script: the path of launch/benchmark.py.
+      out: the folder for results; must be given.
+      stage: the only stage to run; None: all.
+      is_small: use sizes for a CPU.
+      limit: most seconds of a stage.
+      total: most seconds of the whole suite; 0: any.
+      show: called with (title, figures) for each table as it is measured.
 
     Raises:
       UserError: if there is no such stage, no folder is given, another suite or stage
-        uses it, or no GPU is here.
+        uses it, or there is no GPU.
     """
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
@@ -49,7 +53,7 @@ def run_suite(
     if stage:
         chosen = suite.find(known, stage)
         folder.mkdir(parents=True, exist_ok=True)
-        signal.alarm(limit + _SPARE)  # Whatever becomes of the suite's process.
+        signal.alarm(limit + _SPARE)  # In case the suite's process was killed.
         if chosen.kind in stages.STARTS_RUNS:
             _raise_instead()
         measured = stages.measure(chosen, sizes, folder)
@@ -62,18 +66,18 @@ def run_suite(
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock.held(folder, "runs the suite", flag="--out"):
         with _measuring(folder):
-            pass  # No stage has outlived its suite: it would have the GPU's memory.
-        endings.raise_instead()  # The stage that runs is ended first.
+            pass  # Refuse to start while a stage of a killed suite holds GPU memory.
+        endings.raise_instead()  # So that a signal ends the running stage first.
         made_with = _made_with(sizes, device)
         suite.run(folder, known, command, limit, made_with, _status, total or math.inf)
     _status(f"report: {folder / 'report.md'}")
 
 
 def _raise_instead() -> None:
-    """Lets signals raise, that of the alarm too: what the stage started ends first.
+    """Lets signals raise, SIGALRM too, so that the stage ends its own processes first.
 
-    For a stage that waits for other processes. A computation on a device would not be
-    interrupted.
+    Only for stages that wait for other processes: a computation on a device could not
+    be interrupted this way.
     """
     endings.raise_instead()
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
@@ -81,7 +85,7 @@ def _raise_instead() -> None:
 
 @contextlib.contextmanager
 def _measuring(folder: Path) -> Iterator[None]:
-    """Within it no other process measures a stage there.
+    """A context in which no other process measures a stage into the folder.
 
     Raises:
       UserError: naming the process that does.
@@ -93,7 +97,7 @@ def _measuring(folder: Path) -> Iterator[None]:
 
 
 def _made_with(sizes: stages.Sizes, device: str) -> dict[str, str]:
-    """What makes two results figures of the same thing."""
+    """What two results must have in common to be comparable; see `suite.run`."""
     return {
         "device": device,
         "sizes": repr(sizes),
@@ -103,16 +107,16 @@ def _made_with(sizes: stages.Sizes, device: str) -> dict[str, str]:
 
 
 def _device(is_small: bool) -> str:
-    """The devices of this machine, in words.
+    """The number and kind of this machine's devices, as text.
 
-    JAX falls back to the CPU silently where its GPU's plugin or driver is missing. It
-    is asked in a process of its own: this one would keep the GPU's memory to itself.
+    JAX is started in another process: in this one it would keep the GPU's memory from
+    the stages.
 
     Args:
-      is_small: a machine without a GPU will do. Else the suite would take it days.
+      is_small: whether a CPU is enough. In full size the suite would take days on one.
 
     Raises:
-      UserError: if it will not.
+      UserError: if it is not, and JAX has no GPU, as without its plugin or a driver.
     """
     script = (
         "import jax; d = jax.devices();"

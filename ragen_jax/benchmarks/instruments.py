@@ -1,4 +1,8 @@
-"""What diagnostics cost: indicators, records, mutual information, the report."""
+"""Measures what diagnostics cost: indicators, records, mutual information, the report.
+
+Called by `launch/benchmark.py --instruments`. "Wall" is elapsed time, "work" the
+processor time of all cores.
+"""
 
 import json
 import statistics
@@ -30,19 +34,19 @@ from ragen_jax.training import run as run_lib
 from ragen_jax.training import weights
 from ragen_jax.training.run import Run
 
-THOUGHTS = 64  # that mutual information is measured on
-REPORTED = 200  # iterations of the run that a report is written of
+THOUGHTS = 64  # thoughts for which mutual information is measured
+REPORTED = 200  # iterations of the run for which a report is written
 _REPEATS = 3
 
 
 def measure(
     settings: Settings, iterations: int, scratch: Path
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Titles and figures, in seconds of wall time and of all cores' work.
+    """Yields (title, figures) for each instrument.
 
     Args:
       settings: of the run.
-      iterations: timed, after one that compiles; 1 at least.
+      iterations: to time after one that compiles, at least 1.
       scratch: an empty folder.
     """
     run = run_lib.prepare(settings)
@@ -53,16 +57,15 @@ def measure(
     state, remembered = weights.new_state(run), HealthState()
     spent: dict[str, list[tuple[float, float]]] = {}
     for index in range(iterations + 1):
-        with_without = [_now()]
+        started = _now()
         state, values, rollout = starpo.iterate(run, programs, state)
-        with_without.append(_now())
+        iterated = _now()
         values |= monitor.measure(made, run, rollout)
         remembered, _ = health.observe(remembered, index + 1, values, settings.health)
-        with_without.append(_now())
-        if index:
-            before, between, after = with_without
-            spent.setdefault("off", []).append(_between(before, between))
-            spent.setdefault("on", []).append(_between(before, after))
+        observed = _now()
+        if index:  # The first iteration compiled.
+            spent.setdefault("off", []).append(_between(started, iterated))
+            spent.setdefault("on", []).append(_between(started, observed))
     yield "an iteration", _paired(spent["off"], spent["on"])
     recorded = _record(made, run, programs, state, rollout, scratch)
     yield "recording episodes", recorded
@@ -72,7 +75,7 @@ def measure(
 
 
 def _now() -> tuple[float, float]:
-    """Seconds: (wall, work of all cores)."""
+    """Clock readings in seconds: (wall, work)."""
     return time.perf_counter(), time.process_time()
 
 
@@ -81,7 +84,10 @@ def _between(start, end) -> tuple[float, float]:
 
 
 def _paired(off, on) -> dict[str, float]:
-    """Medians over iterations, each measured with and without its instruments."""
+    """Medians over iterations, each timed without and with its instruments.
+
+    `off` and `on` hold (wall, work) of each iteration, in seconds.
+    """
     figures = {}
     for place, kind in enumerate(("wall", "work")):
         without = statistics.median(one[place] for one in off)
@@ -115,7 +121,7 @@ def _record(made, run: Run, programs, state, rollout: Rollout, scratch: Path):
 
 
 def _information(run: Run, actor, rollout: Rollout) -> Iterator:
-    """Mutual information over first turns, and over turns of trajectories."""
+    """Mutual information of first turns, and of turns along whole trajectories."""
     model = run.model
     rows, group = jax.device_get((rollout.rows, rollout.episodes.group))
     turns = thought_samples.find_turns(rows, token_bytes.token_bytes(model.tokenizer))
@@ -143,7 +149,7 @@ def _shape(pairs: Pairs) -> str:
 
 
 def _report(settings: Settings, values: dict[str, float], scratch: Path):
-    """Of REPORTED iterations like the last one and as many episodes as a log holds."""
+    """Times a report of REPORTED iterations like the last one and of a full log."""
     lines = [json.dumps({"iteration": i + 1} | values) for i in range(REPORTED)]
     (scratch / metrics.FILE).write_text("\n".join(lines) + "\n")
     saved = json.dumps(settings_lib.to_dict(settings))

@@ -1,4 +1,7 @@
-"""All figures of a machine: the environment, an iteration's phases, the sampler."""
+"""Measures a machine: an environment, whole iterations by phase, and the sampler.
+
+This is what launch/benchmark.py runs by default; the GPU suite uses its iterations.
+"""
 
 import dataclasses
 import functools
@@ -27,32 +30,36 @@ from ragen_jax.training.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is measured, in which sizes."""
+    """What to measure, and in which sizes.
 
-    iterations: int  # timed, after one that compiles; 0: none
-    shape: str | None  # random weights in this shape, one of SHAPES
-    peers: bool  # run other programs beside ours
+    Two conversations of fixed lengths are timed: one of a single turn ("generating"),
+    one of several turns.
+    """
+
+    iterations: int  # to time after one that compiles; 0: none
+    shape: str | None  # use random weights of this shape, a key of SHAPES
+    peers: bool  # measure other libraries too
     repeats: int  # timings of each conversation
-    batch: int  # conversations side by side
-    prompt_tokens: int  # of a prompt, to which one reply is sampled
-    new_tokens: int  # of that reply
-    turns: int  # of a conversation of several
-    observation_tokens: int  # given in each of those turns
-    reply_tokens: int  # of each reply in them
+    batch: int  # conversations in parallel
+    prompt_tokens: int  # single turn: tokens of the prompt
+    new_tokens: int  # single turn: tokens of the reply
+    turns: int  # several turns: their number
+    observation_tokens: int  # several turns: tokens given in each
+    reply_tokens: int  # several turns: tokens of each reply
 
 
 def measure(
     settings: Settings, request: Request, scratch: Path
 ) -> Iterator[tuple[str, dict]]:
-    """Titles, and by name numbers, or texts where there is none, as they are known.
+    """Yields (title, figures by name) as they become known; a figure may be a text.
 
     Args:
       settings: of the model, the environment and the iterations.
-      request: sizes, and what is measured.
+      request: what to measure.
       scratch: an empty folder.
 
     Raises:
-      UserError: if nothing can be measured by these settings.
+      UserError: if these settings cannot be run.
     """
     if request.shape:
         settings = with_shape(settings, request.shape, scratch / "shape")
@@ -66,9 +73,10 @@ def measure(
     yield "model", {"weights": model, "computation": str(run.model.dtype)}
     yield "env", _env_figures(run.tasks[0].env)
     phases = {}
-    if request.iterations:  # The last of each title.
+    if request.iterations:  # A dict keeps the last figures of each title.
         phases = dict(iteration_figures(run, request.iterations))
-    best = device.device_limits()  # Their memory is not in the peak of the iterations.
+    # After the iterations, whose peak memory must not include that of this measurement.
+    best = device.device_limits()
     yield "at best", best.figures()
     for title, figures in phases.items():
         yield title, with_shares(figures, best) if title == "iteration" else figures
@@ -76,19 +84,20 @@ def measure(
 
 
 def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
-    """The settings with a model of random weights, written to a new folder.
+    """Writes a model of random weights and returns the settings with that model.
 
     Args:
-      settings: of anything else.
-      shape: one of SHAPES.
-      folder: must not exist.
+      settings: all but the model.
+      shape: a key of SHAPES.
+      folder: to write; must not exist.
     """
     dtype = compute_dtype(settings.model.compute_dtype)
     sampler.write_random_model(folder, SHAPES[shape], dtype)
     return dataclasses.replace(
         settings,
         model=dataclasses.replace(settings.model, path=str(folder)),
-        # Such a model wins nothing; the update is to have as many rows all the same.
+        # Random weights earn equal returns, whose groups the filter would drop: keep
+        # them, so that the update has as many rows as in real training.
         filter=dataclasses.replace(settings.filter, keep_zero=True),
     )
 
@@ -99,15 +108,16 @@ def with_shape(settings: Settings, shape: str, folder: Path) -> Settings:
 def iteration_figures(
     run: Run, iterations: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Medians over iterations, after one that compiles; anew after each of them.
+    """Runs iterations and yields (title, figures) as soon as they are known.
 
-    Before that, what is known already: the seconds of compiling ahead, then those of
-    the first iteration. A caller that is cut off has them; each has a title of its own,
-    so that those of a second attempt leave the medians of the first alone.
+    First the seconds of compiling ahead, then those of the first iteration, then after
+    each further one the medians so far, each of the three under its own title. So a
+    caller that is killed early has some figures, and a second attempt does not replace
+    the medians of the first before it has some itself.
 
     Args:
-      run: whose model's weights are there.
-      iterations: 1 at least.
+      run: with a model whose weights can be loaded.
+      iterations: to time after the first, at least 1.
     """
     state = weights.new_state(run)
     started = time.perf_counter()
@@ -125,12 +135,12 @@ def iteration_figures(
         print(f"\r{line}", end="", flush=True)
         state, values, rollout = starpo.iterate(run, programs, state)
         rows.append(values | _work(run, rollout, values))
-        print(f"\r{' ' * len(line)}\r", end="")  # What is shorter would not hide it.
+        print(f"\r{' ' * len(line)}\r", end="")  # Erases the line before the table.
         yield "iteration", _medians(rows)
 
 
 def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
-    """For a table: of the iteration that compiles."""
+    """The figures of the iteration that compiles."""
     return {
         "first iteration, s": first,
         "of it compiling, s": compiled.seconds,
@@ -140,8 +150,8 @@ def _of_first(first: float, compiled: device.Compilations) -> dict[str, float]:
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
-    """For a table: of iterations timed so far, each a row."""
-    # NaN: an iteration without an update has no gap.
+    """The figures of the iterations timed so far, each a row of metrics."""
+    # An iteration without an update has a gap of NaN.
     measured = {
         name: [row[name] for row in rows if not math.isnan(row[name])]
         for name in rows[0]
@@ -174,10 +184,10 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def with_shares(figures: dict[str, float], best: DeviceLimits) -> dict[str, float]:
-    """The medians of iterations, and what share of the device's limits they reach.
+    """Adds to the medians of iterations what share of the device's limits they reach.
 
-    The limits are measured afterwards: the most memory that a device has held counts
-    everything since the process began, and they take 5 GiB of a GPU's.
+    Measure the limits after the iterations: it takes 5 GiB of a GPU, and peak memory
+    counts from the start of the process.
     """
     update = figures["update, model TFLOP/s"] * 1e12
     decoding = figures["rollout, GB/s in decoding"] * 1e9
@@ -188,29 +198,38 @@ def with_shares(figures: dict[str, float], best: DeviceLimits) -> dict[str, floa
 
 
 def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, float]:
-    """Useful work a second of one iteration, counted from its record.
+    """The useful work a second of one iteration, counted from its record.
 
-    Update: 6 operations a weight and token for gradients, 2 for the old values; 4 for
-    weights that adapters leave as they are, for they have no gradient of their own. The
-    vocabulary's weights for reply tokens alone; attention's own products, those of
-    adapters, recomputed activations and padding are not counted. Decoding: the weights,
-    in the bits that they are sampled with, once a pass of each shard, and every cache
-    entry that a sampled token looks at.
+    Update: 6 FLOP per weight and token for gradients (2 forward, 4 backward), or 4 with
+    adapters: frozen weights need no gradient of their own. The critic's old values take
+    2 more. The head counts for reply tokens only. Not counted: attention scores,
+    adapters, recomputed activations, padding.
+
+    Decoding: the bytes of the sampler's weights, once for each pass of each shard, and
+    of every cache entry that a sampled token attends to.
+
+    Args:
+      run: with the settings and the model.
+      rollout: the record.
+      values: the iteration's metrics.
     """
     config, dtype = run.model.config, run.model.dtype
     layers, vocabulary = sampler.weight_counts(config)
     is_reply = rollout.rows.is_reply
-    ends = jnp.where(is_reply, jnp.arange(1, is_reply.shape[1] + 1)[None], 0).max(1)
+    position = jnp.arange(is_reply.shape[1])[None]  # int32[1, T]
+    lengths = jnp.where(is_reply, position + 1, 0).max(1)  # int32[R], to the last reply
     kept = values["filter/kept_fraction"]
-    tokens = float(ends.sum()) * kept
+    tokens = float(lengths.sum()) * kept
     replies = float(is_reply.sum())
-    once = run.settings.optimizer.epochs * (6 if run.model.adapters is None else 4)
-    actor = once * (layers * tokens + vocabulary * replies * kept)
-    critic = (once + 2) * layers * tokens if run.settings.has_critic else 0.0
-    positions = jnp.where(is_reply, jnp.arange(is_reply.shape[1])[None], 0).sum()
-    entries = float(positions) * sampler.cache_entry(config)
-    own = sampler.decoding_bytes(config, dtype, run.settings.rollout.decode_weights)
-    read = float(rollout.passes.decode_steps.sum()) * own
+    flop = run.settings.optimizer.epochs * (6 if run.model.adapters is None else 4)
+    actor = flop * (layers * tokens + vocabulary * replies * kept)
+    critic = (flop + 2) * layers * tokens if run.settings.has_critic else 0.0
+    attended = float(jnp.where(is_reply, position, 0).sum())  # cache entries read
+    entries = attended * sampler.cache_entry(config)
+    weight_bytes = sampler.decoding_bytes(
+        config, dtype, run.settings.rollout.decode_weights
+    )
+    read = float(rollout.passes.decode_steps.sum()) * weight_bytes
     read += entries * jnp.dtype(dtype).itemsize
     passes = {
         "decode passes": float(rollout.passes.decode_steps.max()),
@@ -231,9 +250,9 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
 def _conversations(
     run: Run, request: Request, best: DeviceLimits, scratch: Path
 ) -> Iterator[tuple[str, dict]]:
-    """What `generate` and a conversation of several turns take, by us and by peers."""
+    """Times the two conversations of `Request`, with our sampler and with peers."""
     batch, vocabulary = request.batch, run.model.config.vocabulary
-    sizes = {
+    sizes = {  # (turns, tokens given in each, tokens of each reply)
         "generating": (1, request.prompt_tokens, request.new_tokens),
         "several turns": (
             request.turns,
@@ -261,12 +280,16 @@ def _conversations(
         request.repeats,
     )
     figures = {"compiling both, s": compiled.seconds, **alone}
-    (_, given, reply), (turns, each, answer) = sizes.values()
-    lengths = {
-        "generating": f"{batch} x ({given} + {reply}) tokens",
-        "several turns": f"{batch} x {turns} x ({each} + {answer}) tokens",
-    }
-    yield "lengths", lengths
+    tokens = {name: f"({given} + {reply})" for name, (_, given, reply) in sizes.items()}
+    yield (
+        "lengths",
+        {
+            "generating": f"{batch} x {tokens['generating']} tokens",
+            "several turns": (
+                f"{batch} x {request.turns} x {tokens['several turns']} tokens"
+            ),
+        },
+    )
     yield "sampler, generating", figures
     yield from _comparisons(run, request, conversations, runners, actor, scratch)
 
@@ -274,7 +297,7 @@ def _conversations(
 def _comparisons(
     run: Run, request: Request, conversations, runners, actor, scratch: Path
 ) -> Iterator[tuple[str, dict]]:
-    """Ours beside each peer; a sentence for a peer that is not there."""
+    """Compares our sampler with each peer, or says why that peer is missing."""
 
     def compare(rivals) -> dict[str, float]:
         figures = {}
@@ -314,7 +337,7 @@ def _env_figures(env: Environment) -> dict[str, float]:
 
 
 def _gymnasium_steps(steps: int = 50_000) -> float | None:
-    """Gymnasium's FrozenLake, bare steps of random play, or None without it."""
+    """Steps/s of random play in Gymnasium's FrozenLake; None if it is not installed."""
     try:
         import gymnasium
     except ImportError:

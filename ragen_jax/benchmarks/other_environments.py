@@ -1,10 +1,10 @@
-"""The same games as others made them, for comparisons of speed. All are optional.
+"""Other libraries' versions of our environments, to compare speeds. All are optional.
 
   pip install gymnasium gymnax jumanji
   pip install --no-deps gym-sokoban gym==0.26.2 gym-notices
 
-What a package cannot do without a download is left out: Jumanji's Sokoban comes with
-two rooms, hence no resets; gymnax's FrozenLake has one fixed lake.
+Resets are not measured where a library makes no new levels without a download:
+Jumanji's Sokoban comes with two rooms, gymnax's FrozenLake has one fixed lake.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from ragen_jax.benchmarks.environments import (
     game_steps_per_second,
 )
 
-_SECONDS = 2.0  # that a peer in Python is timed for
+_SECONDS = 2.0  # for which a peer written in Python is timed
 
 
 def others(name: str, options: dict[str, Any], batch: int) -> Iterator[Speed]:
-    """Speeds of the peers of an environment that are installed.
+    """The speeds of those peers of an environment that are installed.
 
     Args:
       name: of one of our environments.
       options: its settings, as in `environments.KINDS`.
-      batch: games side by side, for peers in JAX; those in Python play one.
+      batch: games in parallel, for peers in JAX; those in Python play one.
     """
     for only, measure in _OTHERS.get(name, ()):
         if all(options.get(key) == value for key, value in only.items()):
@@ -80,7 +80,7 @@ def _gym_sokoban(options: dict[str, Any], batch: int) -> Speed:
             return "\n".join(map(" ".join, symbols[self.room_state.astype(int)]))
 
     def draw():
-        while True:  # It gives up on some rooms by this warning.
+        while True:  # It raises this warning if it fails to make a room.
             with contextlib.suppress(RuntimeWarning):
                 dim = (size, size)
                 return generate_room(
@@ -108,7 +108,7 @@ def _gym_sokoban(options: dict[str, Any], batch: int) -> Speed:
 
 
 def _rate(call: Callable[[], Any]) -> float:
-    """Calls a second."""
+    """Calls a second, after one that is not counted."""
     call()
     count, started = 0, time.perf_counter()
     while (passed := time.perf_counter() - started) < _SECONDS:
@@ -119,7 +119,7 @@ def _rate(call: Callable[[], Any]) -> float:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without gym's advice to use Gymnasium instead."""
+    """Suppresses gym's output, which advises to use Gymnasium instead."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),
@@ -134,6 +134,11 @@ def _quietly() -> Iterator[None]:
 
 
 def _gymnax(label: str, name: str, has_levels: bool):
+    """A function that measures an environment of gymnax, for `_OTHERS`.
+
+    `has_levels`: whether resets make new levels, and are measured.
+    """
+
     def measure(options: dict[str, Any], batch: int) -> Speed:
         import gymnax
 
@@ -154,6 +159,8 @@ def _gymnax(label: str, name: str, has_levels: bool):
 
 
 def _jumanji(label: str, make: Callable[[], Any], has_levels: bool):
+    """A function that measures an environment of Jumanji; see `_gymnax`."""
+
     def measure(options: dict[str, Any], batch: int) -> Speed:
         env = make()
         limits = jnp.asarray(getattr(env.action_spec, "num_values", 0), jnp.int32)
@@ -203,7 +210,8 @@ def _jumanji_sudoku():
     return Sudoku()
 
 
-# By environment: which settings a peer is for, and what measures it.
+# By name of our environment, its peers: the settings that one needs, and the function
+# (options, batch) -> Speed that measures it.
 _OTHERS: dict[str, tuple[tuple[dict[str, Any], Callable], ...]] = {
     "frozen_lake": (
         ({}, _gymnasium_lake),

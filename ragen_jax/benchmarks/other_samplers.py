@@ -1,8 +1,7 @@
-"""The same conversations through other programs, where they are installed.
+"""Other libraries' samplers on the same conversations, to compare speeds; all optional.
 
-Each is given our weights as a Hugging Face folder and a `Conversation`, and sends the
-whole history again in every turn, as agents written in Python around them do. None of
-them is needed by anything else.
+Each gets our weights as a Hugging Face folder. In every turn it is given the whole
+history again, as usual for agents in Python, and prefills all of it.
 """
 
 import functools
@@ -21,13 +20,13 @@ from ragen_jax.models.io import hugging_face
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.training.model import Model
 
-# A conversation -> int32[B, T], the whole conversations, replies among them.
+# Takes a Conversation; returns int32[B, T], all of its tokens, replies included.
 ConversationRunner = Callable[[Conversation], np.ndarray]
 TRANSFORMERS, TUNIX = "transformers", "google-tunix"
 
 
 def missing(config: ModelConfig) -> dict[str, str]:
-    """Which peers cannot run a model of this shape here, and why, a sentence each."""
+    """By name, why a peer cannot run a model of this shape here."""
     found = {}
     if importlib.util.find_spec("torch") is None:
         found[TRANSFORMERS] = "unmeasured: its models need torch, which is not here"
@@ -39,7 +38,7 @@ def missing(config: ModelConfig) -> dict[str, str]:
 
 
 def model_folder(model: Model, actor: Parameters, new: Path) -> Path:
-    """A folder with the model: its own, or a new one with the weights in it."""
+    """A Hugging Face folder with the model: its own, or for a GGUF file a new one."""
     if not model.source.is_gguf:
         return model.source.path
     hugging_face.write_folder(
@@ -49,11 +48,14 @@ def model_folder(model: Model, actor: Parameters, new: Path) -> Path:
 
 
 def transformers_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
-    """transformers' `generate`, greedy, never ending early, and what it runs on.
+    """transformers' `generate`, greedy and without early ends.
 
     Args:
       folder: from `model_folder`.
       model: for the dtype of weights and computation.
+
+    Returns:
+      The function, and a line that says on what it runs.
     """
     import torch
     import transformers
@@ -63,8 +65,8 @@ def transformers_runner(folder: Path, model: Model) -> tuple[ConversationRunner,
     network = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, str(model.dtype)), local_files_only=True
     ).to(device)
-    # Without an end-of-turn token, which would end rows early; what is not said here
-    # would be taken from the folder's generation config.
+    # Replaces the generation config of the folder, whose end-of-turn token would end
+    # rows early.
     network.generation_config = transformers.GenerationConfig(
         do_sample=False, pad_token_id=0
     )
@@ -91,7 +93,7 @@ def transformers_runner(folder: Path, model: Model) -> tuple[ConversationRunner,
 
 
 class _Numbers:
-    """A tokenizer, as Tunix wants one, of texts that are token ids already."""
+    """A tokenizer with Tunix's interface for texts that are lists of token ids."""
 
     def encode(self, text: str) -> list[int]:
         return [int(part) for part in text.split()]
@@ -100,7 +102,7 @@ class _Numbers:
         return " ".join(map(str, ids))
 
     def bos_id(self) -> None:
-        """Nothing stands in front of a text."""
+        """No token is put in front of a text."""
 
     def eos_id(self) -> int:
         return -1  # Never sampled, so that no row ends early.
@@ -109,18 +111,8 @@ class _Numbers:
         return -1  # No row is padded: all are of one length.
 
 
-def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
-    """Tunix's sampler on the first device, greedy, never ending early.
-
-    Its Llama (0.1.7) rotates by a theta of 1,000,000, whatever the config says: its
-    tokens then differ from ours, its work does not.
-
-    Args:
-      folder: from `model_folder`.
-      model: for the model's shape and dtype.
-    """
-    from tunix.generate import sampler
-
+def _tunix_model(folder: Path, model: Model, mesh: Mesh):
+    """Tunix's own model object with the weights in a folder."""
     config, family = model.config, model.config.family
     name = {"llama": "llama3"}.get(family, family)
     models, params = (
@@ -144,14 +136,33 @@ def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
         **{tied: config.tied},
         **typed,
     )
-    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    loaded = params.create_model_from_safe_tensors(
+    return params.create_model_from_safe_tensors(
         str(folder), shape, mesh, dtype=model.dtype
     )
 
+
+def tunix_runner(folder: Path, model: Model) -> tuple[ConversationRunner, str]:
+    """Tunix's sampler on the first device, greedy and without early ends.
+
+    Its Llama (0.1.7) has a RoPE theta of 1,000,000 whatever the config says: then its
+    tokens differ from ours, but the amount of work is the same.
+
+    Args:
+      folder: from `model_folder`.
+      model: for the model's shape and dtype.
+
+    Returns:
+      The function, and a line that says on what it runs.
+    """
+    from tunix.generate import sampler
+
+    config = model.config
+    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    loaded = _tunix_model(folder, model, mesh)
+
     @functools.cache
     def sampler_of(length: int) -> sampler.Sampler:
-        """With a cache of that length exactly, for all of it is attended to."""
+        """A sampler with a cache of just this length: it attends to the whole cache."""
         sizes = (length, config.layers, config.kv_heads, config.head_dim)
         return sampler.Sampler(loaded, _Numbers(), sampler.CacheConfig(*sizes))
 

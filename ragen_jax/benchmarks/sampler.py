@@ -1,8 +1,8 @@
-"""The speed of the sampler's passes.
+"""Measures prefill and decoding of the sampler on conversations of fixed lengths.
 
-Conversations of fixed lengths go through the same engine as a rollout: what is fed is
-given, what is said is greedy and never ends early. So prefill and decoding are timed
-each by itself, and other programs can be given the same work (other_samplers.py).
+They go through the same engine as a rollout, but with given observations, and with
+greedy replies that never end early. So prefill and decoding can be timed separately,
+and other libraries can be given the same work (other_samplers.py).
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from ragen_jax.trajectory import UNFINISHED
 
 
 def write_random_model(folder: Path, config: ModelConfig, dtype) -> None:
-    """A new model folder of a shape, with the embedded model's tokenizer."""
+    """Writes a model of random weights, with the tokenizer of the embedded model."""
     declared = parameters.declare(config)
     make = jax.jit(lambda key: parameters.initialize(key, declared))
     tokenizer = hugging_face.read_tokenizer(EMBEDDED["tiny"])
@@ -55,20 +55,20 @@ def write_random_model(folder: Path, config: ModelConfig, dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """B conversations of K turns, each M given tokens and then a reply."""
+    """B conversations of K turns; each turn is M given tokens, then a reply."""
 
-    fed: np.ndarray  # int32[K, B, M], prompts, then what each later turn is given
+    fed: np.ndarray  # int32[K, B, M], the given tokens: prompts, then observations
     reply: int  # tokens of each reply
 
     @property
     def replies(self) -> int:
-        """Tokens that are sampled in all."""
+        """The number of tokens that are sampled, in all conversations together."""
         turns, batch, _ = self.fed.shape
         return turns * batch * self.reply
 
     @property
     def row(self) -> int:
-        """Tokens of a whole conversation."""
+        """T, the tokens of a whole conversation."""
         turns, _, given = self.fed.shape
         return turns * (given + self.reply)
 
@@ -76,7 +76,15 @@ class Conversation:
 def random_conversation(
     vocabulary: int, batch: int, turns: int, given: int, reply: int
 ) -> Conversation:
-    """B conversations of random tokens, the same at every call."""
+    """B conversations of random tokens, the same at every call.
+
+    Args:
+      vocabulary: V.
+      batch: B.
+      turns: K.
+      given: M, tokens that each turn is given.
+      reply: tokens of each reply.
+    """
     rng = np.random.default_rng(0)
     fed = rng.integers(0, vocabulary, (turns, batch, given), np.int32)
     return Conversation(fed, reply)
@@ -84,14 +92,14 @@ def random_conversation(
 
 @dataclasses.dataclass(frozen=True)
 class ConversationRunner:
-    """The compiled passes of one conversation."""
+    """The jitted parts of one conversation."""
 
-    prefill: Callable[[], Cache]  # of the prompts
-    play: Callable[[Cache], jax.Array]  # all the rest -> int32[B, T], the rows
-    shards: int  # that the batch is shared over
+    prefill: Callable[[], Cache]  # prefills the prompts
+    play: Callable[[Cache], jax.Array]  # does all the rest; int32[B, T], the tokens
+    shards: int  # over which the batch is split
 
     def converse(self) -> jax.Array:
-        """int32[B, T], the rows, from the beginning."""
+        """int32[B, T], the tokens of the whole conversations."""
         return self.play(self.prefill())
 
 
@@ -101,13 +109,14 @@ def make_runner(
     weights: Parameters,
     conversation: Conversation,
 ) -> ConversationRunner:
-    """The engine, given a conversation; compiles nothing yet.
+    """Sets the engine up for a conversation; compiles nothing yet.
 
     Args:
-      model: with the mesh, over which the batch is shared if it can be.
-      tokens: of any dialogue, for tables that are not read.
+      model: with the mesh. The batch is split over it if that divides evenly; else one
+        device does all.
+      tokens: of any environment; the engine takes their tables, but needs none here.
       weights: from `decoding_weights`.
-      conversation: what is fed and how long replies are.
+      conversation: the given tokens and the length of replies.
     """
     turns, batch, given = conversation.fed.shape
     mesh = model.mesh if batch % meshes.row_shards(model.mesh) == 0 else _one_device()
@@ -155,7 +164,7 @@ def make_runner(
 
 
 def decoding_weights(model: Model, actor: Parameters) -> Parameters:
-    """The actor as the sampler wants it, whole on every device."""
+    """The actor's weights in the layout for decoding, replicated on every device."""
     whole = NamedSharding(model.mesh, PartitionSpec())
     to_decode_layout = jax.jit(
         lambda tree: kv.to_decode_layout(tree, model.dtype), out_shardings=whole
@@ -168,6 +177,7 @@ def _one_device() -> Mesh:
 
 
 def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
+    """A rollout in which each of `batch` slots plays one episode: a conversation."""
     turns, _, given = conversation.fed.shape
     chosen = backend_choices.choices()
     buckets = model.settings.rollout.buckets or chosen.buckets
@@ -202,7 +212,11 @@ def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
 def _play(
     plan: RolloutPlan, policy: ShardedModel, weights, tokens, cache: Cache, fed
 ) -> jax.Array:
-    """int32[B, T], the rows of one shard; `fed` is int32[K, B, M]."""
+    """int32[B, T], the tokens of one shard's conversations; `fed` is int32[K, B, M].
+
+    Of the engine's inputs only weights, prompts and cache matter: no token stops a
+    reply, sampling is greedy, and the feedback of environments is empty.
+    """
     zero = jnp.zeros((), jnp.int32)
     batch, given = fed.shape[1:]
     lengths = jnp.full(batch, given, jnp.int32)
@@ -224,6 +238,7 @@ def _play(
     )
 
     def give(state, message: jax.Array):
+        """Feeds int32[B, M] to all slots, as if their environments had stepped."""
         nothing = jnp.zeros(batch, jnp.int32)
         answer = EnvFeedback(
             slot=jnp.arange(batch),
@@ -240,7 +255,7 @@ def _play(
         return engine.extend(plan, policy, inputs, state, answer)[0]
 
     def one_turn(turn, state):
-        # Given before it replies; in the first turn the prompt is there already.
+        # The prompt of the first turn is in the cache already.
         state = jax.lax.cond(turn > 0, lambda s: give(s, fed[turn]), lambda s: s, state)
         return engine.advance(plan, policy, inputs, state)
 
@@ -259,10 +274,18 @@ def conversation_figures(
     best: DeviceLimits,
     repeats: int,
 ) -> dict[str, float]:
-    """Prefill and decoding of a conversation of one turn, by themselves and together.
+    """The speed of prefill and of decoding in a conversation of one turn.
 
-    Prefill: 2 operations a layer's weight and token. Decoding: the weights once a
-    token of each shard, and every cache entry that a token looks at.
+    Prefill counts 2 FLOP per weight of the layers and token. Decoding counts the bytes
+    of all weights, once per token of a reply and shard, and of every cache entry that a
+    token attends to.
+
+    Args:
+      model: for its shape and dtype.
+      runner: of the conversation.
+      conversation: of one turn.
+      best: the device's peak rates, of which shares are given.
+      repeats: timings, whose median counts.
     """
     (_, batch, given), config = conversation.fed.shape, model.config
     cache = runner.prefill()
@@ -270,9 +293,9 @@ def conversation_figures(
     decode = statistics.median(seconds(lambda: runner.play(cache), repeats))
     layers, vocabulary = weight_counts(config)
     size = jnp.dtype(model.dtype).itemsize
-    seen = batch * sum(given + i for i in range(conversation.reply))
-    read = conversation.reply * runner.shards * (layers + vocabulary)
-    moved = size * (read + seen * cache_entry(config))
+    attended = batch * sum(given + i for i in range(conversation.reply))
+    weights = conversation.reply * runner.shards * (layers + vocabulary)
+    moved = size * (weights + attended * cache_entry(config))
     operations = 2 * layers * batch * given
     return {
         "prefill, tokens/s": batch * given / prefill,
@@ -290,13 +313,14 @@ def compare(
     runs: dict[str, Callable[[], Any]],
     repeats: int,
 ) -> dict[str, float]:
-    """Reply tokens a second of programs with one conversation, in turns, ours first.
+    """Reply tokens/s of several samplers with one conversation, timed alternately.
 
     Args:
       title: of the conversation.
-      conversation: what all speak.
-      runs: name -> a whole conversation, which returns int[B, T], the rows.
-      repeats: timings of each; their median counts.
+      conversation: the same for all.
+      runs: by name, ours first, a function that runs it all and returns its tokens,
+        int[B, T].
+      repeats: timings of each, whose median counts.
     """
     rows = {name: np.asarray(run()) for name, run in runs.items()}  # These compile.
     taken: dict[str, list[float]] = {name: [] for name in runs}
@@ -305,14 +329,14 @@ def compare(
             started = time.perf_counter()
             jax.block_until_ready(run())
             taken[name].append(time.perf_counter() - started)
-    (ours, *others), figures = runs, {}
+    ours, *others = runs
+    figures: dict[str, float] = {}
     for name in runs:
         median = statistics.median(taken[name])
         figures[f"{title}, {name}, reply tokens/s"] = conversation.replies / median
-    is_reply = (
-        np.arange(conversation.row) % (conversation.row // len(conversation.fed))
-        >= conversation.fed.shape[2]
-    )
+    turns, _, given = conversation.fed.shape
+    position_in_turn = np.arange(conversation.row) % (conversation.row // turns)
+    is_reply = position_in_turn >= given  # bool[T]
     for name in others:
         factor = statistics.median(taken[name]) / statistics.median(taken[ours])
         same = (rows[name] == rows[ours])[:, is_reply].mean()
@@ -322,13 +346,13 @@ def compare(
 
 
 def weight_counts(config: ModelConfig) -> tuple[int, int]:
-    """How many weights the layers have, and the vocabulary."""
+    """The numbers of weights of the layers and of the head (or tied embedding)."""
     layers = parameters.count(parameters.declare(config)["layers"])
     return layers, config.vocabulary * config.width
 
 
 def decoding_bytes(config: ModelConfig, dtype, kind: str = "same") -> int:
-    """Bytes of the weights that a decode pass reads: layers and vocabulary.
+    """Bytes of the weights that a decode pass reads: layers and head.
 
     Args:
       config: the model's shape.
@@ -348,5 +372,5 @@ def decoding_bytes(config: ModelConfig, dtype, kind: str = "same") -> int:
 
 
 def cache_entry(config: ModelConfig) -> int:
-    """Numbers of keys and values that one token leaves in the cache."""
+    """Elements of the KV cache for one token: keys and values of all layers."""
     return 2 * config.layers * config.kv_heads * config.head_dim

@@ -1,7 +1,7 @@
-"""What the stages of the GPU suite measure.
+"""The stages of the GPU suite, and what each measures.
 
-All of it runs on a CPU too, in small sizes, so that it is known to work before a GPU is
-there.
+Every stage also runs on a CPU in small sizes (SMOKE), so that the suite can be tested
+without a GPU. suite.py runs the stages.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ragen_jax.utils import endings
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
-# Titles of the first stage's tables, which others read.
+# Titles of tables of the stage "device" that other stages read.
 _LIMITS, _ATTENTION = "at best", "cuDNN's attention"
 
 Tables = Iterator[tuple[str, dict]]
@@ -30,22 +30,23 @@ Tables = Iterator[tuple[str, dict]]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of everything that is measured.
+    """The sizes of all stages.
 
-    Results are of the same sizes wherever the project lies: no path is among them.
+    They are part of `Result.made_with`, so they hold no absolute path.
     """
 
-    config: str  # of whole iterations, a file of `configs` with its variant
-    shape: str  # of their random weights
-    replies: tuple[int, ...]  # tokens: random weights end no reply early
-    compared: int  # of them, what switches are tried at
-    iterations: int  # timed, after one that compiles
-    slots: int  # of attention by itself
+    config: str  # of whole iterations: a file in `configs`, with its variant
+    shape: str  # of their random weights, a key of SHAPES
+    # Limits of reply tokens to measure; random weights end no reply early.
+    replies: tuple[int, ...]
+    compared: int  # the one of `replies` at which switches are compared
+    iterations: int  # to time after one that compiles
+    slots: int  # this and the next two: of attention by itself
     context: int
-    heads: tuple[int, int, int]  # query heads, key heads, features of each
-    default: str  # the run that learns
-    default_iterations: int
-    repeated_iterations: int  # of the two runs that are to be equal
+    heads: tuple[int, int, int]  # (query heads, key heads, features of each)
+    default: str  # config of the training runs, as `config`
+    default_iterations: int  # of the run that learns
+    repeated_iterations: int  # of each of the two runs that must be equal
 
 
 FULL = Sizes(
@@ -77,7 +78,7 @@ SMOKE = Sizes(
 
 
 def stages(sizes: Sizes) -> tuple[Stage, ...]:
-    """The suite, what matters most first."""
+    """The stages, the most important first."""
     compared = sizes.compared
     switches: dict[str, tuple[str, dict]] = {
         "decode_xla": (
@@ -131,11 +132,12 @@ def stages(sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def measure(stage: Stage, sizes: Sizes, out: Path) -> Tables:
-    """The tables of a stage as they become known; in the process of that stage."""
+    """Measures a stage in this process; yields its tables as they become known."""
     yield from MEASURE[stage.kind](sizes, out, stage)
 
 
 def _settings(sizes: Sizes, out: Path, stage: Stage) -> Settings:
+    """The settings for whole iterations, with a stage's reply length and changes."""
     config = cli.load_config(str(_CONFIGS / sizes.config))
     changes = _without_failing(sizes, out) | stage.options.get("changes", {})
     reply = {"rollout.reply_tokens": stage.options["reply"]}
@@ -144,29 +146,30 @@ def _settings(sizes: Sizes, out: Path, stage: Stage) -> Settings:
 
 
 def _without_failing(sizes: Sizes, out: Path) -> dict[str, str]:
-    """Settings, by dotted key, that do without what the first stage saw fail here.
+    """The settings, by dotted key, that avoid kernels which failed in stage "device".
 
-    All stages would fail otherwise where one of cuDNN's kernels does.
+    Otherwise one broken kernel of cuDNN would make all stages fail.
     """
     from ragen_jax.benchmarks import attention_forms
 
     tables = read(out, "device").tables
     outcomes = tables.get(_ATTENTION, {})
-    if _LIMITS not in tables or "state" in outcomes:  # Not tried, or not used here.
+    # The kernels were not tried yet, or this device does not use them.
+    if _LIMITS not in tables or "state" in outcomes:
         return {}
     return attention_forms.settings_without_failing(
         outcomes, sizes.context, sizes.heads
     )
 
 
-def _changed(sizes: Sizes, out: Path) -> Tables:
-    """What a stage is measured with for that reason."""
+def _avoided(sizes: Sizes, out: Path) -> Tables:
+    """A table of the settings of `_without_failing`, if there are any."""
     if changes := _without_failing(sizes, out):
         yield "without what fails here", changes
 
 
 def _flags(sizes: Sizes, out: Path) -> list[str]:
-    """The same for launch/train.py."""
+    """The settings of `_without_failing` as flags of launch/train.py."""
     changes = _without_failing(sizes, out)
     return [f"--config.{key}={value}" for key, value in changes.items()]
 
@@ -190,7 +193,7 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             **device.cuda_versions(),
         },
     )
-    # The attention last: what fails there may take the device along.
+    # Attention comes last: a failure there may leave the device unusable.
     yield _LIMITS, device.device_limits().figures()
     for outcomes in attention_forms.tried(sizes.context, sizes.heads):
         yield _ATTENTION, outcomes
@@ -212,17 +215,17 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     from ragen_jax.benchmarks import device, machine
     from ragen_jax.training import run as run_lib
 
-    yield from _changed(sizes, out)
+    yield from _avoided(sizes, out)
     settings = _settings(sizes, out, stage)
     cli.use_every_core(settings)
     cli.start_jax(settings)
-    if jax.default_backend() == "cpu":  # Where the suite is tried, without a graph.
+    if jax.default_backend() == "cpu":  # A test of the suite; CPUs have no CUDA graphs.
         rollout = dataclasses.replace(settings.rollout, cuda_graph=False)
         settings = dataclasses.replace(settings, rollout=rollout)
     with endings.temporary_folder("suite.") as scratch:
         settings = machine.with_shape(settings, sizes.shape, scratch / "shape")
         run = run_lib.prepare(settings)
-        # What is known after one is written should the next not end in time.
+        # The suite writes these at once, in case the rest does not end in time.
         for title, figures in machine.iteration_figures(run, sizes.iterations):
             yield title, figures
         yield title, machine.with_shares(figures, device.device_limits())
@@ -233,7 +236,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     seen = read(out, "device").tables.get("device", {})
     named = {devices.read(name).title: name for name in devices.names()}
-    name, count = "h100", 1  # Where the suite is tried, on a CPU.
+    name, count = "h100", 1  # For a test of the suite on a CPU.
     if seen.get("backend", "cpu") != "cpu":
         if seen["kind"] not in named:
             missing = f"no description of {seen['kind']} in planning/device_data"
@@ -247,7 +250,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         return
     reply = stage.options["reply"]
     settings = _settings(sizes, out, stage)
-    # As the measured run has it: random weights win nothing.
+    # As in the measured run; see machine.with_shape.
     keeps = dataclasses.replace(settings.filter, keep_zero=True)
     plan = report.make(
         dataclasses.replace(settings, filter=keeps),
@@ -278,7 +281,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    yield from _changed(sizes, out)
+    yield from _avoided(sizes, out)
     arguments = f"--config={_CONFIGS / SMOKE.config}", *_flags(sizes, out)
     with _new_folder(out, stage) as folder:
         records = training_runs.train(folder / "run", *arguments)
@@ -295,15 +298,15 @@ def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config.iterations={sizes.default_iterations}",
         *_flags(sizes, out),
     )
-    yield from _changed(sizes, out)
+    yield from _avoided(sizes, out)
     with _new_folder(out, stage) as folder:
         for records in training_runs.follow(folder / "run", *arguments):
             yield from _learned(records)
 
 
 def _learned(records: list[dict]) -> Tables:
-    """Of the iterations so far."""
-    # Without those in which nothing was learned.
+    """The tables of `_learns` for the iterations so far."""
+    # Iterations without an update have no gap.
     learned = [one for one in records if one["update/logprob_gap"] is not None]
     gaps = [record["update/logprob_gap"] for record in learned]
     largest = [record["update/logprob_gap_max"] for record in learned]
@@ -326,10 +329,10 @@ def _learned(records: list[dict]) -> Tables:
 
 
 def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    """Two processes with `deterministic`, compared but for what is a time.
+    """Compares two runs with `deterministic`, in all metrics that are not times.
 
-    Each compiles for itself: of one program from the cache both would have the kernels
-    that XLA chose once by timing them.
+    Each run has its own compilation cache. With a shared one, both would run kernels
+    that XLA had autotuned once, which hides differences in that choice.
     """
     arguments = (
         f"--config={_CONFIGS / sizes.default}",
@@ -337,7 +340,7 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         f"--config.iterations={sizes.repeated_iterations}",
         *_flags(sizes, out),
     )
-    yield from _changed(sizes, out)
+    yield from _avoided(sizes, out)
     with _new_folder(out, stage) as folder:
         caches = folder / "a.programs", folder / "b.programs"
         one = training_runs.train(folder / "a", *arguments, programs=caches[0])
@@ -370,7 +373,7 @@ def _last(records: list[dict]) -> dict:
 
 @contextlib.contextmanager
 def _new_folder(out: Path, stage: Stage) -> Iterator[Path]:
-    """For a run, without what an earlier attempt has left; gone afterwards."""
+    """A context with an empty folder for runs; deleted unless the stage fails."""
     import shutil
 
     folder = out / f"{stage.name}.runs"

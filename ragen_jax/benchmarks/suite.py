@@ -1,14 +1,13 @@
-"""A suite of measurements for a machine that is there for a short time.
+"""Runs a suite of measurements in stages, for a machine that is lent for a short time.
 
-Every stage is a process of its own with a limit. What it has measured is written before
-the next begins, and within it as soon as it is known: a suite that is cut off, at any
-time, goes on where it was when it is started again. Results are OUT/STAGE.json, what a
-stage said OUT/STAGE.log, and what is known so far as a table OUT/report.md.
+Each stage is a process with a time limit, and writes each result as soon as it has it.
+A suite that was killed at any time continues when it is started again. It writes
+OUT/STAGE.json (results), OUT/STAGE.log (output of the stage) and OUT/report.md (all
+results so far). What the stages measure is in stages.py; gpu_suite.py calls this.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -24,12 +23,12 @@ from typing import Any
 from ragen_jax.errors import UserError
 from ragen_jax.utils import atomic_files
 
-DONE, RUNNING = "done", "running"  # Other states are sentences.
-# What two results may differ in: who mends a stage on a machine lent for half an hour
-# has no time for the others once more. The report names each one's.
+DONE, RUNNING = "done", "running"  # Any other state is a sentence about a failure.
+# A key of `Result.made_with` in which results of one report may differ: after a fix of
+# one stage there may be no time to repeat the others. The report names each one's code.
 CODE = "code"
-_GRACE = 15  # seconds from a request to end to the end
-_LEAST = 60.0  # seconds: with less than that left no stage begins
+_GRACE = 15  # seconds between SIGTERM and SIGKILL
+_LEAST = 60.0  # seconds that must be left for a stage to start
 # How the line begins that names an error, Python's or one of this project's scripts.
 _ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
 
@@ -38,35 +37,35 @@ _ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
 class Stage:
     """One process of the suite."""
 
-    name: str  # of its files
-    answers: str  # what it is for
+    name: str  # also of its files
+    answers: str  # the question it answers, for messages and the report
     kind: str  # a key of stages.MEASURE
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    on_cpu: bool = False  # whether it leaves GPUs alone
+    on_cpu: bool = False  # run it on a CPU even if there are GPUs
 
 
 @dataclasses.dataclass
 class Result:
-    """What is known of a stage."""
+    """The state and the results of a stage, as in its JSON file."""
 
     stage: str
     state: str = RUNNING  # or DONE, or what went wrong
     attempts: int = 0
     seconds: float = 0.0  # of the last attempt
-    tables: dict[str, dict] = dataclasses.field(default_factory=dict)
-    # Device, sizes, versions: what another result must have in common with this one.
+    tables: dict[str, dict] = dataclasses.field(default_factory=dict)  # by title
+    # Device, sizes and versions. Only results that have them in common are comparable.
     made_with: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read(out: Path, name: str) -> Result:
-    """The result of a stage as it is on the disk, of no attempt if there is none."""
+    """Reads the result of a stage; one without attempts if there is no file."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Result(**json.loads((out / f"{name}.json").read_text()))
     return Result(name)
 
 
 def write(out: Path, result: Result) -> None:
-    """Puts a result on the disk, whole."""
+    """Writes the result of a stage."""
     with atomic_files.new_file(out / f"{result.stage}.json") as file:
         file.write(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
 
@@ -80,9 +79,9 @@ def measure(
     tables: Iterable[tuple[str, dict]],
     show: Callable[[str, dict], None],
 ) -> None:
-    """Writes each table of a stage as soon as it is known, over one of its title.
+    """Writes each table of a stage as soon as it is measured.
 
-    What an earlier attempt has measured and this one has not yet stays.
+    It replaces a table of the same title; other tables of earlier attempts stay.
     """
     result = read(out, stage.name)
     for title, figures in tables:
@@ -103,24 +102,24 @@ def run(
     status: Callable[[str], None],
     total: float = math.inf,
 ) -> list[Result]:
-    """All stages that are not done, those that were tried least often first.
+    """Runs all stages that are not done yet, those with the fewest attempts first.
 
-    What was measured with other things than these is put into a folder OUT/before_N,
-    but for what other code has measured: it stays, and is said to be so.
+    Results with another `made_with` are moved to a folder OUT/before_N first, unless
+    they differ only in CODE: those stay and are reported as such.
 
     Args:
-      out: a folder, made if it is not there. Its report.md is written after each stage.
+      out: a folder, created if needed. Its report.md is written after each stage.
       stages: of the suite.
       command: of a process that measures one stage, without --stage=NAME.
-      limit: seconds of a stage.
-      made_with: what stages are measured with now, by name.
-      status: is given a line before and after each.
-      total: seconds of all; a stage has no more than what is left of them.
+      limit: most seconds of a stage.
+      made_with: as of the results that are measured now.
+      status: called with a line before and after each stage.
+      total: most seconds of the suite.
     """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + total
     _set_aside(out, stages, made_with, status)
-    # A stage that never ends in time does not keep the others waiting.
+    # So a stage that always runs into its limit does not block the others.
     for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
         result = read(out, stage.name)
         if result.state == DONE:
@@ -151,19 +150,20 @@ def _set_aside(
     made_with: Mapping[str, str],
     status: Callable[[str], None],
 ) -> None:
-    """Moves results that were made with other things out of the way."""
-    others: set[str] = set()
-    names = []
+    """Moves results with another `made_with`, CODE not counted, to OUT/before_N."""
+    others: set[str] = set()  # the keys that differ
+    names = []  # of the stages to move
     for stage in stages:
-        was = read(out, stage.name).made_with
-        differing = {key for key in made_with if was.get(key) != made_with[key]}
+        saved = read(out, stage.name).made_with
+        differing = {key for key in made_with if saved.get(key) != made_with[key]}
         if (out / f"{stage.name}.json").exists() and differing - {CODE}:
             others |= differing
             names.append(stage.name)
     if not names:
         return
-    numbers = itertools.count(1)
-    folder = next(f for n in numbers if not (f := out / f"before_{n}").exists())
+    number = 1
+    while (folder := out / f"before_{number}").exists():
+        number += 1
     folder.mkdir()
     for name in names:
         (out / f"{name}.json").rename(folder / f"{name}.json")
@@ -174,7 +174,7 @@ def _set_aside(
 
 
 def _write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
-    """Writes what is known so far, and returns it."""
+    """Writes report.md, and returns the results so far."""
     results = [read(out, stage.name) for stage in stages]
     with atomic_files.new_file(out / "report.md") as file:
         file.write(report(stages, results))
@@ -189,14 +189,14 @@ def _attempt(
     made_with: Mapping[str, str],
 ) -> Result:
     before = read(out, stage.name)
-    # Counted before it starts: what kills the suite may be this stage.
+    # Counted before it starts, for this stage may be what kills the suite.
     attempts = before.attempts + 1
     begun = Result(stage.name, attempts=attempts, tables=before.tables)
     write(out, dataclasses.replace(begun, made_with=dict(made_with)))
     environment = dict(
         os.environ,
         PYTHONUNBUFFERED="1",
-        JAX_TRACEBACK_FILTERING="off",  # A note on hidden frames would end the log.
+        JAX_TRACEBACK_FILTERING="off",  # Else a note on hidden frames ends the log.
     )
     if stage.on_cpu:
         environment["JAX_PLATFORMS"] = "cpu"
@@ -215,7 +215,7 @@ def _attempt(
             code = None
         finally:
             _end(process)
-    result = read(out, stage.name)  # With what it has measured so far.
+    result = read(out, stage.name)  # The stage has written its tables.
     result.seconds = round(time.perf_counter() - started, 1)
     result.state = DONE
     if code is None:
@@ -228,20 +228,20 @@ def _attempt(
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a stage and what it has started, if any of it still runs."""
+    """Ends a stage and all processes that it started, first by SIGTERM."""
     for request in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, request)
         end = time.monotonic() + _GRACE
         while time.monotonic() < end:
-            # The stage may be gone and a run that it started still be saving itself.
+            # A training run that the stage started may still be saving its state.
             if process.poll() is not None and not _is_left(process.pid):
                 return
             time.sleep(0.1)
 
 
 def _is_left(group: int) -> bool:
-    """Whether a group has a process yet."""
+    """Whether any process of a process group still runs."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -250,10 +250,10 @@ def _is_left(group: int) -> bool:
 
 
 def reason(said: str) -> str:
-    """The line of a failed process's output that says best why it failed.
+    """The line of a failed process's output that best says why it failed.
 
-    The last one that names an error, or else the last one. That a process which this
-    one had called failed too (CalledProcessError) says less than what that one said.
+    That is the last line that names an error, or else the last line. A
+    CalledProcessError is passed over: the output of the called process says more.
     """
     lines = [line.rstrip() for line in said.splitlines()]
     lines = [
@@ -267,7 +267,7 @@ def reason(said: str) -> str:
 
 
 def command_line(script: Path, out: Path, *flags: str) -> list[str]:
-    """Of the processes of a suite's stages."""
+    """The command of a stage's process, without --stage=NAME."""
     return [sys.executable, str(script), "--suite=gpu", f"--out={out}", *flags]
 
 
@@ -290,11 +290,11 @@ def find(stages: Sequence[Stage], name: str) -> Stage:
 
 
 def report(stages: Sequence[Stage], results: Sequence[Result]) -> str:
-    """OUT/report.md: measured beside forecast, then all figures by stage."""
+    """The text of report.md: measured beside forecast, then all tables by stage."""
     return "\n".join([*_comparison(results), "", *_everything(stages, results)]) + "\n"
 
 
-# By the names of both tables, see stages.py.
+# Figures that measured and forecast tables have in common (stages.py).
 _COMPARED = (
     "iteration, s",
     "rollout, s",

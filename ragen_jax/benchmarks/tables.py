@@ -1,4 +1,4 @@
-"""Figures as text, printed as they become known."""
+"""Prints tables of figures as they become known."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from ragen_jax.utils import endings
 
 
 def show(title: str, figures: dict) -> None:
-    """Prints a title and a line for each figure: a number, or a text."""
+    """Prints a title and a line for each figure, which is a number or a text."""
     print(title)
     for name, value in figures.items():
         shown = value if isinstance(value, str) else f"{value:14,.3f}"
@@ -15,10 +15,10 @@ def show(title: str, figures: dict) -> None:
 
 
 def shown(measure: Callable[[Path], Iterator[tuple[str, dict]]]) -> dict[str, dict]:
-    """All that `measure` yields by title, each printed at once.
+    """Prints each table that `measure` yields, and returns them all by title.
 
     Args:
-      measure: given a scratch folder, yields titles with their figures.
+      measure: takes a scratch folder and yields (title, figures).
     """
     report = {}
     with endings.temporary_folder("benchmark.") as scratch:

@@ -1,4 +1,4 @@
-"""Training runs that a stage of the suite starts, each a process of its own."""
+"""Training runs that stages of the GPU suite start, each in its own process."""
 
 import contextlib
 import os
@@ -10,21 +10,21 @@ from pathlib import Path
 from ragen_jax.reporting import metrics
 
 SCRIPTS = Path(__file__).parents[2] / "launch"
-_LOOK_EVERY = 5.0  # seconds between two looks at what a run has measured
-_GRACE = 10.0  # seconds that a run has to save itself; the suite waits 15 for a stage
+_LOOK_EVERY = 5.0  # seconds between two reads of a run's metrics
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL; less than suite._GRACE
 
 
 def follow(
     folder: Path, *arguments: str, programs: Path | None = None
 ) -> Iterator[list[dict]]:
-    """The iterations of a training run in a new folder, anew when there are more.
+    """Starts a training run; yields the metrics of its iterations whenever it has more.
 
-    However the caller ends, the run ends with it.
+    If the caller stops iterating, or raises, the run is ended.
 
     Args:
-      folder: of the run.
+      folder: of the run, new.
       *arguments: of launch/train.py.
-      programs: a folder for its compiled programs; None: where all runs have them.
+      programs: a folder for its compilation cache; None: the usual one.
 
     Raises:
       CalledProcessError: if the run fails.
@@ -39,7 +39,7 @@ def follow(
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY)
-            # Besides, the test before and after training has a line of its own.
+            # Other lines are those of the test before and after training.
             records = [r for r in metrics.read(folder) if "train/success" in r]
             if len(records) > known:
                 known = len(records)
@@ -51,13 +51,13 @@ def follow(
 
 
 def train(folder: Path, *arguments: str, programs: Path | None = None) -> list[dict]:
-    """All iterations of such a run, once it has ended."""
+    """Runs a training to its end and returns its metrics. Args: as for `follow`."""
     *_, records = follow(folder, *arguments, programs=programs)
     return records
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a run that nobody wants to know more of."""
+    """Ends a run that is still going, first by SIGTERM."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,1 +1,1 @@
-"""Plans: memory and time of a run on devices that are not there."""
+"""Plans: memory and time of a run on absent devices (launch/train.py --plan)."""

@@ -1,4 +1,4 @@
-"""Every program of a run, compiled for devices that need not be there."""
+"""Lowers and compiles every program of a run for absent devices; report.py calls it."""
 
 import dataclasses
 import time
@@ -18,30 +18,32 @@ VALIDATION, TEST = "validation", "test"
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the compiler made of one program; bytes on one device."""
+    """A compiled program; sizes are bytes on one device."""
 
-    name: str  # ROLLOUT, UPDATE, SUMMARY, MERGE, or VALIDATION or TEST and a task
+    # ROLLOUT, UPDATE, SUMMARY or MERGE; or VALIDATION or TEST, a space, a task's label
+    name: str
     text: str  # optimized HLO
-    seconds: float  # that compiling took
+    seconds: float  # compile time
     arguments: int
     temporary: int
-    peak: int  # arguments, results and temporaries at the worst moment
+    peak: int  # arguments, results and temporaries when they need most
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A program, traced."""
+    """A program that is traced and lowered, but not compiled."""
 
     name: str
     lowered: jax.stages.Lowered
 
 
 def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
-    """The programs of a run, traced and not compiled.
+    """Lowers the programs of a run.
 
     Args:
-      run: prepared while `Target.tracing`, which is to hold here as well.
-      names: of the programs wanted; none: all. A task's label may be left out.
+      run: prepared within `Target.tracing`, which must still be active.
+      names: of the wanted programs; none: all. VALIDATION and TEST without a label mean
+        those of all tasks.
     """
     programs = programs_lib.make_programs(run, loads=False)
     parameters, _, call = programs_lib.abstract_rollout_arguments(run)
@@ -64,7 +66,7 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
 
 
 def compile_program(target: Target, traced: Lowered) -> Program:
-    """One program for the target; this takes the time."""
+    """Compiles one program for the target, which can take minutes."""
     started = time.perf_counter()
     compiled = target.compile(traced.lowered)
     seconds = time.perf_counter() - started
@@ -80,7 +82,10 @@ def compile_program(target: Target, traced: Lowered) -> Program:
 
 
 def _evaluators(run: Run, wanted):
-    """(name, Evaluator) of validation and test; a test like validation only once."""
+    """Yields (name, Evaluator) for validation and test.
+
+    A test that would be the same program as the validation is left out.
+    """
     chosen, made = run.settings.evaluation, {}
     for kind, prompts, rollouts in (
         (VALIDATION, chosen.prompts, chosen.rollouts),
@@ -98,7 +103,7 @@ def _evaluators(run: Run, wanted):
 
 
 def _abstract(run: Run, tree):
-    """A tree's shapes, whole on every device."""
+    """The tree as ShapeDtypeStructs, replicated on every device of the mesh."""
     whole = NamedSharding(run.model.mesh, PartitionSpec())
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree

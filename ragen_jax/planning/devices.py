@@ -1,4 +1,7 @@
-"""Descriptions of devices that need not be there, read from device_data/*.toml."""
+"""Descriptions of GPUs to plan for, read from device_data/*.toml.
+
+target.py gives them to XLA's compiler, work.py takes its figures from them.
+"""
 
 import dataclasses
 import tomllib
@@ -7,7 +10,7 @@ from pathlib import Path
 from ragen_jax.errors import UserError
 
 _FOLDER = Path(__file__).parent / "device_data"
-# Limits of CUDA itself, the same on every device that is described here.
+# Limits of CUDA, equal on all described devices: fields of XLA's GpuDeviceInfoProto.
 _COMMON = """\
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -25,42 +28,42 @@ _COMMON = """\
   ecc_enabled: true
   device_vendor: "NVIDIA Corporation"
 """
-# The least of the versions that jax[cuda13] brings; the compiler plans for it.
+# The oldest versions that jax[cuda13] installs.
 _CUDA, _CUDNN = "13.0.0", (9, 12, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What the roofline counts with; operations and bytes a second of one device."""
+    """Peak rates of one device by its data sheet, for the roofline (work.py)."""
 
-    memory_bandwidth: float  # bytes read or written
-    matmul_bfloat16: float  # dense
-    matmul_float32: float  # in TensorFloat-32
-    within_host: float  # bytes in each direction between devices of a host
-    between_hosts: float  # bytes in each direction that a device has to other hosts
+    memory_bandwidth: float  # bytes/s read or written
+    matmul_bfloat16: float  # FLOP/s, dense
+    matmul_float32: float  # FLOP/s, dense, in TensorFloat-32
+    within_host: float  # bytes/s in each direction, to devices of the same host
+    between_hosts: float  # bytes/s in each direction, per device, to other hosts
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A device as the compiler and the roofline want it."""
+    """What the compiler and the roofline need to know of a device."""
 
     name: str  # "h100"
-    title: str  # as its driver calls it
-    per_host: int  # devices of a usual host
+    title: str  # the driver's name for it
+    per_host: int  # devices in a typical host
     capability: tuple[int, int]  # CUDA's compute capability
-    memory: int  # bytes that its driver offers
+    memory: int  # bytes that the driver reports
     l2_cache: int  # bytes
     figures: Figures
     target_config: str  # XLA's GpuTargetConfigProto in text form
 
 
 def names() -> list[str]:
-    """The devices that can be named, "h100" among them."""
+    """The known values of --target, such as "h100"."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
 def read(name: str) -> Description:
-    """The description of a device.
+    """Reads the description of a device.
 
     Raises:
       UserError: if there is none of this name.
@@ -86,7 +89,7 @@ def read(name: str) -> Description:
 
 
 def _target_config(title: str, compiler: dict, major: int, minor: int) -> str:
-    """XLA's GpuTargetConfigProto, as text, of one [compiler] table."""
+    """XLA's GpuTargetConfigProto in text form, from one [compiler] table."""
     extension = "ACCELERATED_FEATURES" if compiler["accelerated"] else "NONE"
     numbers = {
         "memory_bandwidth": "memory_bandwidth",

@@ -1,11 +1,14 @@
-"""Reads optimized HLO text: instructions by computation, and their shapes."""
+"""Parses optimized HLO text into computations, instructions and their shapes.
+
+programs.py builds a tree of loops and kernels from it.
+"""
 
 import dataclasses
 import functools
 import math
 import re
 
-_WIDTHS = {
+_WIDTHS = {  # bytes of one element, by HLO's name of the dtype
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
     **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),
     **dict.fromkeys(("f32", "s32", "u32"), 4),
@@ -21,19 +24,19 @@ _CALLS = re.compile(r"[ ,](?:calls|to_apply|called_computation)=%?([\w.\-]+)")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Array:
-    """One array of a shape."""
+    """The dtype and shape of one array."""
 
     dtype: str  # as HLO writes it: "bf16"
     dimensions: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.dimensions)
 
     @property
     def bytes(self) -> int:
-        """Of memory; 0 for what is no data, such as a token."""
+        """The size in bytes; 0 for what holds no data, such as a token."""
         return self.size * _WIDTHS.get(self.dtype, 0)
 
 
@@ -42,10 +45,10 @@ class Instruction:
     """One line of a computation."""
 
     name: str
-    shape: str  # as it is written; a tuple's in parentheses
+    shape: str  # as in the text; a tuple's is in parentheses
     opcode: str
-    arguments: tuple[str, ...]  # names within the same computation
-    line: str
+    arguments: tuple[str, ...]  # names of instructions of the same computation
+    line: str  # the whole text of the instruction
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -57,32 +60,32 @@ class Instruction:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Of the result."""
+        """The size of the result in bytes."""
         return sum(array.bytes for array in self.arrays)
 
     @property
     def called(self) -> str | None:
-        """The computation of a fusion or a call."""
+        """The name of the computation that a fusion or a call runs."""
         found = _CALLS.search(self.line)
         return found[1] if found else None
 
     @property
     def target(self) -> str:
-        """Of a custom call."""
+        """The target of a custom call; "" for other instructions."""
         return self.attribute(r'custom_call_target="([^"]+)"')
 
     @property
     def place(self) -> str:
-        """Where in the Python program it comes from, as JAX names it."""
+        """The part of the Python program it comes from: JAX's name stack."""
         return self.attribute(r'op_name="([^"]*)"')
 
     def attribute(self, pattern: str) -> str:
-        """The first group of a pattern in the line, or nothing."""
+        """The first group of a pattern where it matches in the line; else ""."""
         found = re.search(pattern, self.line)
         return found[1] if found else ""
 
 
-Computation = dict[str, Instruction]
+Computation = dict[str, Instruction]  # by name, in the order of the text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,7 +97,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads what `jax.stages.Compiled.as_text` gives.
+    """Parses the text that `jax.stages.Compiled.as_text` returns.
 
     Raises:
       ValueError: if it has no entry computation.
@@ -118,6 +121,7 @@ def parse(text: str) -> Module:
 
 
 def _instruction(line: str) -> Instruction | None:
+    """Parses `[ROOT] %name = shape opcode(arguments), attributes`."""
     left, right = line.split(" = ", 1)
     if right.startswith("("):
         end = _closing(right, 0) + 1
@@ -134,7 +138,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that opens at `start` closes."""
+    """The index of the parenthesis that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
         character = text[index]

@@ -1,8 +1,8 @@
 """Kernels of a compiled program: bytes read and written, and operations.
 
-Bytes are those of its arguments and results; of an argument that is only sliced or
-gathered from, those that it takes, and of one that is updated in place, those that
-change (reads.py). What a library is given to work in does not count.
+A kernel reads its arguments and writes its results. Of an argument that it only slices
+or gathers from, just those elements count; of one that it updates in place, just those
+that change (reads.py). The workspace of a library's kernel does not count.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ import re
 from ragen_jax.planning import reads
 from ragen_jax.planning.hlo import Array, Computation, Instruction, Module
 
-# Take neither time nor memory of their own.
+# Opcodes that launch no kernel and move no data.
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all opt-barrier iota"
     " partition-id replica-id async-done async-update copy-done domain".split()
 )
-_TAKES = ("slice", "dynamic-slice", "gather")
 _UPDATES = ("scatter", "dynamic-update-slice")
-_MAKES_TUPLES = ("fusion", "custom-call")  # in one memory, for what is counted here
-_FLASH = re.compile(r"fmhaSoftmax")
-_LIBRARIES = ("__cublas", "__cudnn")  # Their last result may be room to work in.
+# A tuple of these is the results of one kernel; other tuples hold those of several.
+_MAKES_TUPLES = ("fusion", "custom-call")
+_CUDNN_ATTENTION = "fmhaSoftmax"  # in the target of a custom call
+_LIBRARIES = ("__cublas", "__cudnn")  # The last result may be a workspace.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,28 +32,29 @@ class Kernel:
     kind: str  # opcode, kind of fusion, or target of a custom call
     read: int  # bytes
     written: int  # bytes
-    operations: float  # floating-point, of matrix products and attention
-    is_wide: bool  # whether it multiplies float32, which is slower
-    place: str  # in the Python program, as JAX names it
+    operations: float  # FLOP of matrix products and attention
+    is_wide: bool  # whether a product has float32 inputs, which is slower
+    place: str  # in the Python program: JAX's name stack
     result: tuple[Array, ...]
-    has_product_of: frozenset[int]  # all dimensions of its matrix products
-    sources: tuple[tuple[str, int], ...] = ()  # what wrote its arguments, bytes of each
+    has_product_of: frozenset[int]  # every dimension of inputs and results of products
+    # For each argument, the kernel that wrote it and the bytes that are read of it.
+    sources: tuple[tuple[str, int], ...] = ()
 
     @property
     def bytes(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.read + self.written
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether the device does something for it."""
+    """Whether the instruction makes the device do something."""
     return instruction.opcode not in _FREE
 
 
 def measure(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Kernel:
-    """The kernel that an instruction becomes; `is_kernel` holds of it."""
+    """The kernel of an instruction for which `is_kernel` is true."""
     sources, written = _traffic(module, computation, instruction)
     products = list(_products(module, computation, instruction))
     return Kernel(
@@ -71,6 +72,7 @@ def measure(
 
 
 def _kind(instruction: Instruction) -> str:
+    """The target of a custom call, the kind of a fusion, or else the opcode."""
     if instruction.opcode == "custom-call":
         return instruction.target
     if instruction.opcode != "fusion":
@@ -85,8 +87,12 @@ def _kind(instruction: Instruction) -> str:
 def _traffic(
     module: Module, computation: Computation, instruction: Instruction
 ) -> tuple[tuple[tuple[str, int], ...], int]:
-    """(bytes read by what wrote them, bytes written)"""
-    written, found = instruction.bytes - _room(instruction), []
+    """What a kernel reads and writes.
+
+    Returns:
+      For each argument (the kernel that wrote it, bytes read), and the bytes written.
+    """
+    written, found = instruction.bytes - _workspace(instruction), []
     called = instruction.called
     inner = module.computations.get(called, {}) if called else {}
     parameters = _parameters(inner)
@@ -97,28 +103,34 @@ def _traffic(
         used = whole
         if inner and index in parameters:
             name = parameters[index]
-            unwritten = _unwritten(inner, name, whole)
+            unchanged = _unchanged_in_place(inner, name, whole)
             share = needed[name] / max(1, reads.size_of(inner[name]))
-            used = 0 if unwritten is not None else math.ceil(whole * share)
-            written -= unwritten or 0
-        elif instruction.opcode in _TAKES and index == 0:
+            used = 0 if unchanged is not None else math.ceil(whole * share)
+            written -= unchanged or 0
+        elif instruction.opcode in reads.SLICES and index == 0:
             used = min(whole, instruction.bytes)
         found.append((_writer(computation, argument), used))
     return tuple(found), max(written, 0)
 
 
-def _room(instruction: Instruction) -> int:
-    """Bytes that a library's kernel is given to work in: 32 MiB for each product."""
+def _workspace(instruction: Instruction) -> int:
+    """Bytes of the workspace that a library's kernel has as its last result.
+
+    For a product of cuBLAS that is 32 MiB, of which it need not touch any.
+    """
     is_library = instruction.target.startswith(_LIBRARIES)
     if not is_library or len(instruction.arrays) < 2:
         return 0
     last = instruction.arrays[-1]
-    is_room = last.dtype in ("s8", "u8") and len(last.dimensions) == 1
-    return last.bytes if is_room else 0
+    is_workspace = last.dtype in ("s8", "u8") and len(last.dimensions) == 1
+    return last.bytes if is_workspace else 0
 
 
 def _writer(computation: Computation, name: str) -> str:
-    """The kernel whose memory a name stands for; of a loop's state, its part."""
+    """The kernel that wrote a value, seen through bitcasts and tuples of its results.
+
+    A value that comes from a loop's state is named by its get-tuple-element.
+    """
     source = computation.get(name)
     while source and source.opcode in ("bitcast", "get-tuple-element"):
         before = computation.get(source.arguments[0])
@@ -130,6 +142,7 @@ def _writer(computation: Computation, name: str) -> str:
 
 
 def _parameters(inner: Computation) -> dict[int, str]:
+    """The names of a computation's parameters by their numbers."""
     found = {}
     for name, instruction in inner.items():
         if instruction.opcode == "parameter":
@@ -138,13 +151,19 @@ def _parameters(inner: Computation) -> dict[int, str]:
     return found
 
 
-def _unwritten(inner: Computation, parameter: str, whole: int) -> int | None:
-    """Bytes of an argument that is changed in place that stay as they are.
+def _unchanged_in_place(inner: Computation, parameter: str, whole: int) -> int | None:
+    """Bytes of a fusion's argument that an update in place leaves as they are.
 
-    None where it is not changed in place.
+    Args:
+      inner: the fusion's computation.
+      parameter: its instruction for the argument.
+      whole: bytes of the argument.
+
+    Returns:
+      None if the argument is used for anything but updates in place.
     """
-    names = {parameter}
-    for name, instruction in inner.items():  # In order: arguments stand before.
+    names = {parameter}  # of the argument, under whatever shape
+    for name, instruction in inner.items():  # Arguments come before their users.
         if instruction.opcode == "bitcast" and names & set(instruction.arguments):
             names.add(name)
     users = [
@@ -166,13 +185,13 @@ def _unwritten(inner: Computation, parameter: str, whole: int) -> int | None:
 
 
 def _products(module: Module, computation: Computation, instruction: Instruction):
-    """(operations, whether float32, dimensions) of each product in a kernel."""
+    """Yields (FLOP, whether of float32, dimensions) for each product in a kernel."""
     if instruction.opcode == "dot":
         yield _dot(computation, instruction, "lhs_contracting_dims={", "}")
     elif instruction.opcode == "custom-call":
         if "gemm" in instruction.target or "matmul" in instruction.target:
             yield _dot(computation, instruction, '"lhs_contracting_dimensions":[', "]")
-        elif _FLASH.search(instruction.target):
+        elif _CUDNN_ATTENTION in instruction.target:
             yield _attention(computation, instruction)
     elif instruction.called:
         inner = module.computations.get(instruction.called, {})
@@ -182,14 +201,16 @@ def _products(module: Module, computation: Computation, instruction: Instruction
 
 
 def _dot(computation: Computation, instruction: Instruction, opening: str, end: str):
-    written = instruction.line.partition(opening)[2].partition(end)[0]
-    contracted = [int(n) for n in re.findall(r"\d+", written)]
+    """A matrix product, as `_products` yields it.
+
+    The left argument's contracted dimensions are listed between `opening` and `end`.
+    """
+    listed = instruction.line.partition(opening)[2].partition(end)[0]
+    contracted = [int(n) for n in re.findall(r"\d+", listed)]
     left = computation.get(instruction.arguments[0])
     right = computation.get(instruction.arguments[1])
     sizes = left.arrays[0].dimensions if left and left.arrays else ()
-    depth = 1
-    for index in contracted:
-        depth *= sizes[index] if index < len(sizes) else 1
+    depth = math.prod(sizes[index] for index in contracted if index < len(sizes))
     result = instruction.arrays[0]
     others = right.arrays[0].dimensions if right and right.arrays else ()
     is_wide = bool(left and left.arrays and left.arrays[0].dtype in ("f32", "f64"))
@@ -197,7 +218,11 @@ def _dot(computation: Computation, instruction: Instruction, opening: str, end: 
 
 
 def _attention(computation: Computation, instruction: Instruction):
-    """cuDNN's: two products forward, five backward, half of each if causal."""
+    """cuDNN's attention, as `_products` yields it.
+
+    It has two products in the forward pass and five in the backward pass, each of
+    2 * scores * features FLOP, of which a causal mask leaves half.
+    """
     scores = instruction.attribute(
         r'"intermediate_tensor_shape":\s*\{"element_type":\s*"\w+",\s*"dimensions":'
         r"\s*\[([^\]]*)\]"
@@ -205,9 +230,7 @@ def _attention(computation: Computation, instruction: Instruction):
     sizes = [int(n) for n in re.findall(r"\d+", scores)]
     query = computation.get(instruction.arguments[0])
     features = query.arrays[0].dimensions[-1] if query and query.arrays else 0
-    count = 1
-    for size in sizes:
-        count *= size
     products = 5 if "Backward" in instruction.target else 2
-    half = 0.5 if "CAUSAL" in instruction.line else 1.0
-    return 2.0 * products * count * features * half if sizes else 0.0, False, set()
+    share = 0.5 if "CAUSAL" in instruction.line else 1.0
+    operations = 2.0 * products * math.prod(sizes) * features * share
+    return operations if sizes else 0.0, False, set()

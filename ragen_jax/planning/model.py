@@ -1,4 +1,4 @@
-"""The shape of a model whose files are not there, for planning."""
+"""A model to plan for of which only the shape is known."""
 
 import dataclasses
 from pathlib import Path
@@ -13,8 +13,8 @@ from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.presets import SHAPES
 
-# Models of the hub by the shape that they have; a plan does not fetch them.
-_OF_THE_HUB = {
+# Hub ids whose shape is known, so that a plan need not download them.
+_SHAPE_OF_HUB_ID = {
     f"Qwen/Qwen2.5-{size}-Instruct": f"qwen2.5-{size.lower()}"
     for size in ("0.5B", "1.5B", "3B", "7B")
 }
@@ -22,10 +22,10 @@ _OF_THE_HUB = {
 
 @dataclasses.dataclass(frozen=True)
 class ShapeSource(Source):
-    """A model of which there is a shape and nothing else.
+    """A model without files: a shape, and the tokenizer of the embedded model `tiny`.
 
-    Texts are counted in the tokens of the embedded model, of which they take more: with
-    the model's own tokenizer rows and cache are somewhat shorter.
+    That tokenizer makes more tokens of a text than the model's own would, so that rows
+    and cache are planned somewhat too long.
     """
 
     shape: str = ""  # a key of SHAPES
@@ -35,29 +35,28 @@ class ShapeSource(Source):
         return SHAPES[self.shape]
 
     def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
-        """Refused: a plan reads no weights."""
+        """Raises UserError: there are no weights."""
         raise UserError(
             f"--shape={self.shape} has no weights: give --config.model.path"
         )
 
     def read_tokenizer(self) -> PreTrainedTokenizerFast:
-        """The embedded model's."""
+        """The tokenizer of the embedded model."""
         return sources.locate("tiny").read_tokenizer()
 
 
 def find(path: str, shape: str | None) -> Source:
-    """What a plan reads instead of the model.
+    """Finds config and tokenizer of the model to plan for; never its weights.
 
-    A model that is here is read but for its weights, and one whose shape is known is
-    not fetched; of another one of the hub all but the weights is.
+    A local model is used as it is. For a hub id the shape is used if it is known;
+    otherwise all but the weights is downloaded.
 
     Args:
       path: the settings' model.path.
-      shape: of SHAPES; None: that of the path, where it leads to no files here but
-        its shape is known.
+      shape: a key of SHAPES that replaces the model; None: the model of `path`.
 
     Raises:
-      UserError: if there is neither a shape of this name nor a model.
+      UserError: if there is no such shape, or no such model.
     """
     if shape is not None and shape not in SHAPES:
         raise UserError(
@@ -65,7 +64,7 @@ def find(path: str, shape: str | None) -> Source:
             f" {', '.join(sorted(SHAPES))}, or give --config.model.path"
         )
     if shape is None and not Path(path).expanduser().is_dir():
-        shape = _OF_THE_HUB.get(path.partition("@")[0])  # Of whatever revision.
+        shape = _SHAPE_OF_HUB_ID.get(path.partition("@")[0])  # At any revision.
     if shape is None:
         try:
             return sources.locate(path, with_weights=False)

@@ -1,4 +1,7 @@
-"""A compiled program as a tree: its loops and conditions, and the kernels of each."""
+"""A compiled program as a tree of loops and conditionals, with the kernels of each.
+
+`read` builds it from HLO text; roofline.py, report.py and the tests query it.
+"""
 
 import dataclasses
 import math
@@ -25,27 +28,27 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """An exchange between devices."""
+    """A collective operation."""
 
     kind: str  # "all-reduce"
     dtypes: frozenset[str]  # "f32"
-    bytes: int  # of the whole array on one device, the larger of before and after
+    bytes: int  # on one device, of its arguments or of its results: the larger
     group: tuple[int, ...]  # devices of the first group, by their numbers in the mesh
-    place: str  # in the Python program, as JAX names it
+    place: str  # in the Python program: JAX's name stack
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What is done one after the other, each time that its loop comes round."""
+    """The body of the program, a loop or a branch: what one pass through it runs."""
 
-    name: str
+    name: str  # of its HLO computation
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...]
     loops: tuple["Loop", ...]
     choices: tuple["Choice", ...]
 
     def inside(self) -> Iterator["Block"]:
-        """This block and all within it, however deep."""
+        """This block and all blocks nested within it."""
         yield self
         for loop in self.loops:
             yield from loop.body.inside()
@@ -54,19 +57,19 @@ class Block:
                 yield from branch.inside()
 
     def without_loops(self) -> Iterator["Block"]:
-        """This block and the branches within it, loops left out."""
+        """This block and the branches nested within it, but no bodies of loops."""
         yield self
         for choice in self.choices:
             for branch in choice.branches:
                 yield from branch.without_loops()
 
     def all_loops(self) -> Iterator["Loop"]:
-        """Every loop within, however deep, outer ones first."""
+        """All loops nested within, outer ones first."""
         for block in self.inside():
             yield from block.loops
 
     def bytes(self) -> int:
-        """That its own kernels read and write; no loops, no branches."""
+        """Bytes that its own kernels read and write, without loops and branches."""
         return sum(kernel.bytes for kernel in self.kernels)
 
 
@@ -74,17 +77,17 @@ class Block:
 class Loop:
     """A while loop."""
 
-    body: Block
-    trips: int | None  # how many, where the compiler knows
-    place: str
+    body: Block  # with the kernels of the loop's condition
+    trips: int | None  # None if the compiler does not know
+    place: str  # in the Python program: JAX's name stack
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A condition, of which one branch is taken."""
+    """A conditional, which takes one of its branches."""
 
-    branches: tuple[Block, ...]  # in the order of lax.switch; of lax.cond false, true
-    place: str
+    branches: tuple[Block, ...]  # as in lax.switch; for lax.cond: false, true
+    place: str  # in the Python program: JAX's name stack
 
 
 def read(text: str) -> Block:
@@ -100,6 +103,7 @@ def _block(module: Module, name: str) -> Block:
 
 
 def _collect(module, computation: Computation, launched, exchanged, loops, choices):
+    """Appends what a computation runs, and what it calls, to the four lists."""
     for instruction in computation.values():
         opcode = instruction.opcode
         if opcode == "while":
@@ -125,6 +129,7 @@ def _loop(module: Module, instruction: Instruction) -> Loop:
 
 
 def _branches(instruction: Instruction) -> list[str]:
+    """The names of a conditional's computations."""
     several = instruction.attribute(r"branch_computations=\{([^}]*)\}")
     if several:
         return [name.strip().lstrip("%") for name in several.split(",")]
@@ -137,7 +142,7 @@ def _branches(instruction: Instruction) -> list[str]:
 def _collective(computation: Computation, instruction: Instruction) -> Collective:
     sources = [computation[a] for a in instruction.arguments if a in computation]
     given = sum(source.bytes for source in sources)
-    # A start gives (what it was given, what it will give).
+    # The result of these starts is a tuple of the arguments and the results to come.
     starts = instruction.opcode in ("all-gather-start", "collective-permute-start")
     result = instruction.bytes - (given if starts else 0)
     return Collective(
@@ -150,9 +155,11 @@ def _collective(computation: Computation, instruction: Instruction) -> Collectiv
 
 
 def _group(instruction: Instruction) -> tuple[int, ...]:
-    """The first of `replica_groups`: written out, axes of a mesh, or a range.
+    """The devices of a collective's first group; () if the text names none.
 
-    Of a permutation, all devices of the first pairs from one to the next.
+    `replica_groups` has three notations: lists of devices, {{0,1},{2,3}}; axes of a
+    mesh, mesh['a'=2,'b'=4] {'b'}; and a reshaped and transposed range,
+    [2,4]<=[4,2]T(1,0). A permutation has `source_target_pairs` instead.
     """
     pairs = instruction.attribute(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
     if pairs:
@@ -180,47 +187,49 @@ def _group(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _chain(pairs: str) -> tuple[int, ...]:
-    """The devices along the pairs {from,to} that begin at the first one's source."""
-    follows = {int(a): int(b) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)}
-    found = [next(iter(follows))]
-    while (after := follows.get(found[-1])) is not None and after not in found:
-        found.append(after)
+    """The devices that the pairs {source,target} lead to, from the first source on."""
+    target_of = {int(a): int(b) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)}
+    found = [next(iter(target_of))]
+    while (target := target_of.get(found[-1])) is not None and target not in found:
+        found.append(target)
     return tuple(found)
 
 
-# What tests and reports ask ----------------------------------------------------------
+# Queries of tests and reports ---------------------------------------------------------
 
 
 def collectives_in_loops(program: Block) -> list[Collective]:
-    """All that stand in any loop, however deep."""
-    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
-    found = {id(c): c for block in blocks for c in block.collectives}
-    return list(found.values())
+    """The collectives inside any loop, each once."""
+    return [c for block in _blocks_in_loops(program) for c in block.collectives]
 
 
 def copies_in_loops(program: Block, least: int) -> list[Kernel]:
-    """Kernels that only copy, in any loop, and write at least so many bytes."""
-    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
-    found = {
-        id(kernel): kernel
-        for block in blocks
+    """The kernels inside any loop that only copy, and write `least` bytes or more."""
+    return [
+        kernel
+        for block in _blocks_in_loops(program)
         for kernel in block.kernels
         if kernel.kind in ("copy", "copy-start") and kernel.written >= least
-    }
-    return list(found.values())
+    ]
+
+
+def _blocks_in_loops(program: Block) -> list[Block]:
+    """The blocks inside any loop, each once although loops are nested."""
+    blocks = (block for loop in program.all_loops() for block in loop.body.inside())
+    return list({id(block): block for block in blocks}.values())
 
 
 def has_cudnn_attention(block: Block) -> bool:
-    """Whether cuDNN's attention is anywhere within."""
+    """Whether the block, or any block within it, runs cuDNN's attention."""
     return any(
         "fmha" in kernel.kind for inner in block.inside() for kernel in inner.kernels
     )
 
 
 def vocabulary_loops(program: Block, vocabulary: int) -> list[Loop]:
-    """The innermost loops whose products have the vocabulary as a dimension.
+    """The innermost loops with a matrix product that has the vocabulary as a dimension.
 
-    In the update these go over chunks of positions; in a rollout over tokens.
+    In the update they go over chunks of reply tokens, in a rollout over decode steps.
     """
 
     def scores(block: Block) -> bool:
@@ -236,7 +245,7 @@ def vocabulary_loops(program: Block, vocabulary: int) -> list[Loop]:
 def large_vocabulary_collectives(
     program: Block, vocabulary: int, most: int = _MIB
 ) -> list[Collective]:
-    """Exchanges of more than `most` bytes within the loops over the vocabulary."""
+    """The collectives of more than `most` bytes within `vocabulary_loops`."""
     return [
         collective
         for loop in vocabulary_loops(program, vocabulary)

@@ -1,45 +1,56 @@
-"""How much a kernel reads: of a fusion's arguments, and of what a cache still holds."""
+"""How much a kernel reads: of a fusion's arguments, and of what the L2 cache holds."""
 
 import collections
 from collections.abc import Sequence
 
 from ragen_jax.planning.hlo import Computation, Instruction
 
-_TAKES = ("slice", "dynamic-slice", "gather")  # part of their first argument
-_JOINS = ("concatenate", "pad", "broadcast")
+SLICES = ("slice", "dynamic-slice", "gather")  # read part of their first argument
+_COPIES = ("concatenate", "pad", "broadcast")  # results hold elements of arguments
 
 
 def needed_numbers(inner: Computation) -> dict[str, float]:
-    """How many numbers of each instruction of a fusion its result needs, by name.
+    """How many elements of each instruction of a fusion its result depends on, by name.
 
-    From the result back to the arguments: elementwise operations need as many of each
-    argument as are needed of them, slices no more than they give, sums along an
-    axis all along it. What several need adds up, to the whole at most: it is an upper
-    bound.
+    Goes from the result back to the arguments. To get n elements, an elementwise
+    operation or a slice needs n of its argument, a reduction n times those that it
+    reduces to one. The needs of several users are summed, up to the whole array, so
+    this is an upper bound.
     """
     needed: dict[str, float] = collections.defaultdict(float)
-    for name, instruction in reversed(inner.items()):  # Users stand behind.
+    for name, instruction in reversed(inner.items()):  # Users before their arguments.
         if instruction.line.startswith("ROOT "):
             needed[name] = size_of(instruction)
         needed[name] = min(needed[name], size_of(instruction))
         for index, argument in enumerate(instruction.arguments):
             source = inner.get(argument)
             if source is not None and needed[name]:
-                needed[argument] += _from(instruction, index, source, needed[name])
+                needed[argument] += _of_argument(
+                    instruction, index, source, needed[name]
+                )
     return needed
 
 
 def size_of(instruction: Instruction) -> int:
-    """Numbers in a result, of all arrays of a tuple."""
+    """The number of elements of a result, summed over the arrays of a tuple."""
     return sum(array.size for array in instruction.arrays)
 
 
-def _from(user: Instruction, index: int, source: Instruction, wanted: float) -> float:
-    """Numbers of an argument behind so many of a result."""
+def _of_argument(
+    user: Instruction, index: int, source: Instruction, wanted: float
+) -> float:
+    """How many elements of an argument are needed for `wanted` ones of a result.
+
+    Args:
+      user: the instruction with that result.
+      index: of the argument among the user's.
+      source: the instruction that computes the argument.
+      wanted: elements of the result.
+    """
     whole, result = size_of(source), size_of(user)
-    if user.opcode in _TAKES:
+    if user.opcode in SLICES:  # The other arguments are indices.
         return min(whole, wanted) if index == 0 else whole
-    if user.opcode in _JOINS or whole == result:
+    if user.opcode in _COPIES or whole == result:
         return min(whole, wanted)
     if user.opcode == "reduce" and index < len(user.arguments) // 2:
         return min(whole, wanted * whole / user.arrays[0].size)
@@ -47,17 +58,18 @@ def _from(user: Instruction, index: int, source: Instruction, wanted: float) -> 
 
 
 def from_cache(kernels: Sequence, capacity: float) -> list[float]:
-    """Bytes of each kernel's reads that were touched so lately that a cache holds them.
+    """Bytes that each kernel reads from a cache with least-recently-used eviction.
 
-    What was used longest ago goes first: a read is a hit where no more than `capacity`
-    bytes were moved since its value was last written or read, itself included.
+    A read is a hit if at most `capacity` bytes were moved since the value was last
+    written or read, its own bytes included.
 
     Args:
       kernels: `kernels.Kernel`, in the order in which they run.
       capacity: bytes of the cache.
     """
-    moved = 0.0
-    touched: dict[str, tuple[float, float]] = {}  # by name: (moved by then, bytes)
+    moved = 0.0  # bytes so far
+    # By name of the kernel that wrote a value: (`moved` at its last use, its bytes).
+    touched: dict[str, tuple[float, float]] = {}
     hits = []
     for kernel in kernels:
         hit = 0.0

@@ -1,4 +1,7 @@
-"""The plan of a run on absent devices, made and written out for a person."""
+"""Makes the plan of a run on absent devices, and formats it as text.
+
+`make` and `text` are what `launch/train.py --plan --target=...` calls.
+"""
 
 import collections
 import dataclasses
@@ -23,21 +26,21 @@ from ragen_jax.training.memory_plan import Needs
 from ragen_jax.training.run import Run
 
 _MIB, _GIB, _GIGA, _TERA = 2**20, 2**30, 1e9, 1e12
-_LARGE = _MIB  # of collectives and copies that are named
-_MOST_LINES = 12  # of collectives
+_LARGE = _MIB  # bytes from which a collective is listed
+_MOST_LINES = 12  # of the list of collectives
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known of a run on a target without running it."""
+    """Memory and time of a run on a target, found without running it."""
 
     run: Run
     target: Target
-    compiled: dict[str, Program]
-    trees: dict[str, Block]  # of the same programs
-    needs: Needs
-    parts: RolloutParts
-    iterations: tuple[Iteration, ...]
+    compiled: dict[str, Program]  # by name
+    trees: dict[str, Block]  # the same programs, parsed
+    needs: Needs  # memory
+    parts: RolloutParts  # costs of the rollout's passes
+    iterations: tuple[Iteration, ...]  # an estimate for each mean reply length
 
 
 def make(
@@ -49,16 +52,17 @@ def make(
     names: Sequence[str] = (),
     status: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Compiles the programs of a run; minutes, and gigabytes of this machine's memory.
+    """Compiles the programs of a run, which takes minutes and gigabytes of host memory.
 
     Args:
       settings: of the run.
       source: of the model; its weights are not read.
       target: the devices.
-      replies: mean lengths, in tokens, to estimate an iteration for; none: an eighth,
-        three eighths and all of `rollout.reply_tokens`.
-      names: programs to compile, see `compiling.lower`; ROLLOUT and UPDATE always are.
-      status: is given a line before each program.
+      replies: mean reply lengths, in tokens, for which to estimate an iteration; none:
+        1/8, 3/8 and all of `rollout.reply_tokens`.
+      names: of the programs to compile besides ROLLOUT and UPDATE, as for
+        `compiling.lower`; none: all.
+      status: called with a line of progress before each program.
 
     Raises:
       UserError: if devices, model, environments and settings do not fit together.
@@ -82,7 +86,7 @@ def assemble(
     record,
     replies: Sequence[float] = (),
 ) -> Plan:
-    """The plan of compiled programs, ROLLOUT and UPDATE at least; compiles nothing.
+    """Makes the plan from compiled programs, ROLLOUT and UPDATE at least.
 
     Args: as for `make`; `record` from `programs_lib.record_shapes`.
     """
@@ -111,7 +115,7 @@ def assemble(
 
 
 def text(plan: Plan) -> str:
-    """All of it, for a person."""
+    """The plan as text for the console."""
     sections = (
         _heading(plan),
         _memory(plan),
@@ -148,7 +152,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         " XLA_CLIENT_MEM_FRACTION changes it)"
     )
     total = plan.needs.total
-    # A CUDA graph of the whole rollout lies outside of what JAX allocates.
+    # A CUDA graph of the whole rollout needs memory besides what JAX allocates.
     most = 0.88 if plan.run.settings.rollout.cuda_graph else 0.92
     if total > plan.target.available and total < most * whole:
         yield f"  XLA_CLIENT_MEM_FRACTION={most} would make it fit as it is."
@@ -174,7 +178,7 @@ def _passes(plan: Plan) -> Iterator[str]:
         bucket = buckets[index] if len(plan.parts.decode) > 1 else buckets[-1]
         full, empty = (roofline.decode_at(plan.parts, index, x) for x in (1.0, 0.0))
         named[f"decode, {bucket} positions"] = full
-        if empty != full:  # A kernel that reads no further than a slot is long.
+        if empty != full:  # The kernel reads only the filled part of each slot.
             named["  20% of them filled"] = roofline.decode_at(plan.parts, index, 0.2)
     named["environments and feed"] = plan.parts.feed
     for name, each in named.items():
@@ -240,9 +244,13 @@ def _iterations(plan: Plan) -> Iterator[str]:
 
 
 def _walk(block: Block, place: str) -> Iterator[tuple[str, Collective]]:
-    """Collectives with the loops that they stand in.
+    """Yields (loops around it, collective) for each collective.
 
-    Of a condition, such as on rows' length, the branch that exchanges most.
+    Of a conditional, such as one on the rows' length, only the branch with most bytes.
+
+    Args:
+      block: to walk through.
+      place: the loops around it, "" or as "loop > loop of 24".
     """
     for each in block.collectives:
         yield place, each
@@ -255,7 +263,7 @@ def _walk(block: Block, place: str) -> Iterator[tuple[str, Collective]]:
 
 
 def _cache_bytes(run: Run) -> int:
-    """Of one layer's keys on one device."""
+    """Bytes of one layer's keys in the KV cache of one device."""
     plan, config = run.plan, run.model.config
     heads = config.kv_heads
     if run.settings.rollout.layout == "tensor" and meshes.shares_heads(

@@ -1,7 +1,8 @@
-"""The time of an iteration at given reply lengths, from the compiled programs.
+"""Estimates the time of an iteration at a given mean reply length.
 
-The rollout's passes are simulated; what a pass costs is read off the program. So is the
-update, whose loops run as far as rows and replies go.
+The cost of each pass of the rollout is read from its compiled program (work.py), their
+number is simulated (simulation.py). The update's cost is read from its program, with
+the trips of its loops computed from the lengths of simulated rows and replies.
 """
 
 import dataclasses
@@ -20,26 +21,31 @@ from ragen_jax.planning.work import Costs, Work
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
 
-ENDS = 0.2  # of the episodes end at each turn, where replies are not all full
+# The share of episodes that ends at each turn; none if all replies have full length.
+ENDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutParts:
-    """What the rollout's program spends where."""
+    """The costs of the parts of the rollout's program.
 
-    decode: tuple[Work, ...]  # one pass, by bucket, the cache full
-    decode_empty: tuple[Work, ...]  # the same with nothing in the cache
-    chunk: Work  # of a round, besides its passes and the feed pass
+    After `start` it runs rounds: each is a chunk of decode passes, followed by a feed
+    pass if enough slots wait.
+    """
+
+    decode: tuple[Work, ...]  # one decode pass with a full cache, for each bucket
+    decode_empty: tuple[Work, ...]  # the same with an empty cache
+    chunk: Work  # a round's overhead besides its decode passes and its feed pass
     feed: Work  # environments step and their messages are prefilled
-    start: Work  # levels, prompts, weights; once
+    start: Work  # once: levels, prompts' prefill, the weights' decode layout
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One iteration at one mean length of replies."""
+    """The estimate of one iteration."""
 
-    reply: float  # tokens
-    passes: Passes  # of the shard that takes most, in the mean
+    reply: float  # mean tokens of a reply
+    passes: Passes  # of the shard with most, the mean of several draws
     tokens: int  # sampled on all devices
     rows: int  # trained on
     rollout: Work
@@ -47,15 +53,18 @@ class Iteration:
 
     @property
     def seconds(self) -> float:
-        """Of rollout and update."""
+        """Seconds of rollout and update together."""
         return self.rollout.seconds + self.update.seconds
 
 
 def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
-    """Takes the rollout's program apart.
+    """Finds the parts of the rollout's program and their costs.
+
+    A decode pass is the body of a loop that multiplies with the vocabulary: one loop
+    for each bucket, or one in all. The outermost loop around them is that of rounds.
 
     Raises:
-      ValueError: if no loop over tokens is found in it.
+      ValueError: if the program has no such loop.
     """
     passes = vocabulary_loops(program, run.model.config.vocabulary)
     bodies = {id(each.body) for each in passes}
@@ -66,10 +75,11 @@ def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
     outer = [each for each in program.loops if holds_pass(each)]
     if not passes or not outer:
         raise ValueError("the rollout's program has no loop that scores the vocabulary")
-    around = outer[0].body
+    around = outer[0].body  # one round
     others = tuple(each for each in around.loops if not holds_pass(each))
     feed = dataclasses.replace(around, kernels=(), collectives=(), loops=others)
     rest = tuple(each for each in program.loops if not holds_pass(each))
+    # Branches by bucket, as of the feed pass: each bucket as often.
     by_bucket = _equal_shares(len(run.plan.buckets))
     return RolloutParts(
         decode=tuple(costs.block(p.body, _once, by_bucket) for p in passes),
@@ -83,7 +93,7 @@ def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
 
 
 def _without_cache(body: Block) -> Block:
-    """A decode pass whose fused attention, which knows lengths, finds no entries."""
+    """A decode pass with an empty cache, which only cuDNN's attention takes note of."""
     own = (
         dataclasses.replace(kernel, read=kernel.written, operations=0.0)
         if "fmha" in kernel.kind
@@ -94,21 +104,24 @@ def _without_cache(body: Block) -> Block:
 
 
 def decode_at(parts: RolloutParts, bucket: int, filled: float) -> Work:
-    """A decode pass that finds so much of the cache filled; plain operations read all.
+    """A decode pass with a share of the cache filled: linear between empty and full.
+
+    Attention by plain operations reads the whole cache, filled or not.
 
     Args:
       parts: of the rollout's program.
       bucket: an index into the plan's buckets.
       filled: 0 to 1.
     """
-    index = min(bucket, len(parts.decode) - 1)  # Fewer where buckets do not pay.
+    # Attention that knows lengths has one loop, and no buckets.
+    index = min(bucket, len(parts.decode) - 1)
     return filled * parts.decode[index] + (1 - filled) * parts.decode_empty[index]
 
 
 def estimate(
     run: Run, parts: RolloutParts, update: Block, costs: Costs, reply: float
 ) -> Iteration:
-    """An iteration whose replies have so many tokens in the mean."""
+    """Estimates an iteration whose replies have `reply` tokens on average."""
     sizes = simulation.sizes_of(run)
     ends = 0.0 if reply >= sizes.reply_tokens else ENDS
     settings, shards = run.settings, meshes.row_shards(run.model.mesh)
@@ -116,10 +129,12 @@ def estimate(
     total = parts.start + passes.rounds * parts.chunk + passes.feeds * parts.feed
     for index, count in enumerate(passes.by_bucket):
         total += count * decode_at(parts, index, passes.filled)
-    kept = filters.most_kept_episodes(settings)  # They are taken to be like all.
+    # The kept episodes are taken to be like all: the first `kept` of them, repeated
+    # if there are fewer.
+    kept = filters.most_kept_episodes(settings)
     lengths = np.resize(np.concatenate([each.rows for each in simulated]), kept)
     replies = np.resize(np.concatenate([each.replies for each in simulated]), kept)
-    if run.plan.window:  # A row a turn, each with the turns that it looks back to.
+    if run.plan.window:  # A row for each turn, each taken to be as long as the last.
         lengths = np.repeat(lengths, sizes.turns)
         replies = np.repeat(replies / sizes.turns, sizes.turns)
     return Iteration(
@@ -135,14 +150,18 @@ def estimate(
 def _update(
     run: Run, program: Block, costs: Costs, lengths: np.ndarray, replies: np.ndarray
 ) -> Work:
-    """The update of rows of so many tokens, so many of them sampled."""
+    """The cost of the update.
+
+    Args:
+      run: of the settings, the model and the mesh.
+      program: of the update.
+      costs: of the devices.
+      lengths: int[R], tokens of each row.
+      replies: [R], how many of them were sampled.
+    """
     chosen, compiled = run.settings.optimizer, programs_lib.update_lengths(run)
-    # Each minibatch's longest rows come first.
-    pieces = [
-        i + np.argsort(-lengths[i : i + chosen.minibatch])[j : j + chosen.microbatch]
-        for i in range(0, len(lengths), chosen.minibatch)
-        for j in range(0, min(chosen.minibatch, len(lengths) - i), chosen.microbatch)
-    ]
+    pieces = _microbatches(lengths, chosen.minibatch, chosen.microbatch)
+    # Each microbatch takes the branch of the shortest compiled length that holds it.
     longest = [lengths[piece].max() for piece in pieces]
     used = np.minimum(np.searchsorted(compiled, longest), len(compiled) - 1)
     by_length = (np.bincount(used, minlength=len(compiled)) / len(pieces)).tolist()
@@ -161,14 +180,29 @@ def _update(
     )
 
 
+def _microbatches(
+    lengths: np.ndarray, minibatch: int, microbatch: int
+) -> list[np.ndarray]:
+    """The rows of each microbatch, int[microbatch] or fewer.
+
+    Within a minibatch the longest rows come first, as in learning/minibatches.py.
+    """
+    found = []
+    for first in range(0, len(lengths), minibatch):
+        longest_first = np.argsort(-lengths[first : first + minibatch])
+        for start in range(0, len(longest_first), microbatch):
+            found.append(first + longest_first[start : start + microbatch])
+    return found
+
+
 def _rounds(
     program: Block, scored: "ScoredTokens", pieces: int, minibatches: int
 ) -> dict[int, float]:
-    """Rounds of the update's loops of unknown length, by the ids of their bodies.
+    """The trips of the update's loops over rows, by the ids of their bodies.
 
-    Old values and reference: all microbatches in one loop. Learning: those of a
-    minibatch in a loop within the one over minibatches. What goes over the vocabulary
-    within a microbatch is the business of `scored`.
+    Old values and reference scores take one loop over all microbatches. Learning takes
+    a loop over minibatches, and in it one over the microbatches of each. The loops over
+    the vocabulary within a microbatch are left to `scored`.
     """
     found: dict[int, float] = {}
 
@@ -191,28 +225,31 @@ def _rounds(
 
 
 class ScoredTokens:
-    """Rounds of the update's loops over the vocabulary: one a chunk of reply tokens."""
+    """The trips of the update's loops over the vocabulary.
+
+    Such a loop computes the logits of one chunk of a microbatch's reply tokens a trip.
+    """
 
     def __init__(self, config: ModelConfig, program: Block, tokens: Sequence[float]):
-        """`tokens`: reply tokens of each microbatch on one device."""
+        """`tokens` are the reply tokens of each microbatch on one device."""
         self.tokens, self.numbers = tokens, config.vocabulary * config.width
         self.vocabulary = config.vocabulary
         found = vocabulary_loops(program, config.vocabulary)
         self.loops = {id(each.body): each for each in found}
 
     def is_over_vocabulary(self, each: Loop) -> bool:
-        """Whether a loop goes over chunks of reply tokens."""
+        """Whether a loop is one of these."""
         return id(each.body) in self.loops
 
     def trips(self, each: Loop, others: float) -> float:
-        """Of a loop of unknown length: chunks that hold replies, or `others`."""
+        """Mean trips of a loop over the vocabulary; of any other loop `others`."""
         if not self.is_over_vocabulary(each):
             return others
         chunk = self.chunk(each)
         return sum(math.ceil(n / chunk) for n in self.tokens) / len(self.tokens)
 
     def chunk(self, each: Loop) -> int:
-        """Tokens that one round scores, from its largest product."""
+        """The tokens of a chunk, from the FLOP of its largest product: 2 tokens V D."""
         operations = max(
             kernel.operations
             for block in each.body.without_loops()
@@ -227,14 +264,14 @@ def _once(_: Loop) -> float:
 
 
 def _equal_shares(count: int):
-    """Conditions of so many branches choose each as often."""
+    """`Shares` by which conditionals of `count` branches take each equally often."""
     return lambda choice: (
         [1 / count] * count if len(choice.branches) == count > 1 else ()
     )
 
 
 def assumptions() -> str:
-    """What the times rest on, in a sentence."""
+    """The sentence of the report that names the assumptions behind its times."""
     return (
         f"Assumed, not measured: kernels reach {work.BANDWIDTH_SHARE:.0%} of the"
         f" memory's bandwidth or {work.MATMUL_SHARE:.0%} of the dense peak, each"

@@ -1,8 +1,9 @@
-"""Simulation of the passes that an iteration takes at given reply lengths.
+"""Simulates a rollout to count its passes at a given mean reply length.
 
-The engine's own rules (rollout/engine.py, rollout/env_step.py) with random numbers for
-the policy: slots decode in chunks, environments step when enough slots wait, a finished
-slot takes the next episode. Several environments are taken as one.
+It follows the rules of the engine (rollout/engine.py, rollout/env_step.py) with random
+reply lengths in place of a policy: slots decode in chunks, environments step when
+enough slots wait, a finished slot takes the next episode. Several environments are
+simulated as one. roofline.py multiplies the counts with the cost of each pass.
 """
 
 import dataclasses
@@ -12,48 +13,49 @@ import numpy as np
 from ragen_jax.training.run import Run
 
 _SHORTEST = 5  # tokens of a reply
-# Shards drawn in all for a mean. One shard's passes scatter by a tenth (128 episodes of
-# 5 turns, replies of 150 tokens: 1,295 decode passes with a deviation of 125).
+# Rollouts of a shard that are simulated for a mean. Their passes vary by a tenth: for
+# 128 episodes of 5 turns and replies of 150 tokens, 1,295 decode passes with a standard
+# deviation of 125.
 _DRAWN = 64
 _IDLE, _DECODING, _WAITING = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the rules need of a run; everything of one shard."""
+    """The sizes of one shard's rollout; most are as in RolloutPlan."""
 
     episodes: int
     slots: int
-    extend_width: int  # slots whose environments step at a time
-    extend_share: int  # as RolloutPlan.extend_share
+    extend_width: int  # most slots whose environments step at a time
+    extend_share: int
     decode_chunk: int
     buckets: tuple[int, ...]
     context: int
     turns: int
-    first: int  # tokens of a prompt
-    message: int  # tokens of a later message
-    reply_tokens: int  # most of one reply
+    first: int  # tokens of the prompt, first observation included
+    message: int  # tokens of each later observation
+    reply_tokens: int  # most tokens of a reply
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """What the policy of one shard does."""
+    """What the policy and the environments of one shard's E episodes do."""
 
-    replies: np.ndarray  # int[E, K], tokens of each episode's replies
-    turns: np.ndarray  # int[E], 1..K that each plays
+    replies: np.ndarray  # int[E, K], tokens of each reply
+    turns: np.ndarray  # int[E], turns that each episode lasts, 1 to K
 
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """What was simulated."""
+    """The counts of one shard's simulated rollout."""
 
-    by_bucket: tuple[int, ...]  # decode passes
+    by_bucket: tuple[int, ...]  # decode passes with each length of the cache
     rounds: int  # chunks of decode passes
-    feeds: int
-    tokens: int  # sampled, on this shard
-    filled: float  # of the cache, what the slots that decode hold, mean over passes
+    feeds: int  # passes in which environments step and messages are prefilled
+    tokens: int  # sampled
+    filled: float  # share of the cache that decoding slots fill, mean over rounds
     rows: np.ndarray  # int[E], tokens of each episode
-    replies: np.ndarray  # int[E], of them sampled
+    replies: np.ndarray  # int[E], how many of them were sampled
 
     @property
     def decodes(self) -> int:
@@ -62,7 +64,7 @@ class Passes:
 
 
 def sizes_of(run: Run) -> Sizes:
-    """The sizes of one shard of a run's rollout; messages as long as they may be."""
+    """The sizes of one shard of a run's rollout, with messages of maximal length."""
     plan = run.plan
     return Sizes(
         episodes=plan.episodes,
@@ -82,15 +84,15 @@ def sizes_of(run: Run) -> Sizes:
 def expect(
     sizes: Sizes, reply: float, ends: float, shards: int
 ) -> tuple[Passes, tuple[Passes, ...]]:
-    """An iteration's rollout on several shards, the mean of many draws.
+    """Simulates rollouts on several shards in parallel, several times.
 
     Args:
       sizes, reply, ends: as for `simulate`.
-      shards: that decode side by side; the next program waits for the slowest.
+      shards: that decode in parallel; the update waits for the slowest.
 
     Returns:
-      The passes of the shard that takes most, means rounded to whole passes, with the
-      rows of one draw; and what each shard does in one draw.
+      The slowest shard's passes, means over the draws rounded to whole numbers, with
+      `rows`, `replies` and `tokens` of the first draw; and all shards' of that draw.
     """
     is_random = reply < sizes.reply_tokens or ends > 0
     iterations = max(1, _DRAWN // shards) if is_random else 1
@@ -116,20 +118,20 @@ def expect(
 
 
 def simulate(sizes: Sizes, reply: float, ends: float, seed: int = 0) -> Passes:
-    """One shard's rollout.
+    """Simulates one shard's rollout.
 
     Args:
       sizes: from `sizes_of`.
-      reply: mean tokens of a reply, gamma-distributed with shape 2; at the most or
-        above all are as long as they may be.
-      ends: chance that an episode ends with a turn before its last.
+      reply: mean tokens of a reply, gamma-distributed with shape 2; from
+        `sizes.reply_tokens` on, every reply has exactly that length.
+      ends: probability that an episode ends with a turn that is not its last.
       seed: of the random numbers.
     """
     return play(sizes, draw(sizes, reply, ends, seed))
 
 
 def draw(sizes: Sizes, reply: float, ends: float, seed: int) -> Script:
-    """Random replies and turns. Args: as for `simulate`."""
+    """Draws the lengths of replies and episodes. Args: as for `simulate`."""
     rng, shape = np.random.default_rng(seed), (sizes.episodes, sizes.turns)
     if reply >= sizes.reply_tokens:
         replies = np.full(shape, sizes.reply_tokens)
@@ -143,9 +145,11 @@ def draw(sizes: Sizes, reply: float, ends: float, seed: int) -> Script:
 
 
 def play(sizes: Sizes, script: Script) -> Passes:
-    """One shard's rollout of replies that are known."""
+    """Runs one shard's rollout with given lengths of replies and episodes."""
+    # Of each slot: what it does, its episode and turn, the tokens in its cache, and
+    # those left of its reply.
     status = np.full(sizes.slots, _DECODING)
-    episode, taken = np.arange(sizes.slots), sizes.slots
+    episode, next_episode = np.arange(sizes.slots), sizes.slots
     turn = np.zeros(sizes.slots, int)
     length, left = np.full(sizes.slots, sizes.first), script.replies[episode, 0].copy()
     rows, replies = (np.zeros(sizes.episodes, int) for _ in range(2))
@@ -153,14 +157,14 @@ def play(sizes: Sizes, script: Script) -> Passes:
     while (status != _IDLE).any():
         decoding = status == _DECODING
         needed = (length[decoding].max() if decoding.any() else 0) + sizes.decode_chunk
-        # A window drops turns rather than outgrow the context.
+        # At most the whole cache: a window drops turns before it exceeds the context.
         bucket = min(np.searchsorted(sizes.buckets, needed), len(by_bucket) - 1)
         by_bucket[bucket] += sizes.decode_chunk
         rounds += 1
         held += int(length[decoding].sum())
-        said = np.where(decoding, np.minimum(left, sizes.decode_chunk), 0)
-        length, left = length + said, left - said
-        np.add.at(replies, episode[decoding], said[decoding])
+        sampled = np.where(decoding, np.minimum(left, sizes.decode_chunk), 0)
+        length, left = length + sampled, left - sampled
+        np.add.at(replies, episode[decoding], sampled[decoding])
         status[decoding & (left <= 0)] = _WAITING
         if not _is_due(sizes, status):
             continue
@@ -171,11 +175,11 @@ def play(sizes: Sizes, script: Script) -> Passes:
                 length[slot] = min(length[slot] + sizes.message, sizes.context)
             else:
                 rows[episode[slot]] = length[slot]
-                if taken >= sizes.episodes:
+                if next_episode >= sizes.episodes:
                     status[slot] = _IDLE
                     continue
-                episode[slot], turn[slot], length[slot] = taken, 0, sizes.first
-                taken += 1
+                episode[slot], turn[slot], length[slot] = next_episode, 0, sizes.first
+                next_episode += 1
             status[slot] = _DECODING
             left[slot] = script.replies[episode[slot], turn[slot]]
     tokens = int(replies.sum())
@@ -184,7 +188,7 @@ def play(sizes: Sizes, script: Script) -> Passes:
 
 
 def _is_due(sizes: Sizes, status: np.ndarray) -> bool:
-    """`engine.env_step_due`."""
+    """Whether environments step now, by the rule of `engine.env_step_due`."""
     enough = sizes.extend_width
     if sizes.extend_share:
         share = -(-int((status != _IDLE).sum()) // sizes.extend_share)

@@ -1,8 +1,9 @@
-"""Devices that are not there, and the compiler for them. Nothing is ever run on them.
+"""Absent GPUs as a target for compilation. Nothing is ever run on them.
 
-XLA compiles for a GPU from a description of it alone, on any machine that has the
-plugin. It cannot try which kernel is fastest: tile sizes, and Triton against cuBLAS,
-may differ on the device. Structure, copies, loops, memory and collectives do not.
+XLA needs only a description of a GPU to compile for it, on any machine with the plugin
+(`pip install -e .[plan-gpu]`). It cannot autotune, so tile sizes and the choice between
+Triton and cuBLAS may differ from those on the device. Structure, copies, loops, memory
+and collectives do not.
 """
 
 import contextlib
@@ -20,19 +21,19 @@ from ragen_jax.parallel.backend import Backend
 from ragen_jax.planning import devices
 from ragen_jax.planning.devices import Description
 
-# What JAX allocates of a GPU's memory where no variable says otherwise.
+# The share of a GPU's memory that JAX allocates by default.
 _MEMORY_FRACTION = 0.75
 _FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Some hosts of equal devices."""
+    """A number of hosts, each with the same number of equal devices."""
 
     device: Description
     hosts: int
-    backend: Backend
-    deterministic: bool = False  # compile only operations that always give the same
+    backend: Backend  # as which tracing sees the devices
+    deterministic: bool = False  # refuse operations with varying results
 
     @property
     def count(self) -> int:
@@ -41,22 +42,22 @@ class Target:
 
     @property
     def available(self) -> int:
-        """Bytes of one device's memory that JAX allocates for programs."""
+        """Bytes of one device's memory that JAX would allocate."""
         return int(self.device.memory * memory_fraction())
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Within it the project's functions trace and lower for these devices."""
+        """A context in which the project traces and lowers for these devices."""
         with backend.targeting(self.backend):
             yield
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """The program for these devices; allocates nothing there."""
+        """Compiles a program for these devices, which allocates nothing on them."""
         options: dict[str, int | bool] = {"xla_gpu_autotune_level": 0}
         if self.deterministic:
             options["xla_gpu_exclude_nondeterministic_ops"] = True
-            # Without a device cuBLASLt's algorithms cannot be listed, which a Triton
-            # product falls back on here.
+            # A Triton product here falls back on cuBLASLt, whose algorithms can only be
+            # listed on a device.
             options["xla_gpu_enable_triton_gemm"] = False
         with _without_cache():
             try:
@@ -64,8 +65,8 @@ class Target:
             except jax.errors.JaxRuntimeError:
                 if self.deterministic:  # Without Triton already.
                     raise
-                # Triton has no kernel for some fusions, of attention in plain
-                # operations for one. A card's tuner passes to cuBLAS there.
+                # Triton has no kernel for some fusions, such as those of attention by
+                # plain operations. On a device the autotuner would choose cuBLAS.
                 options["xla_gpu_enable_triton_gemm"] = False
                 return lowered.compile(compiler_options=options)
 
@@ -73,17 +74,17 @@ class Target:
 def make_target(
     name: str, count: int = 1, hosts: int = 1, *, deterministic: bool = False
 ) -> Target:
-    """Devices of one kind that need not be there.
+    """Makes a target of absent devices.
 
     Args:
       name: of a file in device_data, such as "h100".
       count: devices of all hosts together.
-      hosts: that share them equally, one process each.
+      hosts: over which they are divided evenly, with one process each.
       deterministic: as settings.deterministic.
 
     Raises:
-      UserError: if the numbers do not fit, no such device is described, or XLA's
-        compiler for it is not installed.
+      UserError: if `hosts` does not divide `count`, the device has no description, or
+        XLA's compiler for it is not installed.
     """
     if count < 1 or hosts < 1 or count % hosts:
         raise UserError(
@@ -116,11 +117,13 @@ def is_available() -> bool:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Nothing goes to the cache on the disk: there it would never be found again,
-    for its key differs from one process to the next (tried)."""
+    """Turns JAX's compilation cache on disk off.
+
+    It would never be hit: for absent devices the key differs in each process (tried).
+    """
     kept = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX asks once whether there is one.
+    compilation_cache.reset_cache()  # JAX remembers whether the cache is in use.
     try:
         yield
     finally:
@@ -129,7 +132,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def memory_fraction() -> float:
-    """The part of a GPU's memory that JAX allocates, as the environment has it."""
+    """The share of a GPU's memory that JAX allocates; environment variables set it."""
     for variable in _FRACTION_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             return float(os.environ[variable])
@@ -137,7 +140,11 @@ def memory_fraction() -> float:
 
 
 def _absent_devices(target_config: str, hosts: int, each: int) -> tuple:
-    """JAX's stand-ins for devices. All that is experimental in JAX is used here."""
+    """JAX's descriptions of absent devices.
+
+    Raises:
+      UserError: if XLA's compiler for NVIDIA GPUs is not installed.
+    """
     try:
         topology = topologies.get_topology_desc(
             platform="cuda",

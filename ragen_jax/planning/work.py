@@ -1,7 +1,8 @@
-"""What running part of a compiled program costs on a device, by its data sheet.
+"""The cost of running part of a compiled program on a device: a roofline model.
 
-A kernel takes as long as its bytes or its operations, whichever is longer, and a little
-for its start. The shares of the data sheet that real kernels reach are assumptions.
+A kernel takes max(bytes / bandwidth, FLOP / peak) seconds, plus a constant for its
+launch. Bandwidth and peak are those of the data sheet times the shares below, which are
+assumptions. Source of the model: Williams, Waterman and Patterson 2009, "Roofline".
 """
 
 import dataclasses
@@ -12,23 +13,23 @@ from ragen_jax.planning.devices import Figures
 from ragen_jax.planning.kernels import Kernel
 from ragen_jax.planning.programs import Block, Choice, Collective, Loop
 
-BANDWIDTH_SHARE = 0.8  # of the memory's bandwidth, for kernels that stream
-MATMUL_SHARE = 0.5  # of the dense peak, for products and attention together
+BANDWIDTH_SHARE = 0.8  # of the memory bandwidth
+MATMUL_SHARE = 0.5  # of the dense peak, for matrix products and attention
 CACHE_SHARE = 0.5  # of the L2 cache: it has two halves, and data may be in both
 KERNEL_SECONDS = 1.5e-6  # from one kernel to the next within a CUDA graph
-COLLECTIVE_SECONDS = 15e-6  # of an exchange besides its bytes
+COLLECTIVE_SECONDS = 15e-6  # latency of a collective
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Of one device."""
+    """What one device does, and how long that takes."""
 
-    kernels: float = 0.0
+    kernels: float = 0.0  # launches
     bytes: float = 0.0  # read and written
-    operations: float = 0.0  # floating-point, of products and attention
-    exchanged: float = 0.0  # bytes of arrays exchanged with other devices
-    seconds: float = 0.0  # as if all bytes were the memory's
-    cached: float = 0.0  # bytes among those read that L2 may still hold
+    operations: float = 0.0  # FLOP of matrix products and attention
+    exchanged: float = 0.0  # bytes of arrays in collectives
+    seconds: float = 0.0  # without L2: as if all bytes moved from and to memory
+    cached: float = 0.0  # those of the bytes read that L2 may still hold
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(sum, zip(_values(self), _values(other), strict=True)))
@@ -44,14 +45,14 @@ def _values(work: Work) -> tuple[float, ...]:
 
 
 NOTHING = Work()
-# How often a loop of unknown length goes round; what part of the time each branch runs.
-Trips = Callable[[Loop], float]
+Trips = Callable[[Loop], float]  # how often a loop runs if the compiler does not know
+# How often each branch runs, shares that sum to 1; empty if that is not known.
 Shares = Callable[[Choice], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of kernels and exchanges on devices of one kind."""
+    """Costs of kernels, collectives and blocks on devices of one kind."""
 
     figures: Figures
     per_host: int  # devices of a host
@@ -67,9 +68,11 @@ class Costs:
         return Work(1, kernel.bytes, kernel.operations, 0, seconds)
 
     def collective(self, collective: Collective) -> Work:
-        """One exchange, in rings; between hosts all their devices send at once.
+        """One collective by a ring algorithm.
 
-        In a permutation each device sends all that it has to one other.
+        Of n devices each sends (n - 1) / n of the array, in an all-reduce twice (first
+        a reduce-scatter, then an all-gather); in a permutation each sends all it has.
+        Across hosts, all devices of a host send at once.
         """
         count = len(collective.group)
         if count < 2:
@@ -87,7 +90,7 @@ class Costs:
         return Work(0, 0, 0, collective.bytes, seconds)
 
     def block(self, block: Block, trips: Trips, shares: Shares) -> Work:
-        """A block once, with all loops and conditions within."""
+        """One pass through a block, loops and conditionals included."""
         total = self.own(block)
         for loop in block.loops:
             count = trips(loop) if loop.trips is None else loop.trips
@@ -95,7 +98,7 @@ class Costs:
         for choice in block.choices:
             branches = [self.block(b, trips, shares) for b in choice.branches]
             chosen = shares(choice)
-            if not chosen:  # Not known: the one that takes longest.
+            if not chosen:  # Not known: assume the branch that takes longest.
                 total += max(branches, key=lambda work: work.seconds)
                 continue
             for share, branch in zip(chosen, branches, strict=True):
@@ -103,7 +106,7 @@ class Costs:
         return total
 
     def own(self, block: Block) -> Work:
-        """A block's kernels and exchanges, without loops and conditions."""
+        """A block's own kernels and collectives, without loops and conditionals."""
         total = sum(map(self.kernel, block.kernels), NOTHING)
         total = sum(map(self.collective, block.collectives), total)
         hits = reads.from_cache(block.kernels, CACHE_SHARE * self.l2_cache)

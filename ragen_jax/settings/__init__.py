@@ -1,10 +1,16 @@
 """Settings: frozen dataclasses made from a config, with every preset resolved.
 
-`from_dict` is the only reader of configs and the only place where settings alone are
-checked. choices.py holds the tables of named choices; schema.py the tree, each leaf
-beside its limits (limits.py); meanings.py what --help says of each; reader.py reads it;
-checks.py and learning_checks.py check combinations, unread.py what a command changes;
-main_task.py chooses one of several environments.
+`from_dict` is the only reader of configs, and checks everything that can be checked
+without devices, a model or an environment. The modules:
+
+  schema.py           the tree of dataclasses, each leaf with its limits (limits.py)
+  choices.py          tables of named choices: estimators, filters, aggregations, KL
+  meanings.py         one line a leaf, for --help
+  reader.py           config to tree, and back
+  checks.py           combinations of settings, and settings against devices
+  learning_checks.py  combinations of filter, estimator and loss settings
+  unread.py           refuses a changed setting that nothing would read
+  main_task.py        which of several evaluated environments represents the run
 """
 
 from ragen_jax.settings.checks import (

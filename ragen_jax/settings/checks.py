@@ -1,7 +1,8 @@
 """Checks of settings that depend on one another, and of settings against devices.
 
-Each raises SettingsError with one sentence: the keys, the numbers, and a remedy that
-was worked out for these numbers.
+`check_combinations` is called by reader.py, `check_devices` once the devices are known.
+Each check raises SettingsError with one sentence: the keys, the numbers, and a remedy
+computed from these numbers.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from ragen_jax.settings.schema import MIX, MeshSettings, Settings
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-    """One kind of rollout: how many episodes it has, and by which keys."""
+class _Rollout:
+    """The size of one kind of rollout, and the keys that set it."""
 
     prompts_key: str
     prompts: int
@@ -30,8 +31,8 @@ class _Run:
         return self.prompts * self.group_size
 
     @property
-    def free_slots(self) -> str:
-        """What 0 slots mean."""
+    def zero_slots(self) -> str:
+        """What 0 slots mean; for messages."""
         is_training = self.slots_key == "rollout.slots"
         return "what suits CPU or GPU" if is_training else "one slot an episode"
 
@@ -48,7 +49,7 @@ def check_combinations(settings: Settings) -> None:
 
 
 def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
-    """The mesh's sizes on so many devices, all of them used.
+    """The sizes of the mesh axes that the settings ask for, on these devices.
 
     Args:
       settings: as `settings.from_dict` returned them.
@@ -58,8 +59,8 @@ def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
       The sizes of the axes data, fsdp and tensor; their product is `device_count`.
 
     Raises:
-      SettingsError: if the axes do not fill the devices, or if the episodes, slots or
-        microbatches do not share evenly over data * fsdp.
+      SettingsError: if the axes do not use exactly all devices, or if episodes, slots
+        or microbatches cannot be split evenly over data * fsdp.
     """
     sizes = _mesh_sizes(settings.mesh, device_count)
     check_shares(settings, sizes)
@@ -67,20 +68,23 @@ def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
 
 
 def check_shares(settings: Settings, sizes: Mapping[str, int]) -> None:
-    """Raises SettingsError unless a mesh of such sizes can share a run's work."""
+    """Raises SettingsError unless a run's work splits evenly over a mesh.
+
+    `sizes` are those of the axes data, fsdp and tensor; the first two share the work.
+    """
     shards = sizes["data"] * sizes["fsdp"]
     if settings.rollout.layout == "tensor" and sizes["tensor"] == 1:
         raise SettingsError(
             "rollout.layout = 'tensor' needs devices on the tensor axis, but"
             " mesh.tensor = 1: raise mesh.tensor or set rollout.layout to 'replicated'"
         )
-    for run in _runs(settings):
-        _check_shares(run, shards)
-        if run.slots % shards:
+    for rollout in _rollouts(settings):
+        _check_episode_shares(rollout, shards)
+        if rollout.slots % shards:
             raise SettingsError(
-                f"{run.slots_key} = {run.slots} slots, which {_over(shards)} cannot"
-                f" share evenly: set it to {_shared_slots(run, shards)} or to 0 for"
-                f" {run.free_slots}"
+                f"{rollout.slots_key} = {rollout.slots} slots, which {_over(shards)}"
+                f" cannot share evenly: set it to {_shared_slots(rollout, shards)} or"
+                f" to 0 for {rollout.zero_slots}"
             )
     if (rows := settings.optimizer.microbatch) % shards:
         micro = _last_multiple(rows, shards)
@@ -93,11 +97,11 @@ def check_shares(settings: Settings, sizes: Mapping[str, int]) -> None:
 
 
 def fit_mesh(chosen: MeshSettings, device_count: int) -> dict[str, int]:
-    """Sizes of a mesh like the chosen one on any number of devices, all of them used.
+    """The sizes of a mesh on all devices, as close to the chosen one as possible.
 
-    As chosen where that fills the devices; else the data axis takes what the others
-    leave; else it takes all. For those who only read a model that was trained
-    elsewhere.
+    That is the chosen mesh if it uses exactly all devices; else the same with the data
+    axis adjusted; else data parallelism alone. For evaluation, export and diagnosis,
+    which may run on other devices than training did.
     """
     stretched = MeshSettings(-1, max(chosen.fsdp, 1), max(chosen.tensor, 1))
     for mesh in (chosen, stretched):
@@ -106,10 +110,10 @@ def fit_mesh(chosen: MeshSettings, device_count: int) -> dict[str, int]:
     return {"data": device_count, "fsdp": 1, "tensor": 1}
 
 
-def _runs(settings: Settings) -> Iterator[_Run]:
-    """Training, validation and test."""
+def _rollouts(settings: Settings) -> Iterator[_Rollout]:
+    """Those of training, as a whole and of each environment, of validation and test."""
     rollout, evaluation = settings.rollout, settings.evaluation
-    yield _Run(
+    yield _Rollout(
         prompts_key="rollout.prompts",
         prompts=rollout.prompts,
         group_key="rollout.group_size",
@@ -118,7 +122,7 @@ def _runs(settings: Settings) -> Iterator[_Run]:
         slots=rollout.slots,
     )
     for task in settings.env.mix:
-        yield _Run(
+        yield _Rollout(
             prompts_key=f"env.mix.{task.label}.prompts",
             prompts=task.prompts,
             group_key="rollout.group_size",
@@ -130,7 +134,7 @@ def _runs(settings: Settings) -> Iterator[_Run]:
         prompts, each = (
             getattr(evaluation, f"{test}{name}") for name in ("prompts", "rollouts")
         )
-        yield _Run(
+        yield _Rollout(
             prompts_key=f"evaluation.{test}prompts",
             prompts=prompts,
             group_key=f"evaluation.{test}rollouts",
@@ -181,7 +185,7 @@ def _check_mix(settings: Settings) -> None:
                 f"env.mix.{task.label}.prompts = 0 leaves that environment without"
                 " episodes: set it to 1 or more, or take the environment out"
             )
-    # The limits of an environment alone are those of rollout, and checked as such.
+    # A single environment has the limits of `rollout`, which `_check_episodes` checks.
     trained = settings.tasks() if env.mix else ()
     evaluated = settings.evaluated_tasks() if env.evaluate else ()
     for task in (*trained, *evaluated):
@@ -193,7 +197,7 @@ def _check_mix(settings: Settings) -> None:
 
 
 def _check_sizes(settings: Settings) -> None:
-    """Refuses a batch whose record int32 could not index, before anything is built."""
+    """Refuses rollouts whose record has too many elements to index with int32."""
     rollout, evaluation = settings.rollout, settings.evaluation
     sizes = {
         "rollout.prompts": rollout.prompts,
@@ -204,14 +208,14 @@ def _check_sizes(settings: Settings) -> None:
     for test in ("", "test_"):
         names = [f"{test}prompts", f"{test}rollouts"]
         sizes = {f"evaluation.{name}": getattr(evaluation, name) for name in names}
-        # Fewer slots play some levels after others; otherwise all are one batch.
+        # With fewer slots than episodes, levels are evaluated in several batches.
         if 0 < evaluation.slots < math.prod(sizes.values()):
             del sizes[f"evaluation.{names[0]}"]
         check_record(sizes | turn_sizes(settings, turns))
 
 
 def turn_sizes(settings: Settings, turns: int) -> dict[str, int]:
-    """K, of an episode's turns, and the numbers recorded of each, by key."""
+    """Sizes of an episode's record by key: turns, and tokens or actions of each."""
     rollout = settings.rollout
     names = ("reply_tokens", "actions_per_turn")
     name = max(names, key=lambda name: getattr(rollout, name))
@@ -219,10 +223,10 @@ def turn_sizes(settings: Settings, turns: int) -> dict[str, int]:
 
 
 def check_record(sizes: Mapping[str, int]) -> None:
-    """Raises SettingsError for a batch whose record int32 could not index.
+    """Raises SettingsError for a record with too many elements to index with int32.
 
     Args:
-      sizes: of the record, by the key or flag that each is set by.
+      sizes: of the axes of its largest array, by the key or flag that sets each.
     """
     if (numbers := math.prod(sizes.values())) >= 2**31:
         raise SettingsError(
@@ -234,13 +238,13 @@ def check_record(sizes: Mapping[str, int]) -> None:
 
 def _check_episodes(settings: Settings) -> None:
     rollout = settings.rollout
-    for run in _runs(settings):
-        if run.slots > run.episodes:
+    for each in _rollouts(settings):
+        if each.slots > each.episodes:
             raise SettingsError(
-                f"{run.slots_key} = {run.slots} is more than the {run.prompts} *"
-                f" {run.group_size} = {run.episodes} episodes of {run.prompts_key} *"
-                f" {run.group_key}: lower {run.slots_key} or set it to 0 for"
-                f" {run.free_slots}"
+                f"{each.slots_key} = {each.slots} is more than the {each.prompts} *"
+                f" {each.group_size} = {each.episodes} episodes of {each.prompts_key} *"
+                f" {each.group_key}: lower {each.slots_key} or set it to 0 for"
+                f" {each.zero_slots}"
             )
     if rollout.actions_per_turn > rollout.actions:
         raise SettingsError(
@@ -269,8 +273,8 @@ def _check_rewards(settings: Settings) -> None:
             "reward.length_bonus and reward.grounding are for thoughts, but"
             " env.thinking = False: set them to 0 or env.thinking to True"
         )
-    alone = reward.normalize_by == "state" and settings.rollout.group_size == 1
-    if reward.normalize != "none" and alone:
+    is_set_of_one = reward.normalize_by == "state" and settings.rollout.group_size == 1
+    if reward.normalize != "none" and is_set_of_one:
         raise SettingsError(
             f"reward.normalize = {reward.normalize!r} takes each return's distance from"
             " its group's mean, which is 0 with rollout.group_size = 1: raise it to 2"
@@ -287,22 +291,24 @@ def _check_batches(settings: Settings) -> None:
             f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
         )
     rollout, rows = settings.rollout, "episodes"
-    names, sizes = ["prompts", "group_size"], [rollout.prompts, rollout.group_size]
+    sizes = {
+        "rollout.prompts": rollout.prompts,
+        "rollout.group_size": rollout.group_size,
+    }
     if rollout.window_turns:
-        names, sizes = [*names, "turns"], [*sizes, settings.most_turns()]
-        rows = "turns"
-    if mini > (most := math.prod(sizes)):
+        sizes["rollout.turns"], rows = settings.most_turns(), "turns"
+    if mini > (most := math.prod(sizes.values())):
         raise SettingsError(
             f"optimizer.minibatch = {mini} rows is more than the"
-            f" {' * '.join(map(str, sizes))} = {most} {rows} of"
-            f" {' * '.join(f'rollout.{name}' for name in names)}: lower"
+            f" {' * '.join(map(str, sizes.values()))} = {most} {rows} of"
+            f" {' * '.join(sizes)}: lower"
             " optimizer.minibatch (and optimizer.microbatch, which must divide it) to"
             f" at most {most}"
         )
 
 
 def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
-    """Sizes of the axes with -1 resolved, or SettingsError."""
+    """Sizes of the axes with -1 resolved; SettingsError unless they use all devices."""
     sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
     fixed = {axis: size for axis, size in sizes.items() if size != -1}
     product = math.prod(fixed.values())
@@ -333,41 +339,44 @@ def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
     return sizes
 
 
-def _check_shares(run: _Run, shards: int) -> None:
-    """Raises SettingsError unless shards get whole groups or equal parts of one."""
-    if _is_shared(run.prompts, run.group_size, shards):
+def _check_episode_shares(rollout: _Rollout, shards: int) -> None:
+    """Raises SettingsError unless episodes split evenly over the shards."""
+    prompts, group_size = rollout.prompts, rollout.group_size
+    if _splits_evenly(prompts, group_size, shards):
         return
-    # Some multiple of `shards` prompts always works, so the search ends.
-    enough = run.prompts
-    while not _is_shared(enough, run.group_size, shards):
+    # Any multiple of `shards` prompts works, so the search ends.
+    enough = prompts
+    while not _splits_evenly(enough, group_size, shards):
         enough += 1
     fewer = max(
         count
         for count in range(1, shards + 1)
-        if _is_shared(run.prompts, run.group_size, count)
+        if _splits_evenly(prompts, group_size, count)
     )
     raise SettingsError(
-        f"{run.prompts_key} * {run.group_key} = {run.prompts} * {run.group_size} ="
-        f" {run.episodes} episodes, which {_over(shards)} cannot share evenly, in whole"
-        f" groups or equal parts of one: raise {run.prompts_key} to {enough} or use"
-        f" {_devices(fewer)} for mesh.data * mesh.fsdp"
+        f"{rollout.prompts_key} * {rollout.group_key} = {prompts} * {group_size} ="
+        f" {rollout.episodes} episodes, which {_over(shards)} cannot share evenly, in"
+        f" whole groups or equal parts of one: raise {rollout.prompts_key} to {enough}"
+        f" or use {_devices(fewer)} for mesh.data * mesh.fsdp"
     )
 
 
-def _is_shared(prompts: int, group_size: int, shards: int) -> bool:
+def _splits_evenly(prompts: int, group_size: int, shards: int) -> bool:
+    """Whether each shard gets as many whole groups, or an equal part of one group."""
     share, rest = divmod(prompts * group_size, shards)
     if rest or not share:
         return False
     return share % group_size == 0 or group_size % share == 0
 
 
-def _shared_slots(run: _Run, shards: int) -> int:
-    """The next number of slots that can be shared, or the last within the episodes."""
-    return min(_next_multiple(run.slots, shards), run.episodes // shards * shards)
+def _shared_slots(rollout: _Rollout, shards: int) -> int:
+    """The next multiple of `shards`, or the last one that the episodes can fill."""
+    most = rollout.episodes // shards * shards
+    return min(_next_multiple(rollout.slots, shards), most)
 
 
 def _last_multiple(number: int, of: int) -> int:
-    """The largest multiple up to `number`, but at least `of` itself."""
+    """The largest multiple of `of` that is not above `number`, but at least `of`."""
     return max(number // of, 1) * of
 
 

@@ -1,7 +1,7 @@
 """The tables of named choices: estimators, filters, aggregations, KL estimates.
 
-Each name stands once with what the rest must know of it. The function of that name
-stands in the table of the same title in `ragen_jax.learning`, which imports this one.
+Here each name has the facts that settings, checks and --help need. The function behind
+it is in the table of the same title in `ragen_jax.learning`, which imports this module.
 Formulas, sources and departures: docs/algorithms.md.
 """
 
@@ -11,24 +11,24 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Estimator:
-    """What must be known of an estimator of advantages."""
+    """Facts about an estimator of advantages."""
 
     meaning: str
     has_critic: bool = False  # a second model, trained to predict returns
-    compares: bool = False  # an episode with the others of its group, so it needs some
-    by_token: bool = False  # each token of a row has an advantage of its own
-    reads: frozenset[str] = frozenset()  # leaves that not all estimators read
-    # Of the leaves that a config leaves to the estimator.
+    compares: bool = False  # each episode with its group, which then needs two or more
+    by_token: bool = False  # the tokens of a row differ in their advantages
+    reads: frozenset[str] = frozenset()  # the leaves it reads that others ignore
+    # Its presets, for leaves that the config sets to None.
     whiten: bool = False
     divide_by_std: bool = False
-    kl_kind: str = "k3"  # GRPO, arXiv:2402.03300, section 4.1: k3 in the loss
+    kl_kind: str = "k3"  # in the loss: GRPO, arXiv:2402.03300, section 4.1
     kl_in: str = "loss"
     turn_gamma: float = 1.0
     turn_value: str = "first"
 
     @property
     def presets(self) -> dict[str, Any]:
-        """By dotted key."""
+        """The presets by dotted key."""
         return {
             "advantage.whiten": self.whiten,
             "advantage.divide_by_std": self.divide_by_std,
@@ -39,13 +39,13 @@ class Estimator:
         }
 
 
-# RAGEN puts the k1 estimate into the reward: as a loss its mean gradient is 0.
+# As in RAGEN, the k1 estimate goes into the reward: a k1 loss has a mean gradient of 0.
 _BY_TOKEN: dict[str, Any] = dict(
     by_token=True, whiten=True, kl_kind="k1", kl_in="reward"
 )
 _GAMMA, _LAM = "advantage.gamma", "advantage.lam"
 _OF_TURNS = ("advantage.turn_gamma", "advantage.turn_value")
-# Not the critic's warm-up, which is refused in a sentence of its own.
+# Without optimizer.critic_warmup, which learning_checks.py refuses without a critic.
 _OF_CRITIC = ("optimizer.critic_lr", "optimizer.critic_schedule", "loss.value_clip")
 
 ESTIMATORS = {
@@ -99,10 +99,10 @@ ESTIMATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """What must be known of a filter's strategy."""
+    """Facts about a filter strategy."""
 
     meaning: str
-    reads: frozenset[str] = frozenset()  # leaves that not all strategies read
+    reads: frozenset[str] = frozenset()  # the leaves it reads that others ignore
 
     @property
     def reads_fraction(self) -> bool:
@@ -110,12 +110,13 @@ class Strategy:
 
 
 def _reads(*names: str) -> frozenset[str]:
+    """The dotted keys of these `filter` leaves and of those every real filter reads."""
     always = ("metric", "with_penalty", "keep_zero", "zero", "loss_scale")
     return frozenset(f"filter.{name}" for name in (*always, *names))
 
 
 FILTER_STRATEGIES = {
-    # Whether it may keep groups of score 0 is answered: it does.
+    # It keeps groups of score 0 anyway, so `keep_zero` may be set and is not refused.
     "none": Strategy("every group", frozenset(["filter.keep_zero"])),
     "top_fraction": Strategy(
         "a fraction of the groups, the best by score",
@@ -149,11 +150,11 @@ FILTER_STRATEGIES = {
 
 @dataclasses.dataclass(frozen=True)
 class FilterMetric:
-    """What must be known of a filter's score."""
+    """Facts about a metric by which a filter scores groups."""
 
     meaning: str
-    is_spread: bool = False  # needs several episodes in a group
-    reads: frozenset[str] = frozenset()  # leaves that not all metrics read
+    is_spread: bool = False  # within a group, which then needs two episodes or more
+    reads: frozenset[str] = frozenset()  # the leaves it reads that others ignore
 
 
 _PENALTY = frozenset(["filter.with_penalty"])
@@ -193,19 +194,24 @@ REMEDIES = ("learning_rate", "filter")  # what a rollback changes
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStops:
-    """Rules on single metrics that end a run; 0 iterations: never."""
+    """Rules that end a run (diagnostics/health.py); a count of 0 turns a rule off."""
 
-    spread_iterations: int = 0  # running, with the in-group std below
-    spread_share: float = 0.1  # of its mean over the first `spread_baseline`
-    spread_baseline: int = 10  # iterations in which something was kept
-    validation_times: int = 0  # running, with validation success below
+    # This many consecutive iterations with an in-group std of the return below
+    # `spread_share` times its mean over the first `spread_baseline` iterations in which
+    # the filter kept a group.
+    spread_iterations: int = 0
+    spread_share: float = 0.1
+    spread_baseline: int = 10
+    # This many consecutive validations with a success below `validation_success`.
+    validation_times: int = 0
     validation_success: float = 0.01
-    empty_iterations: int = 0  # running, in which the filter kept nothing
+    # This many consecutive iterations in which the filter kept no group.
+    empty_iterations: int = 0
 
 
 EARLY_STOPS = {
     "none": EarlyStops(),
-    # RAGEN's code (2026-04): 10 iterations, where its paper (arXiv:2604.06268) has 5.
+    # RAGEN's code (2026-04) has 10 for the spread, its paper (arXiv:2604.06268) has 5.
     "ragen": EarlyStops(spread_iterations=10, validation_times=5, empty_iterations=5),
     "ragen_paper": EarlyStops(
         spread_iterations=5, validation_times=5, empty_iterations=5

@@ -1,7 +1,7 @@
 """Checks of filter, estimator and loss settings that depend on one another.
 
-Each raises SettingsError with one sentence: the keys, the numbers, and a remedy that
-was worked out for these numbers.
+Called by checks.py. Each raises SettingsError with one sentence: the keys, the numbers,
+and a remedy computed from these numbers.
 """
 
 from ragen_jax.errors import SettingsError
@@ -48,8 +48,10 @@ def _check_filter(settings: Settings) -> None:
             f" {rollout.group_size} members leaves fewer than 2, which have no"
             f" variance: raise filter.fraction to {2 / rollout.group_size:g} or more"
         )
-    moves = FILTER_STRATEGIES[chosen.strategy].reads_fraction
-    if chosen.fraction_end != -1 and (not moves or chosen.strategy == "within_group"):
+    # within_group keeps a static number of members, so its fraction cannot change.
+    reads_fraction = FILTER_STRATEGIES[chosen.strategy].reads_fraction
+    can_move = reads_fraction and chosen.strategy != "within_group"
+    if chosen.fraction_end != -1 and not can_move:
         raise SettingsError(
             f"filter.fraction_end = {chosen.fraction_end:g} does nothing with"
             f" filter.strategy = {chosen.strategy!r}: set it to -1 or choose a strategy"
@@ -113,8 +115,8 @@ def _check_schedule(settings: Settings) -> None:
     total, kinds = optimizer.schedule_updates, [optimizer.schedule]
     if settings.has_critic and optimizer.critic_schedule != "same":
         kinds.append(optimizer.critic_schedule)
-    falls = any(kind != "constant" for kind in kinds)
-    if falls and 0 < total <= optimizer.warmup:
+    decays = any(kind != "constant" for kind in kinds)
+    if decays and 0 < total <= optimizer.warmup:
         raise SettingsError(
             f"optimizer.schedule_updates = {total} leaves none of its updates behind"
             f" optimizer.warmup = {optimizer.warmup} for the learning rate to fall in:"
@@ -131,15 +133,15 @@ def _check_loss(settings: Settings) -> None:
             " nothing on average, for the k1 estimate's mean gradient is 0: set"
             " loss.kl_in to 'reward' or loss.kl_kind to 'k3'"
         )
-    is_paid = settings.has_reference and loss.kl_in == "reward"
-    if is_paid and loss.kl_kind.endswith("+"):
+    is_in_reward = settings.has_reference and loss.kl_in == "reward"
+    if is_in_reward and loss.kl_kind.endswith("+"):
         raise SettingsError(
             f"loss.kl_kind = {loss.kl_kind!r} differs from"
             f" {loss.kl_kind.rstrip('+')!r} by its gradient alone, which loss.kl_in"
             f" = 'reward' has none of: set it to {loss.kl_kind.rstrip('+')!r} or"
             " loss.kl_in to 'loss'"
         )
-    if is_paid and settings.advantage.zero_task:
+    if is_in_reward and settings.advantage.zero_task:
         raise SettingsError(
             f"advantage.zero_task = True leaves entropy bonus and KL term alone, but"
             f" loss.kl = {loss.kl:g} with loss.kl_in = 'reward' is a part of the"

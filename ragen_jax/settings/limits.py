@@ -1,23 +1,24 @@
-"""Which values a setting may take, and how a message says so.
+"""The values that a setting may take, and how an error message names them.
 
-Each function below gives the dataclass field of a leaf, with its Limit as metadata.
+Each function below returns a dataclass field for a leaf of schema.py, with its Limit in
+the metadata; reader.py checks it. The fields have no default unless one is given.
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-# A number nearer to 1 may be 1 in float32, and Adam divides by the distance from it.
+# Adam divides by 1 - beta. A number closer to 1 may be rounded to 1 in float32.
 LARGEST_BELOW_ONE = 0.9999999
 BELOW_ONE_REMEDY = f"a number from 0 to below 1, at most {LARGEST_BELOW_ONE}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Which values a leaf may take, and how to say so."""
+    """The values that a leaf may take."""
 
     allows: Callable[[Any], bool]
-    remedy: str  # completes "choose ..."
+    remedy: str  # the rest of a sentence that begins with "choose"
 
 
 def leaf(
@@ -32,7 +33,7 @@ def at_least(low: float, default: Any = dataclasses.MISSING) -> Any:
 
 
 def between(low: int, high: int, default: Any = dataclasses.MISSING) -> Any:
-    """For sizes by which loops are unrolled or arrays grow, whatever has room."""
+    """For sizes of loops or arrays that would exhaust time or memory if huge."""
     allows = lambda value: low <= value <= high
     return leaf(allows, f"{low} or more, and at most {high}", default)
 
@@ -42,7 +43,7 @@ def above(low: float, default: Any = dataclasses.MISSING) -> Any:
 
 
 def or_constant(allows: Callable[[Any], bool], remedy: str) -> Any:
-    """A value at the last iteration, or -1 for one that stays as it is."""
+    """For a coefficient's value at the last iteration; -1: it stays constant."""
     return leaf(
         lambda value: value == -1 or allows(value),
         f"{remedy}, or -1 for the same throughout",

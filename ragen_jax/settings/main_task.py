@@ -1,14 +1,16 @@
-"""Which of several environments stands for a run where one is to be looked at."""
+"""Chooses which of several evaluated environments represents a run.
+
+launch/evaluate.py plays it by default, and the last message of a run names it.
+"""
 
 from ragen_jax.settings.schema import LIMITS, Settings, TaskSettings
 
 
 def main_task(settings: Settings) -> TaskSettings:
-    """The evaluated environment that is most like one that training plays.
+    """The evaluated environment that is most similar to one that training plays.
 
-    That is the same game, with the fewest settings and limits that differ, with the
-    same label; the first evaluated (by label, for a config keeps no order) if training
-    plays none of them, or several.
+    It has the same name, then as few different options and limits as possible, then the
+    same label. Ties go to the first by label, since a config keeps no order.
     """
     trained = settings.tasks()
     return min(
@@ -18,7 +20,10 @@ def main_task(settings: Settings) -> TaskSettings:
 
 
 def _difference(task: TaskSettings, trained: TaskSettings) -> tuple[bool, int, bool]:
-    """Smaller, the more alike; what only one of them names counts as equal."""
+    """A sort key, smaller for more similar tasks.
+
+    An option that only one of them sets counts as equal.
+    """
     if task.name != trained.name:
         return True, 0, True
     own, other = dict(task.options), dict(trained.options)

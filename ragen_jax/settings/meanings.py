@@ -1,10 +1,10 @@
-"""The meaning of each setting, for --help: one line a key, with its unit."""
+"""The meaning of each setting for --help, one line per dotted key, with its unit."""
 
 from ragen_jax.settings import choices
 
 
 def _one_of(names: dict) -> str:
-    """All names, or of many the first few and where the others stand."""
+    """Lists a few names in full; of many, the first two and where to find the rest."""
     if len(names) <= 5 and len(shown := ", ".join(names)) < 60:
         return f"one of {shown}"
     return f"{', '.join(list(names)[:2])}, others in docs/algorithms.md"

@@ -1,4 +1,8 @@
-"""Reads a config into the tree of settings, with every preset resolved."""
+"""Reads a config into the tree of settings, with every preset resolved, and back.
+
+`from_dict` is called by the commands and for saved runs; each environment's own
+settings dataclass is read by `env_settings`.
+"""
 
 import contextlib
 import dataclasses
@@ -13,8 +17,8 @@ from ragen_jax.settings import schema as tree
 from ragen_jax.settings.checks import check_combinations
 from ragen_jax.settings.schema import Settings
 
-# What a resumed run may change: none of it alters the numbers of training. A model may
-# have moved; that it is the same is seen when a checkpoint is read.
+# Keys, or prefixes of keys, that a resumed run may change. A model may have moved: its
+# fingerprint is compared when a checkpoint is read.
 _MAY_DIFFER = (
     "iterations",
     "model.path",
@@ -28,16 +32,18 @@ _MAY_DIFFER = (
 )
 
 
-_TINIEST, _LARGEST = 1e-37, 1e38  # sizes that float32 holds, whatever is done to them
+# Nonzero floats must have a size in this range, which float32 holds with some room for
+# arithmetic.
+_TINIEST, _LARGEST = 1e-37, 1e38
 _TASKS = tuple[tree.TaskSettings, ...]  # The type of `env.mix` and `env.evaluate`.
 
 
 def from_dict(config: Mapping[str, Any]) -> Settings:
-    """The settings that a config means, checked.
+    """Reads and checks the settings of a config.
 
     Args:
-      config: nested, as `ConfigDict.to_dict()` gives it. A leaf that a preset knows may
-        be None: the algorithm or the estimator then decides.
+      config: nested, as `ConfigDict.to_dict()` gives it. A leaf that has a preset may
+        be None: then the algorithm or the estimator decides.
 
     Raises:
       SettingsError: for the first key, value or combination that cannot be used.
@@ -60,6 +66,7 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 
 def _task_to_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Moves the entries of `options` up among the other fields, as in a config."""
     options = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in values["options"]
@@ -73,20 +80,20 @@ def env_settings(
     section: str = "env.",
     name: str = "",
 ) -> Any:
-    """An environment's own settings from `EnvironmentSettings.options`.
+    """Reads an environment's own settings from `EnvironmentSettings.options`.
 
     Args:
       options: pairs of key and value.
-      task: the frozen dataclass of the environment's settings; its defaults hold for
-        keys that the options lack.
-      section: where the options stand in the config, with a dot at its end.
+      task: the frozen dataclass of the environment's settings, whose defaults fill in
+        missing keys.
+      section: the config section of the options, ending in a dot; for messages.
       name: of the environment; for messages.
 
     Raises:
       SettingsError: if the environment has no such key, or wants another type.
     """
     names = [field.name for field in dataclasses.fields(task)]
-    # One of several environments has no say in how all of them are answered.
+    # `env.thinking` holds for all environments of a mix, so their sections lack it.
     common = ("name", "thinking") if section == "env." else ("name",)
     known = [f"{section}{name}" for name in (*common, *names)]
     try:
@@ -94,17 +101,17 @@ def env_settings(
     except SettingsError as error:
         if not name:
             raise
-        # Most often a setting of another environment, whose config was named.
+        # Usually the command names the config of another environment.
         other = "" if str(error).endswith("?") else f", or a config made for {name!r}"
         raise SettingsError(f"{section}name = {name!r}: {error}{other}") from None
     return _read(task, dict(options), section)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two results of `to_dict` and may not within one run.
+    """The settings that must not change within one run but do, one phrase each.
 
-    Mesh, iterations, evaluation, where the model lies, the cadence of logs and
-    checkpoints, and the limits at which a run stops itself may differ.
+    Compares two results of `to_dict`. Keys in _MAY_DIFFER, such as the mesh and the
+    number of iterations, are left out.
     """
     old, new = flatten(saved), flatten(now)
 
@@ -121,10 +128,10 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def check_same_run(
     saved: Mapping[str, Any], now: Mapping[str, Any], where: str
 ) -> None:
-    """Raises SettingsError if a run saved in `where` was made with other settings.
+    """Raises SettingsError if the run saved in `where` was made with other settings.
 
-    One that the saved run did not know yet had its default there (see schema.py): a
-    run resumes under a later version.
+    A setting that is newer than the saved run counts as its default (see schema.py), so
+    that a run can resume with a later version of the code.
     """
     with contextlib.suppress(SettingsError):  # An unknown key is reported below.
         saved = to_dict(from_dict(saved))
@@ -147,11 +154,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """How to continue after an unknown dotted key: the known keys most like it."""
+    """The remedy for an unknown dotted key: names the most similar known keys."""
     known = sorted(known)
-    last = {name: name.rsplit(".", 1)[-1] for name in known}
-    alike = difflib.get_close_matches(key.rsplit(".", 1)[-1], set(last.values()), 3)
-    near = [name for name in known if last[name] in alike]
+    leaf = {name: name.rsplit(".", 1)[-1] for name in known}
+    alike = difflib.get_close_matches(key.rsplit(".", 1)[-1], set(leaf.values()), 3)
+    near = [name for name in known if leaf[name] in alike]
     near.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
     if near:
         return f"did you mean {' or '.join(near[:3])}?"
@@ -162,7 +169,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _with_presets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with None replaced by what algorithm and estimator decide."""
+    """The config with None replaced by the presets of algorithm and estimator."""
     resolved = {
         key: dict(value) if isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -183,7 +190,7 @@ def _with_presets(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
-    """Every leaf of the tree by dotted key, apart from the environment's own."""
+    """The dotted key of every leaf of the tree, except those of the environment."""
     keys = []
     for field in dataclasses.fields(kind):
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
@@ -196,22 +203,28 @@ def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
 def _refuse_unknown(
     leaves: Mapping[str, Any], known: Iterable[str], free: str | None = None
 ) -> None:
-    """Raises SettingsError for a leaf that is not known and not below `free`."""
+    """Raises SettingsError for an unknown leaf.
+
+    Args:
+      leaves: by dotted key.
+      known: dotted keys.
+      free: leaves whose key begins with it are not checked here.
+    """
     sections = {key.split(".")[0] for key in known}
     for key, value in leaves.items():
         is_free = free is not None and key.startswith(free)
-        # A section that holds a bare value is reported with its type, by `_read`.
+        # `_read` reports a section that holds a single value instead of keys.
         if key not in known and key not in sections and not is_free:
             raise SettingsError(f"unknown key {key} = {value!r}: {nearest(key, known)}")
 
 
 def _read(kind: type, values: Any, prefix: str) -> Any:
-    """One dataclass of the tree from a dict of known keys.
+    """Reads one dataclass of the tree, and those within it.
 
     Args:
       kind: the dataclass.
-      values: the dict; its values are not yet trusted.
-      prefix: "" or the section's name and a dot.
+      values: its fields by name, not yet checked; unknown names were refused before.
+      prefix: "" or the section's dotted key and a dot.
     """
     if not isinstance(values, Mapping):
         raise SettingsError(
@@ -241,7 +254,10 @@ def _read(kind: type, values: Any, prefix: str) -> Any:
 
 
 def _env_options(values: Mapping[str, Any], kind: type) -> tuple[tuple[str, Any], ...]:
-    """The part of a section `kind` that the environment reads, in fixed order."""
+    """The keys of a section that are no field of `kind`: the environment's own, sorted.
+
+    Lists become tuples, so that settings can be hashed.
+    """
     known = {field.name for field in dataclasses.fields(kind)} - {"options"}
     return tuple(
         (key, tuple(value) if isinstance(value, list) else value)
@@ -272,10 +288,10 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
 
 
 def _read_leaf(field: dataclasses.Field, value: Any, key: str) -> Any:
-    """A leaf's value, of its type and within its limits."""
+    """The value of a leaf, after checks of its type and limits; floats become float."""
     remedy = type_remedy(value, field.type)
     limit = field.metadata.get("limit")
-    # Arrays count in int32; the seed has a limit of its own.
+    # Compiled programs hold numbers as int32; the seed has a limit of its own.
     if remedy is None and field.type is int and abs(value) >= 2**31 and key != "seed":
         remedy = "a whole number below 2**31"
     if remedy is None and limit is not None and not limit.allows(value):
@@ -288,7 +304,7 @@ def _read_leaf(field: dataclasses.Field, value: Any, key: str) -> Any:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # A whole number that no float holds.
+    except OverflowError:  # An int too large for a float.
         return False
 
 

@@ -1,8 +1,9 @@
-"""The tree of settings: one frozen dataclass a section, each leaf beside its limits.
+"""The tree of settings: one frozen dataclass per section, each leaf with its limits.
 
-A leaf has no default here: a config file says everything, except what it leaves to
-the algorithm (None), which the two tables of presets decide. A leaf that is younger
-than saved runs has one, namely what was done before it, so that they can be read.
+Leaves have no defaults here: the config file sets every one, or sets it to None, and
+then PER_ALGORITHM or PER_ESTIMATOR decides. The exceptions are leaves that were added
+later: their default is the behavior before they existed, so that older saved runs can
+still be read.
 """
 
 import dataclasses
@@ -32,22 +33,27 @@ PER_ALGORITHM = {
         "loss.kl": 0.0,
     },
 }
-# Of an episode: more is a slip of the hand, which would end in a hang.
-_MOST_TURNS, _MOST_ACTIONS, _MOST_EACH = 10_000, 100_000, 1_000
 PER_ESTIMATOR = {name: facts.presets for name, facts in ESTIMATORS.items()}
+# Limits of turns and actions of an episode, and of actions of a turn. A larger number
+# is a typing error, and would make the run hang.
+_MOST_TURNS, _MOST_ACTIONS, _MOST_EACH = 10_000, 100_000, 1_000
 
 
 MIX = "mix"  # The `env.name` of several environments in one batch.
-LIMITS = ("turns", "actions_per_turn", "actions")  # that an environment may have
+# The leaves of `rollout` that each of several environments can override.
+LIMITS = ("turns", "actions_per_turn", "actions")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskSettings:
-    """One of several environments; its limits are rollout's where they are 0."""
+    """One of several environments: an entry of `env.mix` or `env.evaluate`.
 
-    label: str  # its key, by which metrics and messages call it
-    name: str = limits.name()
-    # Of rollout.prompts; 0 where only evaluated.
+    Of `turns`, `actions_per_turn` and `actions`, a 0 means the value in `rollout`.
+    """
+
+    label: str  # its key in the config, used in metrics and messages
+    name: str = limits.name()  # a built-in environment or the path of a Python file
+    # Its share of rollout.prompts; 0 if it is only evaluated.
     prompts: int = limits.at_least(0, default=0)
     turns: int = limits.between(0, _MOST_TURNS, default=0)
     actions_per_turn: int = limits.between(0, _MOST_EACH, default=0)
@@ -57,24 +63,24 @@ class TaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSettings:
-    """The environment to play in, whose own dataclass reads and checks `options`."""
+    """The environment to play, whose own settings dataclass checks `options`."""
 
-    name: str = limits.name()
+    name: str = limits.name()  # a built-in environment, a Python file, or MIX
     thinking: bool  # replies begin with <think>, else with <answer>
     options: tuple[tuple[str, Any], ...]  # the environment's own, sorted by key
     mix: tuple[TaskSettings, ...] = ()  # the environments of a batch, if `name` is MIX
-    evaluate: tuple[TaskSettings, ...] = ()  # to evaluate on; (): those above
+    evaluate: tuple[TaskSettings, ...] = ()  # to evaluate on; (): those trained on
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """The policy's weights and how they are computed with."""
+    """The policy's weights, and the dtype and kernels of the forward pass."""
 
     path: str = limits.name()  # "tiny", a folder, a hub id or a GGUF file
-    # auto: bfloat16, but float32 on a CPU
+    # "auto" is float32 on a CPU and bfloat16 elsewhere.
     compute_dtype: str = limits.one_of("auto", "float32", "bfloat16")
     remat: bool  # recompute each block's activations in the backward pass
-    # The kernel of whole rows, in the update and of prompts.
+    # The attention kernel for whole rows: in the update, and in prefilling prompts.
     attention: str = limits.one_of("auto", "xla", "cudnn", default="auto")
 
 
@@ -84,12 +90,12 @@ class LoraSettings:
 
     rank: int = limits.at_least(0)  # 0: no adapters
     alpha: float = limits.above(0)  # adapters are added times alpha / rank
-    targets: str = limits.name()  # "all", "attention", "mlp" or as "query,value"
+    targets: str = limits.name()  # "all", "attention", "mlp", or e.g. "query,value"
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
-    """Devices along each axis; at most one is -1: every device the others leave."""
+    """Devices along each mesh axis; one may be -1: all devices the others leave."""
 
     data: int = limits.axis()
     fsdp: int = limits.axis()
@@ -102,149 +108,160 @@ class RolloutSettings:
 
     prompts: int = limits.at_least(1)  # P, distinct initial states of one iteration
     group_size: int = limits.at_least(1)  # N, episodes from each of them
-    slots: int = limits.at_least(0)  # episodes decoded at a time; 0: as suits CPU, GPU
+    slots: int = limits.at_least(0)  # episodes decoded at a time; 0: by the backend
     turns: int = limits.between(1, _MOST_TURNS)  # K, most turns of an episode
-    # A, actions of one reply that count
-    actions_per_turn: int = limits.between(1, _MOST_EACH)
+    actions_per_turn: int = limits.between(1, _MOST_EACH)  # A, most read from a reply
     actions: int = limits.between(1, _MOST_ACTIONS)  # most actions of an episode
     reply_tokens: int = limits.at_least(1)  # most tokens sampled in one turn
-    # What a reply is sampled from.
+    # What a reply is conditioned on: the episode so far, its last turns, or this turn.
     history: str = limits.one_of("full", "window", "single")
-    window: int = limits.at_least(1)  # k, most turns of a row; read by "window" alone
-    context: int = limits.at_least(0)  # T; 0: exactly what prompt and turns can need
+    window: int = limits.at_least(1)  # k, most turns in a row; only for "window"
+    # T, tokens of a row; 0: as many as the prompt and all turns can need.
+    context: int = limits.at_least(0)
     temperature: float = limits.above(0)
     stop_at_answer: bool  # a reply ends at </answer>
     layout: str = limits.one_of("replicated", "tensor")  # of the weights while sampling
-    # Of these two, 0: what suits the backend.
-    decode_chunk: int = limits.at_least(0)  # tokens between looks at the predicate
-    buckets: int = limits.between(0, 64)  # lengths of the cache to choose from
-    # The kernel of decoding.
-    decode_attention: str = limits.one_of("auto", "xla", "cudnn")
-    cuda_graph: bool  # one CUDA graph holds the whole rollout; on NVIDIA GPUs
-    # What is sampled with; less than the update's precision makes it off-policy.
+    # In these two, 0 is chosen for the backend (parallel/backend_choices.py).
+    decode_chunk: int = limits.at_least(0)  # decode steps between checks for the end
+    buckets: int = limits.between(0, 64)  # how many cache lengths decoding can pick
+    decode_attention: str = limits.one_of("auto", "xla", "cudnn")  # kernel
+    cuda_graph: bool  # run the whole rollout as one CUDA graph; NVIDIA GPUs only
+    # The sampler's weights; a lower precision than the update's makes it off-policy.
     decode_weights: str = limits.one_of("same", "int8", "float8", default="same")
 
     @property
     def window_turns(self) -> int:
-        """Most turns of a row, of which each turn has one; 0: an episode is a row."""
+        """Most turns in a row, if each turn has a row; 0: a row is a whole episode."""
         return {"full": 0, "window": self.window, "single": 1}[self.history]
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardSettings:
-    """What is added to the environment's reward."""
+    """What is added to the environment's reward, and how returns are normalized."""
 
-    # Reward units, on a turn with an invalid reply.
+    # Added on each turn with an invalid reply.
     format_penalty: float = limits.leaf(
         lambda value: value <= 0, "0 or a negative number, for it is added"
     )
-    length_bonus: float = limits.at_least(0)  # on a turn whose thought has a length
-    length_low: int = limits.at_least(0)  # from so many tokens
-    length_high: int = limits.at_least(0)  # to so many
-    grounding: float = limits.at_least(0)  # times the share of landmarks that it names
+    # The two bonuses are paid only for valid replies.
+    length_bonus: float = limits.at_least(0)  # if the thought has a length
+    length_low: int = limits.at_least(0)  # from this many tokens
+    length_high: int = limits.at_least(0)  # to this many
+    grounding: float = limits.at_least(0)  # times the landmarks' share named rightly
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
-    # The return, within these sets.
+    # How an episode's return is normalized, and over which set of episodes: its group
+    # ("state"), the batch, or those of its environment.
     normalize: str = limits.one_of("none", "mean", "mean_std", "asym_clip")
     normalize_by: str = limits.one_of("state", "batch", "environment")
-    # Grounding; episode: divided by the turns played, so that more do not earn more.
+    # "episode" divides the grounding bonus by the turns played, so that longer
+    # episodes do not earn more.
     grounding_by: str = limits.one_of("turn", "episode", default="turn")
 
 
 @dataclasses.dataclass(frozen=True)
 class FilterSettings:
-    """Which prompts of an iteration are trained on."""
+    """Which groups of an iteration are trained on (learning/filters.py)."""
 
     strategy: str = limits.one_of(*FILTER_STRATEGIES)
-    fraction: float = limits.up_to_one()  # of prompts, scores or members, by strategy
-    fraction_end: float = limits.or_constant(  # at the last iteration, linearly
+    # A share of the groups, of the scores' sum, of the best score, or of a group's
+    # members: it depends on the strategy (choices.py).
+    fraction: float = limits.up_to_one()
+    fraction_end: float = limits.or_constant(  # reached linearly by the last iteration
         lambda value: 0 < value <= 1, "a number above 0 and at most 1"
     )
-    count: int = limits.at_least(1)  # groups; read by top_count
-    low: float = limits.from_zero_to_one()  # ranks from the best, 0, to the last, 1;
-    high: float = limits.from_zero_to_one()  # read by percentile_range
+    count: int = limits.at_least(1)  # groups to keep; only for top_count
+    # Relative ranks, from 0, the best group, to 1; only for percentile_range.
+    low: float = limits.from_zero_to_one()
+    high: float = limits.from_zero_to_one()
     prefer: str = limits.one_of("largest", "smallest")  # which scores are the best
-    metric: str = limits.one_of(*FILTER_METRICS)
-    with_penalty: bool  # the metric sees the format penalty too
+    metric: str = limits.one_of(*FILTER_METRICS)  # a group's score
+    with_penalty: bool  # the returns behind the metric include the format penalty
     keep_zero: bool  # groups whose metric is 0 may be kept
-    zero: float = limits.at_least(0)  # in the metric's unit: a lower one counts as 0
-    margin: float = limits.at_least(0)  # in the metric's unit: top_p may miss so much
-    rounding: str = limits.one_of("nearest", "down")  # of what a fraction means
+    zero: float = limits.at_least(0)  # a metric of lower absolute value counts as 0
+    # In the metric's unit: top_p is content with this much less than its share.
+    margin: float = limits.at_least(0)
+    rounding: str = limits.one_of("nearest", "down")  # of fraction * groups or members
     scope: str = limits.one_of("environment", "batch")  # within which groups are ranked
     loss_scale: str = limits.one_of("none", "linear", "sqrt")  # by the kept share
-    reweight: bool  # advantages times the group's std over the largest
+    reweight: bool  # advantages times the group's std over the largest of those kept
 
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageSettings:
-    """From rewards to advantages."""
+    """How rewards become advantages (learning/estimators.py, learning/rescale.py)."""
 
-    gamma: float = limits.from_zero_to_one()  # discount from a token to the next
+    gamma: float = limits.from_zero_to_one()  # discount from one token to the next
     lam: float = limits.from_zero_to_one()  # GAE's lambda
     whiten: bool  # to mean 0 and standard deviation 1 over the reply tokens
     divide_by_std: bool  # GRPO: divide by the group's standard deviation
     turn_gamma: float = limits.from_zero_to_one()  # discount from one turn to the next
     turn_value: str = limits.one_of("first", "last")  # token whose value is the turn's
-    length_weight: bool  # divided by the row's reply tokens over their mean
-    zero_task: bool  # all advantages 0: only entropy bonus and KL act
+    length_weight: bool  # divide by the row's reply tokens over the mean row's
+    zero_task: bool  # all advantages are 0: only entropy bonus and KL term act
 
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """The terms of the loss."""
+    """The terms of the loss (learning/losses.py)."""
 
-    clip_low: float = limits.below_one()  # the ratio may fall to 1 - clip_low
-    clip_high: float = limits.at_least(0)  # the ratio may rise to 1 + clip_high
-    # c: a loss of A < 0 is at most -c A; 0: not bounded.
+    clip_low: float = limits.below_one()  # the ratio is clipped at 1 - clip_low
+    clip_high: float = limits.at_least(0)  # the ratio is clipped at 1 + clip_high
+    # c of dual-clip PPO: where A < 0 the loss is at most -c A; 0: no bound.
     dual_clip: float = limits.leaf(
         lambda value: value == 0 or value > 1, "a number above 1, or 0 for no bound"
     )
-    ratio: str = limits.one_of("token", "sequence")  # of probabilities; or of a row's
-    sampler_correction: float = limits.at_least(0)  # bound of update / sampler weights
-    value_clip: float = limits.at_least(0)  # how far a value may move; 0: anywhere
+    # The probability ratio of each token, or of its whole row (GSPO).
+    ratio: str = limits.one_of("token", "sequence")
+    # Truncation of the importance weights update / sampler; 0: no such weights.
+    sampler_correction: float = limits.at_least(0)
+    value_clip: float = limits.at_least(0)  # most that a value may move; 0: no bound
     entropy: float = limits.at_least(0)  # coefficient of the entropy bonus
+    # Reached linearly by the last iteration, as kl_end.
     entropy_end: float = limits.or_constant(lambda value: value >= 0, "0 or more")
-    # Tokens with the bonus.
-    entropy_on: str = limits.one_of("reply", "thought", "answer")
+    entropy_on: str = limits.one_of("reply", "thought", "answer")  # which tokens
     kl: float = limits.at_least(0)  # coefficient of the KL term to the reference
     kl_end: float = limits.or_constant(lambda value: value >= 0, "0 or more")
-    kl_kind: str = limits.one_of(*KL_KINDS)  # estimator
+    kl_kind: str = limits.one_of(*KL_KINDS)  # its estimator
     kl_in: str = limits.one_of("loss", "reward")
-    aggregation: str = limits.one_of(*AGGREGATIONS)  # a sequence is a row
-    logprob_gap_limit: float = limits.above(0)  # nats, mean |sampler - update|
+    aggregation: str = limits.one_of(*AGGREGATIONS)  # a "sequence" is a row
+    # Nats, mean |log p of the sampler - log p of the update|; more ends the run.
+    logprob_gap_limit: float = limits.above(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """Adam for actor and critic, and how rows become updates."""
+    """AdamW for actor and critic, and how rows are split into gradient steps."""
 
     actor_lr: float = limits.at_least(0)
     critic_lr: float = limits.at_least(0)
     beta1: float = limits.below_one()
     beta2: float = limits.below_one()
     weight_decay: float = limits.at_least(0)
-    warmup: int = limits.at_least(0)  # real updates
+    warmup: int = limits.at_least(0)  # optimizer steps until the highest learning rate
     schedule: str = limits.one_of(*SCHEDULES)
     critic_schedule: str = limits.one_of("same", *SCHEDULES)  # same: as the actor's
-    clip_norm: float = limits.above(0)  # global norm of the gradient
-    minibatch: int = limits.at_least(1)  # E, rows of one update: episodes, or turns
+    clip_norm: float = limits.above(0)  # global norm to which gradients are clipped
+    minibatch: int = limits.at_least(1)  # E, rows of one optimizer step
     microbatch: int = limits.at_least(1)  # rows of one gradient accumulation step
     epochs: int = limits.at_least(1)  # passes over the kept rows
-    reuse: int = limits.at_least(1)  # k, whole updates from one batch of episodes
-    critic_warmup: int = limits.at_least(0)  # iterations of the critic alone
-    schedule_updates: int = limits.at_least(0, default=0)  # 0: as many as are expected
-    epsilon: float = limits.above(0, default=1e-8)  # beside the second moment's root
+    # How often the program `update` runs on one batch of episodes; 1: on-policy.
+    reuse: int = limits.at_least(1)
+    critic_warmup: int = limits.at_least(0)  # iterations that train the critic alone
+    # Steps until the learning rate is 0; 0: as many as the run is expected to make.
+    schedule_updates: int = limits.at_least(0, default=0)
+    epsilon: float = limits.above(0, default=1e-8)  # added to the second moment's root
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """Success is measured on validation levels, at the end of a run on test levels."""
+    """How success is measured: on validation levels, and at the end on test levels."""
 
     prompts: int = limits.at_least(1)  # validation levels
     rollouts: int = limits.at_least(1)  # episodes of each
-    temperature: float = limits.at_least(0)  # 0: the likeliest token
+    temperature: float = limits.at_least(0)  # 0: greedy
     test_prompts: int = limits.at_least(1)
     test_rollouts: int = limits.at_least(1)
-    slots: int = limits.at_least(0)  # episodes decoded at a time, at most; 0: all
+    slots: int = limits.at_least(0)  # most episodes decoded at a time; 0: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,32 +283,34 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SafetySettings:
-    """When a run ends by itself; with a saved state, but where it stands still."""
+    """When a run ends early; it saves its state first, unless it has stalled."""
 
-    # Iterations in a row, 0: any number, however often each batch of episodes is used:
+    # Consecutive iterations, however often each batch is reused; 0: no limit.
     max_bad_updates: int = limits.at_least(0)  # with a gradient that is not finite
-    max_empty_updates: int = limits.at_least(0)  # in which no prompt was kept
-    end_stalled: bool = False  # once an iteration takes ten times the longest before it
+    max_empty_updates: int = limits.at_least(0)  # in which the filter kept no group
+    # End the process when an iteration takes far longer than those before it
+    # (interrupts.stalled_after), instead of only printing its stacks.
+    end_stalled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class HealthSettings:
-    """What is watched for a collapse, and what happens then.
+    """How a run is watched for collapse, and what happens on one.
 
-    Settings saved before there was this section have its defaults.
+    The defaults are for settings that were saved before this section existed.
     """
 
-    indicators: bool = True  # of repetition and spread, each iteration
+    indicators: bool = True  # measure repetition and spread in each iteration
     on_collapse: str = limits.one_of(*ON_COLLAPSE, default="warn")
     remedy: str = limits.one_of(*REMEDIES, default="learning_rate")
     early_stops: str = limits.one_of(*EARLY_STOPS, default="none")
     record_every: int = limits.at_least(0, default=10)  # iterations; 0: never
-    record_episodes: int = limits.at_least(1, default=4)  # each time
+    record_episodes: int = limits.at_least(1, default=4)  # episodes each time
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     seed: int = limits.leaf(lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
     iterations: int = limits.at_least(1)
@@ -316,7 +335,7 @@ class Settings:
 
     @property
     def has_critic(self) -> bool:
-        """Whether the estimator needs a second model, of values."""
+        """Whether the estimator needs a value model."""
         return ESTIMATORS[self.estimator].has_critic
 
     @property
@@ -325,7 +344,7 @@ class Settings:
         return self.loss.kl > 0 or self.loss.kl_end > 0
 
     def tasks(self) -> tuple[TaskSettings, ...]:
-        """The environments of a batch, one or several, with all limits filled in."""
+        """The environments that training plays, with limits filled in."""
         env = self.env
         alone = TaskSettings(
             label=Path(env.name).stem,
@@ -336,27 +355,32 @@ class Settings:
         return tuple(map(self._with_limits, env.mix or (alone,)))
 
     def most_turns(self) -> int:
-        """K, most turns of an episode of any environment of a batch."""
+        """K, the most turns of an episode of any environment of a batch."""
         return max(task.turns for task in self.tasks())
 
     def evaluated_tasks(self) -> tuple[TaskSettings, ...]:
-        """The environments that validation and test play, with all limits filled in."""
+        """The environments that validation and test play, with limits filled in."""
         return tuple(map(self._with_limits, self.env.evaluate)) or self.tasks()
 
     def files(self) -> tuple[str, ...]:
-        """The Python files that are named, as they are written: code of the user's."""
+        """The user's Python files, environments and hook, as the config names them."""
         names = [task.name for task in (*self.tasks(), *self.evaluated_tasks())]
         names = [name for name in names if name.endswith(".py") or "/" in name]
         return tuple(dict.fromkeys([*names, *filter(None, [self.reward.hook])]))
 
     def alone(self, task: TaskSettings) -> "Settings":
-        """These settings with one environment only, as one of `evaluated_tasks`."""
+        """These settings reduced to one environment, such as one to be evaluated."""
         own = {name: getattr(task, name) for name in LIMITS}
         env = EnvironmentSettings(task.name, self.env.thinking, task.options)
         rollout = dataclasses.replace(self.rollout, **own)
         return dataclasses.replace(self, env=env, rollout=rollout)
 
     def _with_limits(self, task: TaskSettings) -> TaskSettings:
+        """The task with its limits of 0 replaced by those of `rollout`.
+
+        A task with fewer actions an episode than `rollout.actions_per_turn` plays at
+        most that many in a turn.
+        """
         rollout = self.rollout
         actions = task.actions or rollout.actions
         each = rollout.actions_per_turn

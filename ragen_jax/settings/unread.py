@@ -1,4 +1,7 @@
-"""Refuses changes that do nothing: leaves that neither estimator nor filter reads."""
+"""Refuses a setting that the user changed but the chosen estimator or filter ignores.
+
+launch/train.py calls it before a new run.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -7,22 +10,22 @@ from ragen_jax.settings.choices import ESTIMATORS, FILTER_METRICS, FILTER_STRATE
 from ragen_jax.settings.reader import flatten, to_dict
 from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
 
-# Read by `filter.reweight`, whatever strategy and metric are.
+# `filter.reweight` reads these with any strategy and metric.
 _BY_REWEIGHT = frozenset(["filter.scope", "filter.with_penalty"])
 
 
 def check_changed(settings: Settings, changed: Collection[str]) -> None:
-    """Refuses a leaf that the user has changed and that nothing reads.
+    """Refuses a changed leaf that nothing in this run would read.
 
-    For runs that begin: what was saved before is read whatever it holds.
+    Only for new runs: a saved run resumes whatever its settings are.
 
     Args:
       settings: of the run.
-      changed: dotted keys of the leaves that do not have their config's value. What an
-        estimator presets anyhow counts as left alone.
+      changed: dotted keys of the leaves that the command line changed. One that was
+        set to the estimator's own preset counts as unchanged.
 
     Raises:
-      SettingsError: in one sentence, which names a choice that reads the leaf.
+      SettingsError: naming a choice that would read the leaf.
     """
     leaves = flatten(to_dict(settings))
     presets = PER_ESTIMATOR[settings.estimator]
@@ -37,7 +40,14 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
 
 
 def _check_read(key: str, leaves: Mapping, chooser: str, table: Mapping) -> None:
-    """Raises SettingsError if other choices of a table read the leaf, not the one."""
+    """Raises SettingsError if the chosen entry ignores the leaf but another reads it.
+
+    Args:
+      key: dotted, of the leaf.
+      leaves: of the settings, by dotted key.
+      chooser: the dotted key that chooses an entry of `table`.
+      table: of choices.py; its entries have `reads`.
+    """
     name = leaves[chooser]
     others = [other for other, facts in table.items() if key in facts.reads]
     if others and name not in others:

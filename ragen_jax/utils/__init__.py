@@ -1,1 +1,1 @@
-"""Files and modules: what every folder may use."""
+"""Files, errors, signals and user modules: helpers that every folder may use."""

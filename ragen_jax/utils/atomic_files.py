@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Atomic writes: files and folders that appear complete or not at all."""
 
 import contextlib
 import os
@@ -15,17 +15,17 @@ from ragen_jax.utils import endings
 
 @contextlib.contextmanager
 def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
-    """Within the block an open file to write to, which then becomes `path`.
+    """A context with an open file, which becomes `path` when the context ends.
 
-    It is on disk before it takes the place of an older one, so that a kill leaves the
-    old file or the new one. If the block fails the old one stays.
+    The file is synced to disk before it replaces an older one, so that a kill leaves
+    either the old file or the new one. If the block raises, the old one stays.
 
     Args:
-      path: in a folder that exists.
-      binary: whether bytes are written, or text in UTF-8.
+      path: in an existing folder.
+      binary: write bytes; else text in UTF-8.
     """
     check_replaceable(path)
-    # Beside it, so that it can be renamed; each process has its own.
+    # In the same folder, so that it can be renamed; one per process.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     mode, encoding = ("wb", None) if binary else ("w", "utf-8")
     try:
@@ -40,27 +40,27 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Within the block a folder to write into, which then becomes `folder`.
+    """A context with a folder to write into, which becomes `folder` when it ends.
 
-    If the block fails, or a signal ends the process in it, nothing is left of it.
+    If the block raises, or a signal ends the process within it, nothing is left behind.
 
     Args:
-      folder: must not exist, or be empty; parents are made.
+      folder: absent or empty; its parents are created.
 
     Raises:
-      UserError: if `folder` holds anything.
+      UserError: if `folder` is not empty.
     """
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it, so that it can be renamed.
+    # In the same parent, so that it can be renamed.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         with endings.discarding(scratch):
             yield scratch
             if folder.exists():
                 folder.rmdir()
-            os.chmod(scratch, 0o755)  # A temporary folder is its owner's alone.
+            os.chmod(scratch, 0o755)  # mkdtemp lets only the owner in.
             scratch.rename(folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -68,18 +68,18 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises UserError for a folder or a device, which a file must not replace."""
+    """Raises UserError for a folder or a device, which must not be replaced."""
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a device, not a file"
         raise UserError(f"{path} is {kind}: name a file")
 
 
 def clear_scraps(folder: Path, names: Collection[str]) -> None:
-    """Deletes what processes that are gone were writing into a folder.
+    """Deletes temporary files of `new_file` whose processes have ended.
 
     Args:
-      folder: where nobody writes those files now. A user's own may lie there, too.
-      names: of the files that `new_file` makes there.
+      folder: to search; other files in it are left alone.
+      names: of the files that `new_file` writes there.
     """
     for path in folder.iterdir():
         match = re.fullmatch(r"\.(.+)\.(\d+)", path.name)
@@ -95,11 +95,11 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        pass  # Somebody else's.
+        pass  # It belongs to another user.
     return True
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole, or not at all."""
+    """Writes a text file by `new_file`."""
     with new_file(path) as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Configs that say only in what they differ from another config file."""
+"""Helpers for config files that only state how they differ from another one."""
 
 import runpy
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from ml_collections import ConfigDict
 def derive(
     base: Path, variant: str, *, own: Sequence[str] = (), inherited: Sequence[str] = ()
 ) -> ConfigDict:
-    """The settings of another config file, to be changed.
+    """The settings of another config file, for the caller to change.
 
     Args:
-      base: the file, which defines get_config(variant).
-      variant: as asked for after the colon of --config, or "".
-      own: variants that the deriving file makes itself, of the base's plain settings.
-      inherited: variants that the base makes.
+      base: the other file, which defines get_config(variant).
+      variant: the text after the colon of --config, or "".
+      own: variants that the caller makes from the base's settings without a variant.
+      inherited: variants that are taken from the base.
 
     Returns:
-      The base's settings: of `variant` where it is inherited, else the plain ones.
+      The base's settings, with `variant` if that is inherited, else without.
 
     Raises:
-      ValueError: in one sentence, for a variant that is neither.
+      ValueError: if `variant` is in neither list.
     """
     known = {*own, *inherited}
     if variant and variant not in known:
@@ -34,10 +34,11 @@ def derive(
 
 
 def environment(name: str, **settings: Any) -> ConfigDict:
-    """The `env` section of an environment whose replies begin with a thought.
+    """The `env` section of a config, with thoughts.
 
     Args:
       name: of the environment, or of a file that defines one.
-      settings: its own settings; what is named here can be set on the command line.
+      settings: the environment's own; only those named here can be overridden on the
+        command line.
     """
     return ConfigDict(dict(name=name, thinking=True, **settings))

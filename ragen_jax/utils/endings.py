@@ -1,9 +1,10 @@
-"""Ends of the process: by a signal at any moment, with one line and a known exit code.
+"""Ends the process on a signal, at any moment, with one line and a known exit code.
 
-Python runs its handlers of signals between two bytecodes of the main thread, which is
-no moment at all while that thread imports, compiles or waits for a device. A thread
-hears of each signal at once instead, through `signal.set_wakeup_fd`, and does what the
-innermost `listening` block says.
+Python runs signal handlers between two bytecodes of the main thread, so none runs while
+that thread is in a long C call: an import, a compilation, a wait for a device. Here a
+second thread is woken by every signal at once (`signal.set_wakeup_fd`) and calls the
+policy of the innermost `listening` block. The launch scripts call `install` first;
+training/interrupts.py saves a run's state by a policy of its own.
 """
 
 import contextlib
@@ -22,22 +23,28 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
     CODES[signal.SIGHUP], _LINES[signal.SIGHUP] = 129, "hung up"
 
-_COMPILER = "compiler"  # a thread's name
+_COMPILER = "compiler"  # the name of threads by `start_compiling`
 
-Policy = Callable[[int], None]  # of a signal's number; runs in the watching thread
+Policy = Callable[[int], None]  # takes a signal's number; runs in the second thread
 
-_policies: list[Policy] = []
-_installed: list[bool] = []  # whether the process is a script's own
-_watched: list[int] = []  # the pipe's end that signals are written to
-_scratch: list[Path] = []  # folders that go with the process
-_farewells: list[Callable[[], None]] = []  # said before it is gone
+_policies: list[Policy] = []  # The last one is in force.
+_installed: list[bool] = []  # Not empty between `install` and `release`.
+_watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
+_scratch: list[Path] = []  # Folders that `leave` deletes.
+_farewells: list[Callable[[], None]] = []  # `leave` calls them last.
 
 
 def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
-    """Ends the process now, whatever its other threads do, where a script said so.
+    """Ends the process at once, without waiting for its other threads.
 
-    Python's own end waits for some threads and pulls the interpreter away from under
-    others: one that compiles then aborts the process with a dump.
+    Python's normal exit waits for some threads and crashes others: one that compiles
+    aborts the process with a dump. Without `install` or `forced`, as when this package
+    is used as a library, it only raises SystemExit.
+
+    Args:
+      code: exit code.
+      line: printed to stderr first.
+      forced: end the process even if `install` was not called.
     """
     if line:
         with contextlib.suppress(OSError, ValueError):
@@ -63,10 +70,10 @@ def on_leaving(farewell: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def discarding(folder: Path) -> Iterator[None]:
-    """Within it the end of the process by `leave` takes the folder along.
+    """A context in which `leave` deletes the folder before it ends the process.
 
-    Such an end runs no `finally` of the main thread: a model half written, which may
-    have gigabytes, would stay.
+    `leave` runs no `finally` block of the main thread, so that gigabytes of a partly
+    written model would otherwise stay on disk.
     """
     _scratch.append(folder)
     try:
@@ -77,36 +84,36 @@ def discarding(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that is gone after the block, and with a process that ends in it.
+    """A context with a new folder, deleted at its end or if `leave` ends the process.
 
     Args:
-      prefix: of its name.
+      prefix: of the folder's name.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as name, discarding(Path(name)):
         yield Path(name)
 
 
 def start_compiling(compile_program: Callable[[], None]) -> None:
-    """Compiles in a thread, for which a process that ends does not wait."""
+    """Compiles in a daemon thread, so that the process can end without waiting."""
     threading.Thread(target=compile_program, name=_COMPILER, daemon=True).start()
 
 
 def is_compiling() -> bool:
-    """Whether such a thread is at it: `leave` is then the only clean way out."""
+    """Whether such a thread is running: only `leave` then ends the process cleanly."""
     return any(thread.name == _COMPILER for thread in threading.enumerate())
 
 
 def heeded() -> list[int]:
-    """The signals of CODES that end this process: no SIGHUP where `nohup` began it."""
+    """The signals of CODES that should end this process: no SIGHUP under `nohup`."""
     may_be_ignored = CODES.keys() - {signal.SIGINT, signal.SIGTERM}
     ignored = {n for n in may_be_ignored if signal.getsignal(n) == signal.SIG_IGN}
     return [number for number in CODES if number not in ignored]
 
 
 def install() -> None:
-    """Lets the signals of `heeded` end the process in one line, from now on.
+    """From now on, the signals of `heeded` end the process with one line.
 
-    For the first line of a script: before the imports, which take seconds.
+    Scripts call it before their slow imports.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -115,11 +122,11 @@ def install() -> None:
         _policies.insert(0, leave_by)
         _installed.append(True)
     for number in heeded():
-        signal.signal(number, _nothing)  # A default one would end it without a word.
+        signal.signal(number, _nothing)  # The default action would print nothing.
 
 
 def release() -> None:
-    """Takes `install` back: the signals do what they do in any Python program."""
+    """Undoes `install`: signals again do what they do in any Python program."""
     _policies.clear()
     _installed.clear()
     for number in heeded():
@@ -129,13 +136,14 @@ def release() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM, or a lost terminal, where `raise_instead` was called."""
+    """Raised for SIGTERM and SIGHUP after `raise_instead`."""
 
 
 def raise_instead() -> None:
-    """Takes `install` back: signals raise, and who started processes ends them first.
+    """Undoes `install` and lets signals raise in the main thread.
 
-    SIGINT raises KeyboardInterrupt, the others its subclass Terminated.
+    SIGINT raises KeyboardInterrupt, the others its subclass Terminated. For scripts
+    that start other processes and have to end them first.
     """
 
     def terminate(_number: int, _frame: object) -> NoReturn:
@@ -147,17 +155,16 @@ def raise_instead() -> None:
 
 
 def leave_by(number: int) -> None:
-    """Ends the process as a signal asks for."""
+    """The policy of `install`: ends the process with the signal's line and code."""
     if number in CODES:
         leave(CODES[signal.Signals(number)], _LINES[signal.Signals(number)])
 
 
 @contextlib.contextmanager
 def listening(policy: Policy) -> Iterator[None]:
-    """Within it `policy` hears of each signal that Python handles, at once.
+    """A context in which `policy` is called at once for each signal Python handles.
 
-    In the main thread; elsewhere it hears of none. The handlers themselves stay the
-    caller's own affair.
+    It has no effect outside the main thread. It does not replace the signals' handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -171,11 +178,11 @@ def listening(policy: Policy) -> Iterator[None]:
 
 
 def _nothing(_number: int, _frame: object) -> None:
-    """The thread does what is to be done."""
+    """A handler that leaves the work to the second thread."""
 
 
 def _watch() -> None:
-    """Starts the thread, once, and lets signals be written to its pipe."""
+    """Starts the second thread, once, and has signals written to its pipe."""
     if not _watched:
         read, write = os.pipe()
         os.set_blocking(write, False)
@@ -185,6 +192,7 @@ def _watch() -> None:
 
 
 def _listen(read: int) -> None:
+    """The second thread: calls the policy in force for each signal from the pipe."""
     while received := os.read(read, 1):
         if _policies:
             _policies[-1](received[0])

@@ -1,11 +1,11 @@
-"""Numbers that JSON cannot hold: what is not finite is written as null, not known."""
+"""Replaces NaN and infinity, which JSON cannot hold, with null."""
 
 import math
 from typing import Any
 
 
 def finite(tree: Any) -> Any:
-    """The same dicts, lists and leaves, with None for a float that is not finite."""
+    """A copy of nested dicts and lists with None for each float that is not finite."""
     if isinstance(tree, dict):
         return {key: finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,4 +1,4 @@
-"""A lock on a folder, held by the operating system and freed by any death."""
+"""A lock on a folder, which the operating system frees when its process ends."""
 
 import contextlib
 import errno
@@ -13,32 +13,34 @@ from ragen_jax.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Not a POSIX system: there is no such lock.
+except ImportError:  # Not a POSIX system: folders are not locked.
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
-# A file system that has no locks, or none that reach other hosts.
+# The file system has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)  # by another process
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)  # Another process holds it.
 
 
 @contextlib.contextmanager
 def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
-    """Within it no other process holds the folder; whether the system could lock it.
+    """A context in which this process alone holds the folder.
 
-    The lock is `flock` on FILE in the folder. It is gone as soon as the process is, in
-    whatever way it ends; a file that stays means nothing by itself. NFS and Lustre
-    pass it on to other hosts if they are mounted with locks; where there are none, the
-    folder is not protected, and the value is False.
+    The lock is `flock` on FILE in the folder. It ends with the process, however that
+    ends; a leftover file does not matter. On NFS and Lustre it holds across hosts if
+    they are mounted with locks.
 
     Args:
-      folder: that exists.
-      what: is done there; for the message to others.
-      flag: that named the folder; for the message of who comes second.
+      folder: an existing one.
+      what: this process does there, as "trains"; for messages of other processes.
+      flag: the flag that names the folder; for the message of this process.
+
+    Yields:
+      False if the file system has no locks, so that the folder is not protected.
 
     Raises:
-      UserError: naming the host and the process that hold it, or why nothing can be
-        written there.
+      UserError: naming the host and process that hold the folder, or saying why it
+        cannot be written to.
     """
     path = folder / FILE
     while True:
@@ -51,7 +53,8 @@ def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
             ) from error
         with file:
             is_locked = _take(file, folder, what, flag)
-            if not _is_still(path, file):  # Its last holder took it away just now.
+            # The last holder deletes the file: this may have locked a deleted one.
+            if not _is_still(path, file):
                 continue
             try:
                 yield is_locked
@@ -61,13 +64,13 @@ def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether another process holds the folder now; False where nothing can tell.
+    """Whether another process holds the folder now; False if that cannot be known.
 
-    Nothing is written there. Where a holder died, this look has the lock for a moment,
-    in which `held` would be refused; where none ever was, or it ended, it has not.
+    It writes nothing. If a dead process left its file, this takes a shared lock on it
+    for a moment, during which `held` would fail in another process.
 
     Args:
-      folder: that need not exist.
+      folder: which need not exist.
     """
     if fcntl is None:
         return False
@@ -84,13 +87,14 @@ def is_held(folder: Path) -> bool:
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:
-    """Whether an open file is the one that has the name."""
+    """Whether `path` still names the open file."""
     with contextlib.suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     return False
 
 
 def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
+    """Locks the file and writes the holder into it. Args, errors: as of `held`."""
     if fcntl is None:
         return False
     try:
@@ -104,16 +108,19 @@ def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
             f"{folder} is in use: {_holder(file, what)}; wait for it, end it, or"
             f" choose another {flag}"
         ) from None
-    with contextlib.suppress(OSError):  # A full disk: the lock is held all the same.
+    with contextlib.suppress(OSError):  # A full disk does not undo the lock.
         file.truncate(0)
         own = {"host": socket.gethostname(), "process": os.getpid(), "what": what}
-        # Past the file's buffer, which would try it again when the file is closed.
+        # Unbuffered: a failed write would be repeated, and raise, on closing the file.
         os.write(file.fileno(), (json.dumps(own) + "\n").encode())
     return True
 
 
 def _holder(file: IO[str], what: str) -> str:
-    """Who holds the lock, as it wrote itself down; it does `what` if it did not."""
+    """A clause that names the holder, from the file, and what it does there.
+
+    If the file does not say, the holder is assumed to do `what`.
+    """
     file.seek(0)
     try:
         own = json.loads(file.read(10_000))

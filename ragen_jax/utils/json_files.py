@@ -1,4 +1,4 @@
-"""JSON files of others, read within limits."""
+"""Reads JSON files of unknown origin, with limits on size and nesting."""
 
 import errno
 import json
@@ -7,23 +7,23 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 100 * 2**20  # The largest tokenizer.json of a published model is a fifth.
+MOST_BYTES = 100 * 2**20  # Five times the largest tokenizer.json of published models.
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a file holds.
+    """Reads the JSON object in a file.
 
     Raises:
       OSError: if it cannot be read.
-      ValueError: if it is a pipe or a device, too long, nested too deeply, or holds
-        anything but one JSON object.
+      ValueError: if it is a pipe or a device, longer than MOST_BYTES, nested too
+        deeply, or not a single JSON object.
     """
     check_regular(path, MOST_BYTES)
     return parse_object(path.read_bytes())
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The object that a text holds. Raises ValueError if there is none."""
+    """Parses a JSON object. Raises ValueError if the text is anything else."""
     try:
         parsed = json.loads(data)
     except RecursionError:
@@ -34,14 +34,14 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
-    """Refuses what has no end, or a later one than is sensible.
+    """Checks that a path is a regular file of a sensible size.
 
     Args:
-      path: of a file; links are followed.
-      most_bytes: that the file may have; None: any.
+      path: to check; links are followed.
+      most_bytes: the largest size allowed; None: any.
 
     Raises:
-      OSError: if there is none, or it is a folder.
+      OSError: if it does not exist, or is a folder.
       ValueError: if it is a pipe or a device, or too long.
     """
     found = os.stat(path)

@@ -1,6 +1,6 @@
-"""Errors of the machine that its user can fix: full disks, paths that cannot be.
+"""Errors of the machine that the user can fix, such as a full disk or a bad path.
 
-Whatever in the program meets them, they end in one sentence and not in a traceback.
+Wherever they are raised, the commands end with `sentence`, not with a traceback.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# What to do, by the error's number.
+# What the user can do, by errno.
 REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there, for your quota is used up",
@@ -29,15 +29,15 @@ REMEDIES = {
     errno.ESTALE: "the network's file system was mounted anew: start again",
     errno.EMFILE: "too many files are open: raise that limit (ulimit -n)",
 }
-# What libraries that are written in Rust say at the end of their own errors.
+# How Rust libraries end the messages of their own errors.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def sentence(error: BaseException) -> str:
-    """What is wrong and what to do; "" for an error that is no affair of the user's."""
+    """What is wrong and what to do; "" for an error that the user cannot fix."""
     if isinstance(error, RuntimeError):
-        # Of `Path.expanduser` and `Path.resolve`, which have no class of their own.
+        # `Path.expanduser` and `Path.resolve` raise plain RuntimeErrors.
         text = str(error)
         if "home directory" in text:
             return "a path begins with ~ and a user who is not known here: write it out"
@@ -55,22 +55,22 @@ def sentence(error: BaseException) -> str:
 
 
 def brief(error: Exception) -> str:
-    """An error's first line; of a long one the two ends, the cause being the last."""
+    """An error's first line, a long one without its middle: the cause is at the end."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"
 
 
 @contextlib.contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Within it a library's own error of a failed system call becomes an OSError.
+    """A context that turns Rust libraries' errors of system calls into OSErrors.
 
-    safetensors and tokenizers have classes of theirs for a full disk, or none at all.
+    safetensors and tokenizers raise other classes, for a full disk for example.
 
     Args:
-      path: what is written.
+      path: of the file that is written.
 
     Raises:
-      OSError: in place of such an error, with its number.
+      OSError: in place of such an error, with its errno.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What tracing tells of a user's function, before anything is compiled."""
+"""A check of a user's function by tracing it, before anything is compiled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,18 @@ import jax
 
 
 def keeps_traced_values(function: Callable, *arguments: Any) -> bool:
-    """Whether a function reads traced values that an earlier trace has left behind.
+    """Whether a function leaks tracers: reads values that an earlier trace left behind.
 
-    Such a value stands in a variable outside the function, as in a global list. JAX
-    takes it for a constant, compiles, and fails when the program is called.
+    Such a tracer is in a variable outside the function, for example a global list. JAX
+    compiles it as a constant and fails only when the program is called.
 
     Args:
-      function: traced at least once before, or called by what was.
+      function: one that was traced before, itself or within another one.
       arguments: pytrees of jax.ShapeDtypeStruct.
 
     Raises:
-      Exception: of the function's own, or of JAX about it.
+      Exception: whatever the function, or JAX while tracing it, raises.
     """
-    # A function of its own, so that no earlier trace is taken for this one.
+    # A new lambda, so that JAX does not reuse an earlier trace.
     traced = jax.make_jaxpr(lambda *given: function(*given))(*arguments)
     return any(isinstance(value, jax.core.Tracer) for value in traced.consts)

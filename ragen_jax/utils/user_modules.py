@@ -1,4 +1,8 @@
-"""Python files of the user's own, named by path in a config."""
+"""Loads the user's Python files that a config names: environments and reward hooks.
+
+A checkpoint's settings can name files too: `restrict` (cli/trust.py) then allows only
+those that the user has vouched for.
+"""
 
 import hashlib
 import importlib.util
@@ -12,31 +16,33 @@ from types import ModuleType
 from ragen_jax.errors import SettingsError
 
 _LOADED: dict[tuple[Path, str], ModuleType] = {}  # by path and digest
-_TRUSTED: list[tuple[frozenset[Path], str]] = []  # the only files; empty: every file
+# One pair of (the files that may be executed, the message for any other); empty: every
+# file may be.
+_TRUSTED: list[tuple[frozenset[Path], str]] = []
 
 
 def is_path(name: str) -> bool:
-    """Whether a name in a config is that of a file."""
+    """Whether a name in a config is the path of a file."""
     return name.endswith(".py") or "/" in name
 
 
 def restrict(files: Iterable[Path], why: str) -> None:
-    """From now on no other file is executed.
+    """From now on, `load` executes only these files.
 
     Args:
-      files: resolved.
-      why: what `load` says of another one; `{name}` stands for it.
+      files: resolved paths.
+      why: the message of `load` for any other file, with `{name}` for its name.
     """
     _TRUSTED[:] = [(frozenset(files), why)]
 
 
 def trust_everything() -> None:
-    """Takes `restrict` back: what is named was named by the user."""
+    """Undoes `restrict`: every named file may be executed."""
     _TRUSTED.clear()
 
 
 def resolved(name: str) -> Path:
-    """The file that a name in a config means.
+    """The absolute path of a file that a config names.
 
     Raises:
       SettingsError: if no file can have that name.
@@ -48,7 +54,7 @@ def resolved(name: str) -> Path:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, by which it is known again."""
+    """The SHA-256 of a file, by which a run recognizes it."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -58,14 +64,15 @@ def digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def load(name: str, setting: str, others: str = "") -> ModuleType:
-    """The module of a file, executed once as long as the file stays as it is.
+    """Executes a Python file and returns its module; again only if the file changed.
 
-    The same file thus gives the same functions, and what was compiled for them holds.
+    An unchanged file thus gives the same function objects, which JAX need not compile
+    again.
 
     Args:
       name: path of a Python file.
       setting: the key of the config that names it; for messages.
-      others: what else may be chosen, beginning with a comma; for messages.
+      others: the alternatives to a file, beginning with a comma; for messages.
 
     Raises:
       SettingsError: if there is no such file, or it cannot be imported.
@@ -89,11 +96,11 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
     spec = importlib.util.spec_from_file_location(unique, path)
     assert spec is not None  # The file ends in .py.
     module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module  # Dataclasses look their own module up.
+    sys.modules[unique] = module  # Dataclasses look up the module they are defined in.
     try:
-        # Not by the loader, which would rather run a compiled file that lies beside it.
+        # Not by the module's loader, which might run an outdated .pyc file instead.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:  # One that exits ends no run.
+    except (Exception, SystemExit) as error:  # sys.exit in the file is an error too.
         del sys.modules[unique]
         raise SettingsError(
             f"{setting} = {name!r} cannot be imported: {in_one_line(error, path)}"
@@ -103,9 +110,9 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
 
 
 def in_one_line(error: BaseException, path: Path) -> str:
-    """An error that code of the file raised, in one line with the file's own line.
+    """An error that code of the file raised, in one line, with its line number.
 
-    It ends in what to do: the cure for what JAX cannot trace, else "fix it".
+    It ends with what to do: a remedy for what JAX cannot trace, else "fix it".
     """
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno}: {error.msg}: fix it"
@@ -116,7 +123,7 @@ def in_one_line(error: BaseException, path: Path) -> str:
     if "not a valid JAX type" in message:
         return f"{where}{kind}: {message}: {_ARRAYS}"
     if cure := _CURES.get(kind):
-        # JAX goes on to advise in several sentences, and names a page of its own.
+        # The rest of JAX's message is several sentences of advice and a link.
         message = re.split(r"\. | The error occurred| See https", message)[0]
     return f"{where}{kind}: {message}: {cure or 'fix it'}"
 
