@@ -264,7 +264,7 @@ def _read_byte(reader: _Reader, byte: jax.Array, numbers: jax.Array) -> _Reader:
 
 
 def _end_number(reader: _Reader, numbers: jax.Array, is_at_end: jax.Array) -> _Reader:
-    """Where a number has just ended, marks it as used and adds it to the term."""
+    """Where a number has just ended, marks it as used and applies it to the term."""
     ends = is_at_end & (reader.number >= 0)
     is_match = (numbers == reader.number) & ~reader.used
     is_taken = is_match & (jnp.arange(len(numbers)) == jnp.argmax(is_match))
@@ -290,7 +290,7 @@ def _scale(frame: _Frame, factor: jax.Array) -> tuple[_Frame, jax.Array]:
     """The frame with one more factor, int32[]; bool[], whether that is allowed."""
     divisor = jnp.where(factor == 0, 1, factor)
     is_exact = (factor != 0) & (frame.term % divisor == 0)
-    # Products beyond LIMIT are not allowed, so that nothing overflows.
+    # Keeps |term| <= LIMIT. A product beyond it, which might overflow, is dropped.
     fits = jnp.abs(factor) <= LIMIT // jnp.maximum(jnp.abs(frame.term), 1)
     is_allowed = jnp.where(frame.divides, is_exact, fits)
     term = jnp.where(frame.divides, frame.term // divisor, frame.term * factor)
