@@ -2,8 +2,8 @@
 
 A careful reader searches for the fact that it lacks, repeats the passage that states it
 and answers with the name at its end. A careless one guesses without searching, searches
-for anything, or answers with the name at the end of any passage shown. A reader is drawn
-anew for each reply, so that RL has to find out what pays.
+for anything, or answers with the name at the end of any passage shown. A reader is
+drawn anew for each reply, so that RL has to find out what pays.
 """
 
 import dataclasses
