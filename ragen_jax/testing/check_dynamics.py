@@ -217,11 +217,11 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
 
 
 def outcomes_seen(plays: Plays, *, has_succeeded: bool) -> str:
-    """A line on how random plays ended and what they earned.
+    """How random plays ended and what they earned, in a line.
 
     Args:
       plays: played at random.
-      has_succeeded: whether a solution has succeeded. If neither has, the line says so.
+      has_succeeded: whether a solution did; else the line says where success is unseen.
     """
     outcome = plays.outcome
     ends = outcome.done, outcome.success

@@ -63,8 +63,8 @@ def check_splits(env: base.Environment) -> Drawn:
     that a state has drawn in advance makes no different level.
 
     Raises:
-      CheckError: if levels occur in two splits, with their number; or if every key
-        gives the same level.
+      CheckError: if a level came up in two splits, and how many did; or if every key
+        gives the same one.
     """
     drawn = _draw(env)
     found = [set(levels) for levels in drawn]
@@ -87,7 +87,7 @@ def check_splits(env: base.Environment) -> Drawn:
 
 
 def _draw(env: base.Environment) -> list[list[bytes]]:
-    """For each split the levels drawn, each as bytes, with repetitions."""
+    """For each split its levels, each as its bytes; a level may come more than once."""
     level, split = (
         index.reshape(-1) for index in np.indices((_BATCH, len(base.SPLITS)), np.int32)
     )
@@ -98,14 +98,14 @@ def _draw(env: base.Environment) -> list[list[bytes]]:
         if begin is not None and time.monotonic() - begin > _SECONDS:
             break
         rows = _rows(draw(batch * _BATCH + level, split))
-        begin = begin or time.monotonic()  # After the first batch, which compiled.
+        begin = begin or time.monotonic()  # After the first, which compiled.
         for row, owner in zip(rows, split, strict=True):
             drawn[owner].append(row.tobytes())
     return drawn
 
 
 def _start(env: base.Environment, level, split) -> list[jax.Array]:
-    """What identifies a level: its first observation, and the integers of its state."""
+    """What tells a level from others: its first observation, and parts of its state."""
     state = env.reset(level_key(level), split)
     kept = [leaf for leaf in jax.tree.leaves(state) if _counts(leaf)]
     return [env.observe(state), *kept]
