@@ -57,7 +57,7 @@ class Environment:
     # Free-form answers (an equation, the name of an arm). The answer is split at `||`,
     # and each segment is stripped of ASCII white space and lower-cased. Without
     # `read_action` the segments are matched against `action_names`; with it, it maps
-    #   (uint8[answer_bytes] segment, zeros behind its end; int32[] length, above 0;
+    #   (uint8[answer_bytes] segment, padded with 0; int32[] length, above 0;
     #   State before the reply, for all its segments)
     # to an int32[] action, or NO_ACTION for a text that names none. An answer of more
     # than `answer_bytes` bytes between its tags cannot be read. `read_action_text`

@@ -113,6 +113,7 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
     fours = (boards == 2).sum(axis=(1, 2))
     four = settings.four_probability
     weights = four**fours * (1 - four) ** (2 - fours)
+    # A draw by weight, from the cumulative sum.
     up_to = jnp.cumsum(jnp.where(splits == split, weights, 0))
     chosen = (up_to <= jax.random.uniform(key) * up_to[-1]).sum()
     return State(tiles=boards[chosen], done=jnp.zeros((), bool))

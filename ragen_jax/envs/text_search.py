@@ -44,7 +44,7 @@ class Index:
     step: float  # BM25 of a weight of 1
     hashes: np.ndarray  # uint32[V], of the words, ascending
     word_of_hash: np.ndarray  # int32[V], the word that has the hash at the same index
-    packed: np.ndarray  # uint32[V, 4], each word's bytes, 0 behind its end
+    packed: np.ndarray  # uint32[V, 4], each word's bytes, padded with 0
 
     @property
     def documents(self) -> int:
@@ -188,7 +188,7 @@ def _hash(packed):
 
 
 def read_query(index: Index, text: jax.Array, length: jax.Array) -> jax.Array:
-    """int32[W], what `read_query_text` gives.
+    """int32[W], what `read_query_text` returns.
 
     Args:
       index: static.

@@ -186,7 +186,7 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
     """int32[], the place of the arm that a text names, or base.NO_ACTION.
 
     Args:
-      text: uint8[ANSWER_BYTES], in lower case, 0 behind its end.
+      text: uint8[ANSWER_BYTES], in lower case, padded with 0.
       length: int32[], its bytes.
       state: the two arms.
     """

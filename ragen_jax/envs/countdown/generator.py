@@ -82,7 +82,7 @@ def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.A
         product = jnp.where(high <= LIMIT // divisor, high * low, high + low)
         quotient = jnp.where(is_whole, high // divisor, high - low)
         results = jnp.stack([high + low, high - low, product, quotient])
-        joins = is_left.sum() > 1
+        joins = is_left.sum() > 1  # False once a single value is left.
         values = jnp.where(joins & (place == one), results[operator], values)
         return (values, is_left & ~(joins & (place == two))), None
 

@@ -66,6 +66,7 @@ def step(
     """
     success = settings.success_probability
     drawn = jax.random.uniform(key)
+    # Quarter turns from the intended direction: none, or 1 or 3 (to either side).
     turn = jnp.where(drawn < success, 0, jnp.where(drawn < (1 + success) / 2, 1, 3))
     direction = jnp.where(action == base.NO_ACTION, action, (action + turn) % 4)
     return move(state, direction)

@@ -85,7 +85,6 @@ class State:
 def make(settings: Household) -> base.Environment:
     """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
-    bound = functools.partial
     return base.Environment(
         name="household",
         action_names=commands.action_names(settings.objects),
@@ -94,11 +93,11 @@ def make(settings: Household) -> base.Environment:
             settings.objects, settings.list_commands
         ),
         instruction=instruction(settings),
-        reset=bound(reset, settings=settings),
+        reset=functools.partial(reset, settings=settings),
         step=step,
-        observe=bound(texts.observe, list_commands=settings.list_commands),
+        observe=functools.partial(texts.observe, list_commands=settings.list_commands),
         example_actions=("go to desk 1", "take apple 1 from sofa 1"),
-        longest_observation=bound(
+        longest_observation=functools.partial(
             texts.longest_observation,
             objects=settings.objects,
             list_commands=settings.list_commands,
@@ -110,7 +109,7 @@ def make(settings: Household) -> base.Environment:
         action_text=commands.action_text,
         picture=rendering.text_view(
             texts.phrases(settings.objects),
-            bound(texts.observe, list_commands=settings.list_commands),
+            functools.partial(texts.observe, list_commands=settings.list_commands),
         ),
         solve=plan,
     )

@@ -124,6 +124,7 @@ def scramble(key: jax.Array, settings: Rubik) -> jax.Array:
     numbers = jax.random.randint(key, (2 + 3 * depth,), 0, 2**30)
     held, first = jnp.asarray(cube.HELD)[numbers[0] % len(cube.HELD)], numbers[1]
     further, side, amount = numbers[2:].reshape(3, depth)
+    # Each axis is 1 or 2 further than the one before; a face is 3 * side + axis.
     axes = (first % 3 + jnp.cumsum(1 + further % 2)) % 3
     side, amount = side % sides, amount % amounts
     actions = (3 * side + axes) * amounts + amount

@@ -192,8 +192,8 @@ def step(
 
     buys = act == BUY
     score, is_full = purchase_score(state.goal, product, chosen, shop)
-    next_page = jnp.array(_NEXT_PAGE, jnp.int32)[act]
-    page = jnp.where((act == PREVIOUS) & is_detail, pages.ITEM, next_page)
+    next_page = jnp.array(_NEXT_PAGE, jnp.int32)
+    page = jnp.where((act == PREVIOUS) & is_detail, pages.ITEM, next_page[act])
     page = jnp.where(is_possible, page, state.page)
     success = buys & is_full
     paid = success.astype(jnp.float32) if settings.reward == "success" else score
