@@ -107,12 +107,10 @@ class Track:
     suspect_at: int = -1  # the last at which it was half-way to that
     first: tuple[float, ...] = ()  # the first START values
     calm_at: int = -1  # the last iteration at which its sums were 0; -1: not known
-    calm_before: int = (
-        -1
-    )  # `calm_at` when it was last suspect: the change came after it
+    calm_before: int = -1  # `calm_at` when it was last suspect: it changed later
 
     def has_halved(self, floor: float) -> bool:
-        """Whether it began well above `floor` and now stays below half its beginning."""
+        """Whether it began well above `floor` and now stays below half of that."""
         if len(self.first) < START or len(self.values) < START + RECENT:
             return False
         began = statistics.median(self.first)
@@ -248,7 +246,7 @@ def _reference(values: tuple[float, ...], signal: Signal) -> Reference:
 
 
 def _theil_sen(values: tuple[float, ...]) -> float:
-    """The median slope of all pairs, in the values' unit per step (Sen 1968, JASA 63)."""
+    """The median slope of all pairs, in values per step (Sen 1968, JASA 63)."""
     return statistics.median(
         (values[j] - values[i]) / (j - i)
         for i in range(len(values))

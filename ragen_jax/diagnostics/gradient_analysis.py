@@ -160,7 +160,7 @@ def _at_iteration(plan: UpdatePlan, iteration: int) -> UpdatePlan:
 
 
 def _with_regularizer(plan: UpdatePlan, name: str) -> UpdatePlan:
-    """The plan with every regularizer's coefficient at 0, but that of component `name`."""
+    """The plan with every regularizer's coefficient at 0 but that of `name`."""
     loss = plan.settings.loss
     off = {}
     if name != "entropy":

@@ -174,8 +174,9 @@ def gram_overlap(
     `distinct` is distinct-n of Li et al. 2016, arXiv:1510.03055, over the whole batch.
     `within` and `across` are n-gram precisions against all other episodes at once, as
     in Self-BLEU (Zhu et al. 2018, arXiv:1802.01886), but of one n, without clipping of
-    counts or brevity penalty: one sort instead of a comparison of every pair. In the
-    order of (hash, group, episode) equal n-grams stand together, as do those of a group.
+    counts or brevity penalty: one sort instead of a comparison of every pair.
+    Sorted by hash, group and episode, equal n-grams stand together, and within them
+    those of one group.
 
     Args:
       rows, episodes: the record.
