@@ -57,7 +57,7 @@ def _verdict(claim: Claim, quantity: Interval) -> str:
 
 
 def _side(claim: Claim, low: float, high: float) -> int:
-    """1: the interval is on the claimed side of the margin; -1: on the other; else 0."""
+    """1: the interval is on the claimed side of the margin; -1: on the other; or 0."""
     low, high = low - claim.margin, high - claim.margin
     if claim.relation == "less":
         low, high = -high, -low
