@@ -18,10 +18,10 @@ from ragen_jax.envs.sokoban.generator import MOVES
 from ragen_jax.warm_start import drawings
 from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
-# Regret is in actions lost beside the best choice. Its maximum, which a choice has that
-# makes the room unsolvable:
+# Regret is the number of actions lost beside the best choice. Its maximum, for a choice
+# that makes the room unsolvable:
 _MOST_LOST = 10
-# That of an action that moves nothing: itself, and those of the walk that rely on it.
+# For an action that moves nothing: itself, and actions of the walk that rely on it.
 _LOST_IN_VAIN = 4
 _NEVER = 8 * distances.UNSOLVABLE  # The cost of a choice that does not exist.
 
@@ -31,12 +31,15 @@ def with_best_actions(
 ) -> Batch:
     """Rows whose walks are to imitate the best actions; sets `imitated` and `regret`.
 
-    Among equally good actions one is drawn. Nothing is imitated at actions from which
-    the target cannot be reached any more, at the names of box and target in a room with
-    two that no pair of them solves, and in a reply after it claims an impossible step.
+    Among equally good actions one is drawn. Nothing is imitated
+    * at an action, if no action leads to the target any more;
+    * at the names of box and target, in a room with two of each, if no pairing of them
+      solves it;
+    * in the rest of a reply that claims an impossible step.
+
     `regret` is the number of actions that a choice loses beside the best, 10 at most.
-    An action that moves nothing loses 4; one loses 10 after which the target cannot be
-    reached, or that runs into another box.
+    It is 4 for an action that moves nothing, and 10 for one that makes the target
+    unreachable or runs into another box.
 
     Args:
       key: consumed.
@@ -159,7 +162,7 @@ def name_regret(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
       rows, then each of 10 columns, at the tokens where a reply names the row and the
       column of its box and target. NO_CHOICE for rows and columns that no box or target
       is in, and at all other tokens.
-      bool[T], those tokens in rooms that no pair of box and target solves.
+      bool[T], those tokens in rooms that no pairing of boxes and targets solves.
     """
     given = seen.board, seen.player, seen.box, seen.target
     tables, is_vain = jax.vmap(_one_board)(*given)
@@ -174,7 +177,7 @@ def name_regret(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
 def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
     """int32[4, 20], regret of naming the box's row and column, then the target's.
 
-    And bool[], whether no pair of box and target solves a room with two of both.
+    And bool[], whether no pairing of boxes and targets solves a room with two of each.
 
     Args:
       board: int32[10, 10], indices into MEANINGS.

@@ -62,13 +62,14 @@ def look_around(
         pushed = jnp.full_like(place, -1)
         if names_box:
             is_named = (nth == 2) & is_box[which, place[:, 0], place[:, 1]]
+            # A reply's index at the name of its box; elsewhere out of bounds: dropped.
             its = jnp.where(is_named, which, drawings.REPLIES)
             is_box = is_box.at[its, place[:, 0], place[:, 1]].set(False, mode="drop")
             named = jnp.full((drawings.REPLIES, 2), -1).at[its].set(place, mode="drop")
             pushed = drawings.walked(nth, place, named[which])[1]
 
-        told, is_told = _told_place(tokens, is_place, words)
-        cells = place[told][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
+        labelled, is_told = _labelled_place(tokens, is_place, words)
+        cells = place[labelled][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
         cells = jnp.clip(cells, 0, board.shape[1] - 1)
         at = which[:, None], cells[..., 0], cells[..., 1]
         is_pushed = (cells == pushed[:, None]).all(-1)
@@ -78,16 +79,18 @@ def look_around(
     return jax.vmap(one_row)(tokens, is_reply)
 
 
-def _told_place(tokens, is_place, words: drawings.Words) -> tuple[jax.Array, jax.Array]:
+def _labelled_place(
+    tokens, is_place, words: drawings.Words
+) -> tuple[jax.Array, jax.Array]:
     """int32[T], index of the last token of each label's place; bool[T], has a label."""
     position = jnp.arange(tokens.shape[0])
     is_behind = drawings.before(is_place)
     is_first = is_place & (drawings.before(drawings.before(tokens)) == words.at)
     first = drawings.latest(is_first, position)
     is_colon = is_behind & (tokens == words.colon)
-    told = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
+    labelled = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
     is_told = is_place | is_colon | (is_behind & (tokens == words.comma))
-    return told, is_told
+    return labelled, is_told
 
 
 def with_random_places(key: jax.Array, batch: Batch, words: drawings.Words) -> Batch:
