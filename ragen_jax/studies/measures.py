@@ -138,7 +138,7 @@ def _collapsed(run: RunRecord) -> float:
 
 
 def onset(run: RunRecord, name: str) -> float:
-    """The first iteration at which a smoothed series is below half of its earlier peak.
+    """The first iteration after its peak at which a smoothed series is below half of it.
 
     NaN if it never falls so far. The iteration is the last one of the running mean.
     """
