@@ -138,9 +138,9 @@ def _collapsed(run: RunRecord) -> float:
 
 
 def onset(run: RunRecord, name: str) -> float:
-    """The first iteration after its peak at which a smoothed series is below half of it.
+    """The first iteration after its peak at which a smoothed series is below half.
 
-    NaN if it never falls so far. The iteration is the last one of the running mean.
+    NaN if it never falls to half of the peak. The iteration is the mean's last one.
     """
     iterations, values = run.series(name)
     if not len(values):

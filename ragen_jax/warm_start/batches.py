@@ -32,8 +32,7 @@ class Batch(NamedTuple):
     opening_length: jax.Array | None = None
     # bool[R, T], where random places are named; see `walls.with_random_places`.
     is_named: jax.Array | None = None
-    # With `relabel`: int32[R, T], what replies imitate in place of `tokens`; -1:
-    # nothing.
+    # With `relabel`: int32[R, T], what replies imitate, not `tokens`; -1: nothing.
     imitated: jax.Array | None = None
     # And float32[R, T, 24], how many actions each of `drawings.Words.choices` loses
     # beside the best; NO_CHOICE where it cannot be chosen.

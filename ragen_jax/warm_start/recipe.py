@@ -142,7 +142,7 @@ UNMET = {
     "tiny_rooms": tuple(f" ({n}" for n in range(5, 10))
     + tuple(f", {n})" for n in range(5, 10)),
 }
-# What stands on every line of a page, one token each wherever it stands.
+# By model, what stands on every line of a page: one token each, within words too.
 MARKS = {
     "tiny": (),
     "tiny_symbols": (),

@@ -205,8 +205,8 @@ def _token_weights(stage, tokenizer):
 def _changed_draws(draws: list, shares: list, words, stage) -> tuple[list, list]:
     """(draws, shares) with what a stage changes in its rows.
 
-    All draws are relabelled if `relabel` is set. With `random_places` = p, a second set
-    of draws names places at random, and is drawn with probability p.
+    Batches are relabelled if `relabel` is set. With `random_places` = p, a share p of
+    them names places at random instead.
     """
 
     def each(change):
