@@ -1,4 +1,7 @@
-"""Agreement of thoughts with answers: whether a thought names what is then done."""
+"""Agreement of thoughts with answers: whether a thought names the action then taken.
+
+A health metric of every batch (monitor.py) and of launch/diagnose.py.
+"""
 
 from collections.abc import Sequence
 
@@ -14,21 +17,21 @@ from ragen_jax.trajectory import Episodes, Rows
 def thought_agreement(
     readers: Sequence[Reader], rows: Rows, episodes: Episodes
 ) -> float:
-    """Share of thoughts that name the first action of the answer behind them.
+    """Share of thoughts that name the first action of the answer after them.
 
-    Counted over the valid replies with a thought that is not blank; NaN where there is
-    none. A name is found in any case, anywhere in the thought: a thought that lists all
-    actions agrees with each of them, so the level means little and its fall much.
+    Counted over the valid replies whose thought is not blank; NaN if there is none. The
+    name may stand anywhere in the thought, in upper or lower case. A thought that lists
+    all actions agrees with each of them, so the level means little, but a fall does.
 
     Args:
-      readers: of each environment's texts.
+      readers: one per environment, which decode its tokens.
       rows, episodes: host arrays; `rows.episode` counts from 0.
     """
     row_of = transcripts.rows_of_turns(rows)
-    turn = np.arange(episodes.is_valid.shape[1])
-    counted = episodes.is_valid & (turn[None] < episodes.turns[:, None])
+    turns = np.arange(episodes.is_valid.shape[1])
+    is_counted = episodes.is_valid & (turns[None] < episodes.turns[:, None])  # [B, K]
     named = []
-    for index, turn in np.argwhere(counted).tolist():
+    for index, turn in np.argwhere(is_counted).tolist():
         reader = readers[int(episodes.environment[index])]
         row = row_of[index, turn]
         tokens = rows.tokens[row][(rows.turn[row] == turn) & rows.is_reply[row]]

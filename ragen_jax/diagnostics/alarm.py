@@ -1,32 +1,33 @@
 """The Echo Trap alarm: an online change detector over a run's indicators.
 
 Each series has a direction in which it is unhealthy (Signal). A one-sided CUSUM (Page
-1954, Biometrika 41) adds up how far the series lies on that side of what its own recent
-past leads to expect, in robust standard deviations, and rings above a threshold:
+1954, Biometrika 41) adds up how far the series lies in that direction from what its own
+recent past predicts, in robust standard deviations, and rings above a threshold:
   z_t = sign * (x_t - expected_t) / spread
   S_t = max(0, S_{t-1} + clip(z_t, -CLIP, CLIP) - slack), at most twice the threshold
-Why so: training changes its series slowly all the time, so the reference is not the
-run's beginning but the last WINDOW values before the newest LAG, a median with the
-Theil-Sen slope where that slope already leads the unhealthy way: healthy drift is
-expected to go on, and what is faster counts. Outcomes (success, return) have no such
-excuse: their falling is never healthy. Medians ignore outliers in the reference, the
-clip those of now, and CUSUM is the quickest test at a given rate of false alarms for a
-lasting shift (Lorden 1971, Ann. Math. Stat. 42), where a threshold on single values
-waits for a large one. While a signal is in doubt its reference is held, or a slow
-collapse would become the new normal; after HOLD iterations it does.
+The reasons: training changes its series slowly all the time, so the reference is not
+the run's beginning but the WINDOW values before the newest LAG. It is their median,
+continued by their Theil-Sen slope if that points in the unhealthy direction: a steady
+drift is expected to go on, and only what is faster counts. Outcomes (success, return)
+get no slope: any fall of them is unhealthy. Medians ignore outliers in the reference,
+the clip bounds new ones. For a lasting shift CUSUM is the quickest test at a given rate
+of false alarms (Lorden 1971, Ann. Math. Stat. 42); a threshold on single values would
+wait for a large one. While a signal is in doubt its reference is held, so that a slow
+collapse does not become the new normal; after HOLD iterations the signal starts afresh.
 
-One signal alone is a reason to watch. A collapse is two things at once that the Echo
-Trap shows together: an outcome falls, and a sign that precedes it (RAGEN,
-arXiv:2504.20073, section 3: in-group std falls first, then the return, with spikes of
-the gradient) is at least half-way to ringing, or was lately.
+One ringing signal means WATCH. COLLAPSE needs two things that the Echo Trap shows
+together (RAGEN, arXiv:2504.20073, section 3: in-group std falls first, then the return,
+with spikes of the gradient): an outcome rings, and one of the other signals is at least
+half-way to ringing, or was within the last MEMORY iterations.
 
-A run that falls from its first iterations on leaves no past to compare with. So it is
-also a collapse where an outcome and the in-group spread have both been less than half
-of what they began with in each of RECENT iterations: a mean of them would be that by
-chance where a batch has few prompts, on each of which much or nothing is won.
+A run that falls from its first iterations on has no past to compare with. So it is also
+a COLLAPSE if an outcome and the in-group spread have both stayed below half of their
+initial values in each of the RECENT newest iterations. (Their mean would do so by
+chance when a batch has few prompts, each of which wins much or nothing.) A third kind,
+a decline of validation success, is in validation_decline.py.
 
-Host side, plain numbers: a frozen state, `update` gives the next one; `to_json` and
-`from_json` take it through checkpoints.
+Host side, plain numbers: the state is frozen, and `update` returns the next one;
+`to_json` and `from_json` carry it through checkpoints. health.py calls this.
 """
 
 import dataclasses
@@ -42,13 +43,13 @@ LEAST = 10  # values that a reference needs before its signal is looked at
 HOLD = 40  # iterations for which a reference is held at most
 CLIP = 4.0  # most that one iteration adds, in standard deviations
 MEMORY = 20  # iterations for which an early sign stays on record
-START, RECENT = 3, 5  # iterations: of the beginning, and of now where compared with it
+START, RECENT = 3, 5  # first and newest iterations, where these are compared
 SPREAD = "filter/reward_std"
 _MAD_TO_STD = 1.4826  # of a normal distribution
 _KEPT = WINDOW + LAG
 _LONGEST_DRIFT = 15.0  # iterations for which a drift is expected to go on
-_VALIDATION = "validation"  # its key beside those of the metrics, in JSON
-_SUSPECT = 1 / 2  # of the threshold: enough beside an outcome that rings
+_VALIDATION = "validation"  # the key of its record in JSON, beside the metrics'
+_SUSPECT = 1 / 2  # of the threshold: counts as a sign beside an outcome that rings
 
 HEALTHY, WATCH, COLLAPSE = "healthy", "watch", "collapse"
 
@@ -61,8 +62,8 @@ class Signal:
     sign: int  # +1: rising is unhealthy; -1: falling; 0: either
     floor: float  # least spread, in the metric's unit: smaller changes do not matter
     relative_floor: float = 0.0  # the same as a share of the reference's median
-    is_outcome: bool = False  # what a collapse costs, not what announces it
-    slack: float = 1.0  # standard deviations that drift is allowed each iteration
+    is_outcome: bool = False  # what a collapse costs, not an early sign of it
+    slack: float = 1.0  # standard deviations of each iteration that do not count
     threshold: float = 15.0  # standard deviations summed up
 
 
@@ -82,31 +83,31 @@ SIGNALS = (
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What the values of a window lead to expect."""
+    """The prediction from the values of a window."""
 
     median: float  # in the metric's unit
     spread: float  # robust standard deviation about the line; 0: too few values yet
-    slope: float  # Theil-Sen, a iteration
+    slope: float  # Theil-Sen, per iteration
     distance: float  # iterations from the window's middle to the value looked at
 
     def z(self, value: float, sign: int) -> float:
-        """Deviations on the side of `sign` beyond what its drift leads to."""
+        """Standard deviations of `value` in the direction `sign`, beyond the drift."""
         drift = max(0.0, sign * self.slope) * min(self.distance, _LONGEST_DRIFT)
         return (sign * (value - self.median) - drift) / self.spread
 
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """What is known of one signal."""
+    """The history of one signal."""
 
     values: tuple[float, ...] = ()  # the last WINDOW + LAG, the newest last
     sums: tuple[float, float] = (0.0, 0.0)  # CUSUM upward and downward
     held: "Reference | None" = None  # kept while in doubt
     rang_at: int = -1  # the last iteration at which it rang; -1: never
-    suspect_at: int = -1  # the last at which it was half-way there
+    suspect_at: int = -1  # the last at which it was half-way to that
     first: tuple[float, ...] = ()  # the first START values
     calm_at: int = -1  # the last iteration at which its sums were 0; -1: not known
-    calm_before: int = -1  # the same before it was last suspect: nothing told by then
+    calm_before: int = -1  # `calm_at` when it was last suspect: it changed later
 
     def has_halved(self, floor: float) -> bool:
         """Whether it began well above `floor` and now stays below half of that."""
@@ -116,7 +117,7 @@ class Track:
         return began > 2 * floor and max(self.values[-RECENT:]) < began / 2
 
     def is_on_record(self, iteration: int) -> bool:
-        """Whether it was suspect no longer ago than a sign is remembered."""
+        """Whether it was suspect within the last MEMORY iterations."""
         return self.suspect_at >= 0 and iteration - self.suspect_at <= MEMORY
 
 
@@ -128,10 +129,10 @@ class AlarmState:
     validation: validation_decline.Record = validation_decline.Record()
 
     def calm_before_signs(self, iteration: int) -> int | None:
-        """The last iteration before the first sign that is still on record.
+        """The last iteration before the first sign on record began; None without one.
 
-        A sign is seen late, when its deviations have added up: it began where its sum
-        last left 0 (Page's estimate of the change). None without a sign.
+        A sign is only seen when enough deviations have added up. It began when its sum
+        last left 0 (Page's estimate of the change point).
         """
         began = [
             track.calm_before
@@ -148,7 +149,7 @@ class Verdict:
     level: str  # HEALTHY, WATCH or COLLAPSE
     ringing: tuple[str, ...]  # metrics whose signal rings now
     sentence: str  # for a person; "" when healthy
-    healthy_until: int = 0  # the iteration that is known to be; 0: none is
+    healthy_until: int = 0  # last iteration known to be healthy; 0: not known
 
 
 def update(
@@ -157,12 +158,12 @@ def update(
     metrics: Mapping[str, float | None],
     signals: tuple[Signal, ...] = SIGNALS,
 ) -> tuple[AlarmState, Verdict]:
-    """Takes one iteration's metrics in; gives the next state and a verdict.
+    """Takes in one iteration's metrics; returns the next state and a verdict.
 
     Args:
       state: after the iteration before; `AlarmState()` at first.
       iteration: finished iterations, rising from call to call.
-      metrics: by name. What is absent, None or not finite leaves its signal as it is.
+      metrics: by name. A signal whose metric is absent, None or not finite is kept.
       signals: which series, and what is unhealthy about each.
     """
     tracks = dict(state.tracks)
@@ -201,7 +202,7 @@ def _follow(
     held = reference if in_doubt else None
     calm_before = track.calm_at if is_suspect else track.calm_before
     if held and held.distance > HOLD + LAG + WINDOW / 2:
-        # The new normal, which no collapse began with.
+        # These values are the new normal; no collapse began with them.
         held, up, down, calm_before = None, 0.0, 0.0, -1
     return (
         Track(
@@ -225,10 +226,10 @@ def _add(total: float, z: float, signal: Signal) -> float:
 
 
 def _reference(values: tuple[float, ...], signal: Signal) -> Reference:
-    """What the values before the newest LAG lead to expect of the next one.
+    """The reference from the values before the newest LAG.
 
-    The spread is the MAD about the line, scaled to a normal standard deviation, and no
-    smaller than the signal's floors.
+    The spread is the MAD about the line, scaled to the standard deviation of a normal
+    distribution, and no smaller than the signal's floors.
     """
     past = values[:-LAG]
     distance = (len(past) - 1) / 2 + LAG + 1
@@ -237,15 +238,15 @@ def _reference(values: tuple[float, ...], signal: Signal) -> Reference:
     median = statistics.median(past)
     slope = 0.0 if signal.is_outcome else _theil_sen(past)
     middle = (len(past) - 1) / 2
-    rests = [x - slope * (i - middle) for i, x in enumerate(past)]
-    center = statistics.median(rests)
-    mad = _MAD_TO_STD * statistics.median(abs(x - center) for x in rests)
+    residuals = [x - slope * (i - middle) for i, x in enumerate(past)]
+    center = statistics.median(residuals)
+    mad = _MAD_TO_STD * statistics.median(abs(x - center) for x in residuals)
     floor = max(signal.floor, signal.relative_floor * abs(median))
     return Reference(center, max(mad, floor), slope, distance)
 
 
 def _theil_sen(values: tuple[float, ...]) -> float:
-    """The median slope of all pairs, in the values' unit a step (Sen 1968, JASA 63)."""
+    """The median slope of all pairs, in values per step (Sen 1968, JASA 63)."""
     return statistics.median(
         (values[j] - values[i]) / (j - i)
         for i in range(len(values))
@@ -254,6 +255,7 @@ def _theil_sen(values: tuple[float, ...]) -> float:
 
 
 def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
+    """The verdict by the state after `iteration`, of signals that ring in it."""
     by_name = dict(state.tracks)
     outcomes = [s.metric for s in ringing if s.is_outcome]
     recent = [
@@ -299,7 +301,7 @@ def _listed(names) -> str:
 
 
 def to_json(state: AlarmState) -> dict[str, Any]:
-    """The state as JSON can hold it."""
+    """The state, ready for JSON."""
     tracks = {name: dataclasses.asdict(track) for name, track in state.tracks}
     return tracks | {_VALIDATION: dataclasses.asdict(state.validation)}
 
@@ -327,7 +329,7 @@ def from_json(saved: Mapping[str, Any] | None) -> AlarmState:
 
 
 def replay(records) -> list[Verdict]:
-    """The verdicts of a whole run's records (of metrics.jsonl), one each."""
+    """The verdicts on a whole run, one for each of its records in metrics.jsonl."""
     state, verdicts = AlarmState(), []
     for record in records:
         state, verdict = update(state, int(record["iteration"]), record)

@@ -24,13 +24,13 @@ from ragen_jax.utils.finite import finite
 
 FILE = "episodes.jsonl.gz"
 MOST_EPISODES = 2000
-PHASES = ("train", "before", "after")  # while training, and test levels around it
+PHASES = ("train", "before", "after")  # training; test before and after it
 _DIGITS = 3  # of log-probabilities and the like
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenNumbers:
-    """What is known of each token of some rows. Host arrays."""
+    """Advantages and values of the tokens of some rows. Host arrays."""
 
     rows: Rows  # R rows, in any order
     advantages: np.ndarray  # float32[R, T]
@@ -66,16 +66,16 @@ def describe(
     first_level: int = 0,
     numbers: TokenNumbers | None = None,
 ) -> list[dict[str, Any]]:
-    """The chosen episodes as JSON can hold them.
+    """The chosen episodes, ready for JSON.
 
     Args:
-      readers: of each environment's texts.
+      readers: one per environment, which decode its tokens.
       labels: the environments' names.
       rows, episodes: host arrays; `rows.episode` counts from 0 here.
       chosen: indices into the episodes.
       iteration: finished iterations; 0 is before training.
       phase: one of PHASES.
-      first_level: what is added to `episodes.group`, where levels come in batches.
+      first_level: added to `episodes.group` where levels are played in batches.
       numbers: advantages and values of the rows that were learned from.
     """
     found = []
@@ -173,7 +173,7 @@ def append(workdir: str | Path, episodes: Sequence[Mapping[str, Any]]) -> None:
     path = Path(workdir) / FILE
     before, sound = _read(path)
     with path.open("ab") as file:
-        file.truncate(sound)  # Behind a write that was cut short nothing is found.
+        file.truncate(sound)  # A reader stops at a write that was cut short.
         file.write(_packed(episodes))
     everything = [*before, *episodes]
     if len(everything) > MOST_EPISODES:
@@ -181,7 +181,7 @@ def append(workdir: str | Path, episodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without every second of the iterations that were recorded while training."""
+    """The episodes without those of every second recorded iteration of training."""
     trained = [e["iteration"] for e in episodes if e["phase"] == "train"]
     dropped = set(sorted(set(trained))[1::2])
     return [
@@ -190,7 +190,7 @@ def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def trim(workdir: str | Path, iteration: int) -> None:
-    """Drops what is later than `iteration`, which a resumed run records again."""
+    """Drops episodes later than `iteration`, which a resumed run records again."""
     _keep(workdir, lambda episode: episode["iteration"] <= iteration)
 
 
@@ -215,7 +215,7 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(episodes, bytes of the file that hold them); a write cut short holds none."""
+    """(episodes, length in bytes of the file up to a write that was cut short)."""
     if not path.exists():
         return [], 0
     data, found = path.read_bytes(), []

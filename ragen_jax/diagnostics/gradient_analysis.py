@@ -3,12 +3,12 @@
 RAGEN-2 (arXiv:2604.06268) sorts groups by their in-group reward std into buckets and
 compares, in each, the gradient of the task (the clipped policy loss) with those of the
 regularizers (entropy and KL): where spread is small the task's signal is small, and the
-regularizers' is not. No optimizer is touched, and no state changes.
+regularizers' is not. No optimizer runs, and no state changes. For launch/diagnose.py.
 
 A bucket is cut at random into minibatches of the update's size; norms are means over
-them, as in RAGEN's code. Each minibatch's gradient is divided by what it really counts
-(tokens or rows, by `loss.aggregation`), where RAGEN divides by the full size and so
-makes small buckets look quiet.
+them, as in RAGEN's code. Each minibatch's gradient is divided by the number of its real
+tokens or rows (by `loss.aggregation`); RAGEN divides by the full size, so that small
+buckets seem to have small gradients.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ QUANTILES = 6
 
 
 class Bucket(NamedTuple):
-    """Groups of like spread."""
+    """Prompt groups of similar in-group std of the return."""
 
     name: str
-    groups: np.ndarray  # int[n]
+    groups: np.ndarray  # int[n], their indices, 0 .. P - 1
 
 
 @struct.dataclass
@@ -52,7 +52,7 @@ class ComponentGradients:
     """Of one minibatch, in the order of COMPONENTS."""
 
     norm: jax.Array  # float32[3], global norm of the gradient of the mean loss
-    loss: jax.Array  # float32[3], that mean, with its coefficient
+    loss: jax.Array  # float32[3], that mean loss, times its coefficient
     tokens: jax.Array  # float32[], reply tokens counted
 
 
@@ -99,9 +99,9 @@ def make_gradients(
 
     Args:
       plan: of the update.
-      iteration: finished iterations, by which coefficients may have moved.
+      iteration: finished iterations, at which scheduled coefficients are taken.
     """
-    plan = _steady(plan, iteration)
+    plan = _at_iteration(plan, iteration)
     chosen = plan.settings.loss
     # A KL term within the reward is part of the task's advantages.
     is_on = (True, chosen.entropy > 0, chosen.kl > 0 and chosen.kl_in == "loss")
@@ -147,8 +147,8 @@ def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
     return optax.tree.norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
 
 
-def _steady(plan: UpdatePlan, iteration: int) -> UpdatePlan:
-    """The plan with the coefficients that it has after so many iterations, constant."""
+def _at_iteration(plan: UpdatePlan, iteration: int) -> UpdatePlan:
+    """The plan with its scheduled coefficients fixed at their values there."""
     now = functools.partial(over_the_run, plan.settings, iteration=jnp.int32(iteration))
     loss = plan.settings.loss
     entropy, kl = now(loss.entropy, loss.entropy_end), now(loss.kl, loss.kl_end)
@@ -159,8 +159,8 @@ def _steady(plan: UpdatePlan, iteration: int) -> UpdatePlan:
     return dataclasses.replace(plan, settings=settings)
 
 
-def _alone(plan: UpdatePlan, name: str) -> UpdatePlan:
-    """The plan with the coefficients of all regularizers but one component's at 0."""
+def _with_regularizer(plan: UpdatePlan, name: str) -> UpdatePlan:
+    """The plan with every regularizer's coefficient at 0 but that of `name`."""
     loss = plan.settings.loss
     off = {}
     if name != "entropy":
@@ -173,16 +173,16 @@ def _alone(plan: UpdatePlan, name: str) -> UpdatePlan:
 
 
 def _loss(plan: UpdatePlan, frozen, name: str, actor, piece: Batch):
-    """(sum of one component's loss, its Mean), each with its coefficient.
+    """(sum of one component's loss, its Mean), each times its coefficient.
 
-    The update's own loss with the other components at 0: without advantages there is
-    no task, whatever the estimator and the clipping.
+    The update's own loss with the other components at 0. Advantages of 0 remove the
+    task, whatever the estimator and the clipping.
     """
     if name != "task":
         piece = piece.replace(advantages=jnp.zeros_like(piece.advantages))
     remat = plan.settings.model.remat
     total, (count, _) = actor_loss(
-        _alone(plan, name),
+        _with_regularizer(plan, name),
         frozen,
         actor,
         prefix_states(plan, plan.assemble(actor, frozen), remat=remat),
@@ -207,9 +207,9 @@ def analyze(
 ) -> dict[str, float]:
     """Norms, losses and counts of every bucket and of "all", by name.
 
-    `BUCKET/COMPONENT` is the mean norm over minibatches; `per_sample` and `per_token`
-    divide each by the minibatch's own rows and reply tokens, where RAGEN divides the
-    mean by those of the whole bucket, so that large buckets look quiet.
+    `BUCKET/COMPONENT` is the mean norm over minibatches. `per_sample` and `per_token`
+    divide each norm by the rows or reply tokens of its own minibatch; RAGEN divides the
+    mean by those of the whole bucket, so that large buckets seem to have small norms.
 
     Args:
       plan: of the update; its minibatch and microbatch are used.
@@ -217,13 +217,13 @@ def analyze(
       actor, frozen: the trained tree and what it is assembled with.
       scored: from `scored_batch.make_scoring` with `keep_all`.
       group_of_episode: int[B].
-      buckets: groups of like spread; empty ones get a count of 0 and no norms.
+      buckets: groups of similar spread; empty ones get a count of 0 and no norms.
     """
     weight, episode, spread = jax.device_get(
         (scored.batch.weight, scored.kept.rows.episode, scored.spread)
     )
-    own = np.maximum(episode.max(axis=1), 0)
-    group = np.where(weight > 0, group_of_episode[own], -1)
+    episode_of_row = np.maximum(episode.max(axis=1), 0)  # Padding tokens have -1.
+    group = np.where(weight > 0, group_of_episode[episode_of_row], -1)
     every = Bucket("all", np.arange(len(spread)))
     values: dict[str, float] = {}
     for bucket in (every, *buckets):
@@ -251,8 +251,8 @@ def _bucket_norms(
     """Means over the minibatches of the given rows."""
     size = plan.settings.optimizer.minibatch
     sums: dict[str, float] = {}
-    cuts = minibatches_of(rows, size)
-    for own in cuts:
+    minibatches = minibatches_of(rows, size)
+    for own in minibatches:
         found = jax.device_get(gradients(actor, frozen, minibatch_of(batch, own, size)))
         for index, name in enumerate(COMPONENTS):
             norm, loss = float(found.norm[index]), float(found.loss[index])
@@ -264,13 +264,13 @@ def _bucket_norms(
             }
             for key, value in new.items():
                 sums[key] = sums.get(key, 0.0) + value
-    return {key: value / len(cuts) for key, value in sums.items()}
+    return {key: value / len(minibatches) for key, value in sums.items()}
 
 
 def minibatches_of(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """The rows cut into minibatches in random order, the same one each time.
+    """The rows cut into minibatches in random order, the same one in each call.
 
-    As the update mixes them. Scored rows stand longest first: in their own order each
+    The update shuffles rows too. Scored rows stand longest first: unshuffled, each
     minibatch would hold rows of one length, which may have won or lost together, and
     its gradient would be larger than any that the update sees.
 

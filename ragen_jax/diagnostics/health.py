@@ -1,7 +1,7 @@
 """Decisions on a run's health: the alarm, and RAGEN's early stops.
 
-`observe` is pure: a state and an iteration's metrics in, the next state and a Decision
-out, which the trainer carries out. The state goes through checkpoints as JSON.
+`observe` is pure: it maps a state and an iteration's metrics to the next state and a
+Decision, which the trainer carries out. Checkpoints hold the state as JSON.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ class StopCounts:
     """What the early stops have counted."""
 
     baseline: tuple[float, ...] = ()  # in-group std of the first iterations
-    low_spread: int = 0  # iterations running
-    low_validation: int = 0  # validations running
-    empty: int = 0  # iterations running
+    low_spread: int = 0  # iterations in a row
+    low_validation: int = 0  # validations in a row
+    empty: int = 0  # iterations in a row whose filter kept no group
     skipped: float = 0.0  # `update/skipped_empty` of the iteration before
 
 
@@ -46,11 +46,11 @@ class HealthState:
 
     alarm: AlarmState = AlarmState()
     stops: StopCounts = StopCounts()
-    # Last iteration before a signal that rings or lately rang; at a collapse, before
-    # the first sign of it.
+    # Last iteration with no signal that rang within MEMORY iterations; at a collapse,
+    # the last one before its first sign, if that is earlier.
     healthy_until: int = 0
     rollbacks: int = 0
-    warned: bool = False  # of the collapse that is under way
+    warned: bool = False  # of the present collapse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Decision:
     action: str  # CONTINUE, WARN, STOP or ROLLBACK
     sentence: str  # why, for a person; "" to CONTINUE
     verdict: Verdict
-    # ROLLBACK: the latest checkpoint that is no later is the one to return to.
+    # ROLLBACK returns to the latest checkpoint that is no later than this.
     healthy_until: int = 0
 
     def metrics(self) -> dict[str, float]:
@@ -75,7 +75,7 @@ def observe(
     metrics: Mapping[str, float | None],
     asked: HealthSettings,
 ) -> tuple[HealthState, Decision]:
-    """Takes one iteration's metrics in; gives the next state and what to do.
+    """Takes in one iteration's metrics; returns the next state and what to do.
 
     Args:
       state: after the iteration before; `HealthState()` at first.
@@ -89,7 +89,7 @@ def observe(
     healthy_until = verdict.healthy_until or state.healthy_until
     is_known = verdict.healthy_until > 0
     if not is_known and not any(iteration - at <= MEMORY for at in rang):
-        # A collapse that no signal announced began when the run did.
+        # A collapse without a signal is a fall since the beginning of the run.
         healthy_until = START if verdict.level == COLLAPSE else iteration
     began = watched.calm_before_signs(iteration)
     if not is_known and verdict.level == COLLAPSE and began is not None:
@@ -130,7 +130,7 @@ def _react(state: HealthState, verdict: Verdict, on_collapse: str) -> tuple[str,
 
 
 def with_rollbacks(state: HealthState, rollbacks: int) -> HealthState:
-    """The state of a checkpoint, in a run that has rolled back so many times."""
+    """A checkpoint's state, in a run that has rolled back `rollbacks` times."""
     return dataclasses.replace(state, rollbacks=rollbacks, warned=False)
 
 
@@ -144,22 +144,21 @@ def without_validations(state: HealthState) -> HealthState:
 
 
 def remedied(settings: Any, rollbacks: int) -> Any:
-    """The Settings that a run continues with after so many rollbacks.
+    """The Settings that a run continues with after `rollbacks` rollbacks.
 
-    Each halves what `health.remedy` names: the share of prompts that the filter keeps,
-    where it keeps a share and fewer are left to keep, or else the actor's learning
-    rate; one that changed neither would play the same collapse again. Resuming calls
-    this too.
+    Each rollback halves the share of prompts that the filter keeps, if `health.remedy`
+    is "filter" and the filter can keep fewer; otherwise the actor's learning rate. With
+    neither changed the run would repeat the same collapse. Resuming calls this too.
 
     Args:
-      settings: `ragen_jax.settings.Settings`, as the run began.
+      settings: `ragen_jax.settings.Settings` at the beginning of the run.
       rollbacks: 0 leaves the settings as they are.
     """
     for _ in range(rollbacks):
         tighter = _tighter(settings)
         if settings.health.remedy == "filter" and _keeps_fewer(settings, tighter):
-            # Fewer groups make fewer updates: schedules that are over those of a whole
-            # run would stand at their end at once, with rates of 0.
+            # Fewer groups make fewer updates. The length of schedules stays that of the
+            # run as it was: a shorter one would be over at once, with rates of 0.
             total = settings.optimizer.schedule_updates
             total = total or schedules.updates_expected(settings)
             changes = dict(schedule_updates=total)
@@ -172,7 +171,7 @@ def remedied(settings: Any, rollbacks: int) -> Any:
 
 
 def _tighter(settings: Any) -> Any:
-    """The filter with half its share, but two members of a group at least."""
+    """The filter with half its share; within a group, of at least two members."""
     chosen, least = settings.filter, 0.0
     if chosen.strategy == "within_group":
         least = 2 / settings.rollout.group_size
@@ -185,7 +184,7 @@ def _tighter(settings: Any) -> Any:
 
 
 def _keeps_fewer(settings: Any, tighter: Any) -> bool:
-    """Whether the tighter filter keeps fewer; taken for granted where scores decide."""
+    """Whether the tighter filter keeps fewer; assumed if that depends on scores."""
     chosen = settings.filter
     if chosen.strategy in ("top_fraction", "within_group"):
         after = dataclasses.replace(settings, filter=tighter)
@@ -194,10 +193,10 @@ def _keeps_fewer(settings: Any, tighter: Any) -> bool:
 
 
 def remedy_sentence(settings: Any, step: int) -> str:
-    """What another rollback, to iteration `step`, changes, in words.
+    """What one more rollback, to iteration `step`, changes, in words.
 
     Args:
-      settings: in force now, earlier rollbacks' remedies among them.
+      settings: in force now, with the remedies of earlier rollbacks.
       step: of the checkpoint; 0 for the beginning.
     """
     changed = remedied(settings, 1)
@@ -215,7 +214,7 @@ def remedy_sentence(settings: Any, step: int) -> str:
 def _count_stops(
     counts: StopCounts, metrics: Mapping[str, float | None], rules: EarlyStops
 ) -> tuple[StopCounts, str]:
-    """The next counts, and why the run has to stop; "" where it need not."""
+    """The next counts, and why the run has to stop; "" if it need not."""
     skipped = metrics.get("update/skipped_empty") or 0.0
     is_empty = skipped > counts.skipped
     spread = metrics.get("filter/reward_std")
@@ -260,7 +259,7 @@ def _reason(counts: StopCounts, rules: EarlyStops) -> str:
 
 
 def to_json(state: HealthState) -> dict[str, Any]:
-    """The state as JSON can hold it."""
+    """The state, ready for JSON."""
     return {
         "alarm": alarm.to_json(state.alarm),
         "stops": dataclasses.asdict(state.stops),

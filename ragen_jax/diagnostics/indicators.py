@@ -1,9 +1,10 @@
 """Indicators of collapse, computed on device from the record of a batch.
 
-The five of RAGEN (arXiv:2504.20073, section 3) are in `learning/summary.py`; here is
-what they do not see: groups without spread, thoughts that repeat one another, and first
-actions that no longer differ. Texts are compared as tokens, by 64-bit hashes: equal
-texts are always found, unequal ones taken for equal once in about 10^19 pairs.
+The five of RAGEN (arXiv:2504.20073, section 3) are in `learning/summary.py`. Here are
+those for what these miss: groups without spread, thoughts that repeat one another, and
+first actions that no longer differ. Texts are compared as tokens, by 64-bit hashes:
+equal texts always match, unequal ones by mistake in one of about 10^19 pairs. Called by
+monitor.py for every batch, before the filter.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,13 @@ from ragen_jax.trajectory import Episodes, Rows
 
 DISTINCT_GRAM = 2  # Li et al. 2016, arXiv:1510.03055: distinct-2
 OVERLAP_GRAM = 4  # as the longest n-gram of BLEU
-
-ZERO_SPREAD = 1e-6  # reward; a lower std is rounding
-_SEEDS = (0x9E3779B9, 0x85EBCA6B)  # of the two halves of a hash
+ZERO_SPREAD = 1e-6  # units of reward; a lower std is a rounding error
+_SEEDS = (0x9E3779B9, 0x85EBCA6B)  # of the two 32-bit halves of a hash
 
 
 @struct.dataclass
 class Repetition:
-    """How often the same text comes back among N texts."""
+    """How often texts repeat among N texts."""
 
     distinct: jax.Array  # float32[], distinct texts / texts; 0 without any
     top_share: jax.Array  # float32[], share of the most frequent one; 0 without any
@@ -36,11 +36,11 @@ class Repetition:
 
 @struct.dataclass
 class GramOverlap:
-    """How far n-grams repeat one another; each 0 where there is no n-gram."""
+    """How far n-grams repeat, as shares of all n-grams; 0 if there is none."""
 
-    distinct: jax.Array  # float32[], distinct n-grams / n-grams
-    within: jax.Array  # float32[], also in another episode of the same group
-    across: jax.Array  # float32[], also in an episode of another group
+    distinct: jax.Array  # float32[], distinct n-grams
+    within: jax.Array  # float32[], those that another episode of the group has too
+    across: jax.Array  # float32[], those that an episode of another group has too
 
 
 def indicators(
@@ -57,9 +57,9 @@ def indicators(
     Args:
       rows: all rows of the episodes, before any filter.
       episodes: the B episodes.
-      tables: of each environment's replies.
-      actions: how many each environment has names for; 0 where answers are free text,
-        whose first actions are not counted; static.
+      tables: of the reply parser, one per environment.
+      actions: number of named actions of each environment, 0 if its answers are free
+        text, whose first actions are not counted; static.
       groups: P; static.
       reply_tokens: most tokens of a reply; static.
     """
@@ -117,10 +117,10 @@ def reply_places(rows: Rows) -> jax.Array:
 
 
 def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
-    """bool[R, T], reply tokens before the one in which the answer's text begins.
+    """bool[R, T], the reply tokens before the first one of the answer's text.
 
-    These are the `thought_tokens` first ones of a reply: the thought and the tags that
-    close it, which are the same in every reply of the right form.
+    These are the first `thought_tokens` of each reply: the thought and the tags behind
+    it, which are the same in every well-formed reply.
     """
     episode, turn = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
     place = reply_places(rows)
@@ -130,14 +130,14 @@ def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
 def thought_hashes(
     rows: Rows, episodes: Episodes, is_thought: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(uint32[B * K, 2] hashes of each turn's thought, bool[B * K] there is one).
+    """(uint32[B * K, 2] hashes of each turn's thought, bool[B * K] whether it has one).
 
-    A hash is the sum over the thought's tokens of a mixture of token and place: it
-    depends on their order, and needs no order of summation.
+    A hash is the sum over a thought's tokens of `_mix(token, place)`, modulo 2^32: it
+    depends on the order of the tokens, but not on the order of summation.
     """
-    most = episodes.thought_tokens.shape[1]
+    turns = episodes.thought_tokens.shape[1]
     place = jnp.maximum(reply_places(rows), 0)
-    owner = jnp.maximum(rows.episode, 0) * most + jnp.maximum(rows.turn, 0)
+    owner = jnp.maximum(rows.episode, 0) * turns + jnp.maximum(rows.turn, 0)
     owner = jnp.where(is_thought, owner, 0).reshape(-1)
     count = episodes.thought_tokens.size
     halves = []
@@ -169,21 +169,23 @@ def repetition_of(hashes: jax.Array, is_counted: jax.Array) -> Repetition:
 def gram_overlap(
     rows: Rows, episodes: Episodes, is_counted: jax.Array, length: int
 ) -> GramOverlap:
-    """Distinct n-grams, and how many of them other episodes have too.
+    """Shares of n-grams that are distinct, and that other episodes have too.
 
     `distinct` is distinct-n of Li et al. 2016, arXiv:1510.03055, over the whole batch.
     `within` and `across` are n-gram precisions against all other episodes at once, as
     in Self-BLEU (Zhu et al. 2018, arXiv:1802.01886), but of one n, without clipping of
     counts or brevity penalty: one sort instead of a comparison of every pair.
+    Sorted by hash, group and episode, equal n-grams stand together, and within them
+    those of one group.
 
     Args:
       rows, episodes: the record.
       is_counted: bool[R, T], the tokens whose n-grams count; a gap ends an n-gram.
       length: n; static.
     """
-    tokens, whole = rows.tokens, is_counted
+    tokens, is_whole = rows.tokens, is_counted  # Ends a whole n-gram.
     for step in range(1, length):
-        whole &= jnp.pad(is_counted[:, :-step], ((0, 0), (step, 0)))
+        is_whole &= jnp.pad(is_counted[:, :-step], ((0, 0), (step, 0)))
     halves = []
     for seed in _SEEDS:
         total = jnp.zeros(tokens.shape, jnp.uint32)
@@ -193,7 +195,7 @@ def gram_overlap(
         halves.append(total)
     episode = jnp.maximum(rows.episode, 0)
     group = episodes.group[episode]
-    keys = [x.reshape(-1) for x in (~whole, *halves, group, episode)]
+    keys = [x.reshape(-1) for x in (~is_whole, *halves, group, episode)]
     unused, first, second, group, episode = jax.lax.sort(tuple(keys), num_keys=5)
     is_real = ~unused
     begins = _differs(unused, first, second)
@@ -209,13 +211,13 @@ def gram_overlap(
 
 def _mix(token: jax.Array, place: jax.Array, seed: int) -> jax.Array:
     """uint32, a well-spread function of token and place."""
-    value = _scatter(
+    value = _avalanche(
         token.astype(jnp.uint32) * jnp.uint32(0xCC9E2D51) + jnp.uint32(seed)
     )
-    return _scatter(value ^ (place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F)))
+    return _avalanche(value ^ (place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F)))
 
 
-def _scatter(value: jax.Array) -> jax.Array:
+def _avalanche(value: jax.Array) -> jax.Array:
     """uint32, one to one: the finalizer of Murmur3."""
     value = (value ^ (value >> 16)) * jnp.uint32(0x85EBCA6B)
     value = (value ^ (value >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -232,7 +234,7 @@ def _differs(*sorted_keys: jax.Array) -> jax.Array:
 
 
 def _varies(values: jax.Array, begins: jax.Array) -> jax.Array:
-    """bool[N], whether the values of an entry's run are not all the same.
+    """bool[N], whether the run that an entry belongs to holds different values.
 
     Args:
       values: int32[N].
@@ -256,7 +258,7 @@ def first_actions(
 ) -> jax.Array:
     """int32[B], the first action of each episode's first reply; NO_ACTION for none.
 
-    The sampled tokens are read again by the automaton that read them while sampling.
+    The sampled tokens pass once more through the automaton that read them in sampling.
 
     Args: as for `indicators`.
     """
@@ -308,11 +310,11 @@ def first_action_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """Entropy of the first actions, nats: (of the batch, mean within a group).
 
-    The first is the entropy of the counted episodes' first actions taken together, a
-    reply without an action being one more outcome; of a mix the mean of each
-    environment's, whose actions are its own, weighted by its episodes. The second is
-    that of each group's alone, weighted likewise. Both lie within 0 and
-    log(actions + 1).
+    A reply without an action is one more outcome, so each entropy is between 0 and
+    log(actions + 1). That of the batch is taken over the first actions of all counted
+    episodes; environments have different actions, so for several it is the mean of
+    their entropies, weighted by episodes. That within a group is the mean over groups,
+    weighted likewise.
 
     Args:
       episodes: the B episodes.

@@ -1,4 +1,7 @@
-"""Measurements of a run's own health, and the few episodes that it records."""
+"""A run's health metrics, the few episodes that it records, and its rollbacks.
+
+Called by the trainer after each iteration, and around the final test.
+"""
 
 import dataclasses
 import functools
@@ -24,21 +27,21 @@ from ragen_jax.rollout.tasks import Task
 from ragen_jax.trajectory import Episodes, Rows
 from ragen_jax.utils.atomic_files import new_file
 
-ROLLBACKS = "rollbacks.json"  # in a workdir: what was returned from, and to
+ROLLBACKS = "rollbacks.json"  # in a workdir: from and to which iterations
 
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
     """The programs of a run's instruments; each compiles at its first call."""
 
-    measure: Callable[..., dict[str, jax.Array]]  # (rows, episodes, tables)
+    measure: Callable[..., dict[str, jax.Array]]  # of (rows, episodes, tables)
     score: Callable[..., scored_batch.ScoredBatch]  # see `make_scoring`
-    readers: tuple[Reader, ...]  # of each environment of a batch
-    labels: tuple[str, ...]
+    readers: tuple[Reader, ...]  # one per environment of a batch
+    labels: tuple[str, ...]  # names of these environments
 
 
 def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
-    """Compiles nothing yet.
+    """The monitor of a run. Compiles nothing yet.
 
     Args:
       run: `training.run.Run`.
@@ -63,7 +66,7 @@ def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
 
 
 def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
-    """What reads the records of each environment as text."""
+    """One reader per environment, which decodes its recorded tokens to text."""
     model = run.model
     return tuple(
         transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
@@ -72,17 +75,17 @@ def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
 
 
 def tables(run: Any) -> tuple:
-    """What `Monitor.measure` reads replies by, one table an environment."""
+    """The reply parser's tables, one per environment, for `Monitor.measure`."""
     return tuple(tokens.replies for tokens in run.tokens)
 
 
 def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
-    """The `health/` metrics of a batch; {} where the settings want none."""
+    """The `health/` metrics of a batch; {} if `health.indicators` is off."""
     if not run.settings.health.indicators:
         return {}
     found = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables(run)))
     values = {f"health/{name}": float(value) for name, value in found.items()}
-    if jax.process_count() == 1:  # Else none holds whole rows.
+    if jax.process_count() == 1:  # Of several processes none holds whole rows.
         record = jax.device_get((rollout.rows, rollout.episodes))
         agreement = thought_agreement(monitor.readers, *record)
         if not math.isnan(agreement):
@@ -99,10 +102,10 @@ def record(
     workdir: Path,
     iteration: int,
 ) -> None:
-    """Adds some of an iteration's episodes to the log, where they are due.
+    """Adds some of an iteration's episodes to the log, every `health.record_every`.
 
-    Values, and the advantages that rest on them, are those of the critic as it is now,
-    after the update. Several processes record nothing: none holds whole rows.
+    Values, and the advantages computed from them, come from the critic after the
+    update. A run of several processes records nothing, as none holds whole rows.
 
     Args:
       monitor, run: of the run.
@@ -116,10 +119,10 @@ def record(
     is_due = chosen.record_every > 0 and iteration % chosen.record_every == 0
     if not is_due or jax.process_count() > 1:
         return
-    # Filter and coefficients may move: as they were when these episodes were learned.
-    then = state.replace(iteration=state.iteration - 1)
+    # Filter and coefficients may follow schedules: those of this iteration's update.
+    as_trained = state.replace(iteration=state.iteration - 1)
     scored = monitor.score(
-        then, programs.frozen, programs.reference, rollout.rows, rollout.episodes
+        as_trained, programs.frozen, programs.reference, rollout.rows, rollout.episodes
     )
     rows, episodes, kept, batch = jax.device_get(
         (rollout.rows, rollout.episodes, scored.kept, scored.batch)
@@ -141,9 +144,10 @@ def record(
 
 
 def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
-    """(label, first, rows, episodes) -> None: records the first test episodes.
+    """An `on_batch` for `evaluator.evaluate` that records the first test episodes.
 
-    The same levels before and after training, for `evaluator.evaluate`'s `on_batch`.
+    It takes (label, first level, rows, episodes). Before and after training these are
+    episodes of the same levels.
 
     Args:
       run: with `evaluated` environments.
@@ -180,11 +184,11 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
 
 
 def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
-    """What a run returned from, and to, in order; [] of one that never did.
+    """The rollbacks of a run, in order; [] if it never rolled back.
 
     Raises:
-      UserError: if the file is damaged. It counts what has changed the settings, so
-        that nothing can be taken for granted in its place.
+      UserError: if the file is damaged. The settings to continue with follow from the
+        number of rollbacks, so none may be assumed instead.
     """
     path = workdir / ROLLBACKS
     if not path.exists():
@@ -210,7 +214,10 @@ def _is_rollback(entry: Any) -> bool:
 
 
 def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -> None:
-    """Adds one; written before the later checkpoints are deleted, so none is lost."""
+    """Adds a rollback from iteration `at` to `to`.
+
+    To be called before the later checkpoints are deleted, so that none goes unrecorded.
+    """
     new = {"from": at, "to": to, "why": sentence, "remedy": remedy}
     found = [*read_rollbacks(workdir), new]
     path = workdir / ROLLBACKS
@@ -219,12 +226,12 @@ def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -
 
 
 def check_remedy(workdir: Path, settings: Any) -> None:
-    """Raises UserError if the run has rolled back with another remedy than it now has.
+    """Raises UserError if the run rolled back under another `health.remedy` than now.
 
     Resuming finds its settings by applying the remedy once for each rollback.
     """
     now = settings.health.remedy
-    # One that was noted by an earlier version does not say which it was.
+    # Earlier versions did not record the remedy; it is taken to be today's.
     was = {one.get("remedy", now) for one in read_rollbacks(workdir)} - {now}
     if was:
         raise UserError(
@@ -234,7 +241,7 @@ def check_remedy(workdir: Path, settings: Any) -> None:
 
 
 def remedied_run(run: Any, rollbacks: int) -> Any:
-    """The run with the settings to continue with after so many rollbacks."""
+    """`run` with the settings that it continues with after that many rollbacks."""
     if not rollbacks:
         return run
     settings = health.remedied(run.settings, rollbacks)

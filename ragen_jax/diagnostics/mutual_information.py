@@ -33,30 +33,30 @@ from ragen_jax.models.parameters import Parameters
 STD_EPSILON = 1e-3  # nats, added to the std of the marginals in the z-score
 EMA_DECAY = 0.9  # of that std from one measurement to the next
 RETRIEVAL = (1, 2, 4, 8)  # k of the retrieval accuracies
-_MOST_LOGITS = 2**24  # float32 that exist at a time
-_MOST_SCORES = 2**24  # of attention
+# Most float32 numbers that exist at a time: logits, and scores of attention.
+_MOST_LOGITS = _MOST_SCORES = 2**24
 
 
 @struct.dataclass
 class Pairs:
-    """N thoughts and M prompts, of which each thought's own is one."""
+    """N thoughts and M prompts; each thought's own prompt is one of them."""
 
-    prompts: jax.Array  # int32[M, Tp], filled from 0
+    prompts: jax.Array  # int32[M, Tp], right-padded
     prompt_lengths: jax.Array  # int32[M], at least 1
-    thoughts: jax.Array  # int32[N, Tz], filled from 0
+    thoughts: jax.Array  # int32[N, Tz], right-padded
     thought_lengths: jax.Array  # int32[N], at least 1
     own: jax.Array  # int32[N], column of each thought's own prompt
-    is_same: jax.Array  # bool[N, M], that prompt, or one equal to it token for token
+    is_same: jax.Array  # bool[N, M], equal to the own prompt token for token
 
 
 @struct.dataclass
 class Information:
-    """Of one normalization; nats a thought or nats a token."""
+    """Estimates under one normalization, in nats per thought or nats per token."""
 
     mutual: jax.Array  # float32[], I(X; Z)
     conditional_entropy: jax.Array  # float32[], H(Z | X)
     entropy: jax.Array  # float32[], H(Z)
-    bound: jax.Array  # float32[], the largest I(X; Z) that M unequal prompts can show
+    bound: jax.Array  # float32[], the largest estimate that M prompts allow
     marginal_std: jax.Array  # float32[], population std of the marginals
     zscore: jax.Array  # float32[], mean((matched - marginal) / (std + 1e-3))
 
@@ -65,8 +65,8 @@ class Information:
 class Retrieval:
     """How often a thought's own prompt is among the k that explain it best."""
 
-    accuracy: jax.Array  # float32[k of RETRIEVAL]
-    chance: jax.Array  # float32[k of RETRIEVAL], of a guess; exact for unequal prompts
+    accuracy: jax.Array  # float32[len(RETRIEVAL)]
+    chance: jax.Array  # likewise, of a random guess; exact if all prompts differ
 
 
 # Scores ------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def score_pairs(
 ) -> jax.Array:
     """float32[N, M], nats, S_ij: each thought's log-probability after each prompt.
 
-    A prompt's keys and values are computed once and serve all N thoughts: M * Tp +
+    The keys and values of a prompt are computed once for all N thoughts: M * Tp +
     N * M * Tz tokens pass through the layers instead of N * M * (Tp + Tz).
 
     Args:
@@ -96,8 +96,8 @@ def score_pairs(
         prompt, length = prompt_and_length
         prefix, last = _read_prompt(parameters, prompt, length, config, dtype)
         count, width = pairs.thoughts.shape
-        most = config.heads * width * (prompt.shape[0] + width)
-        rows = max(1, min(count, _MOST_SCORES // most))
+        scores_of_row = config.heads * width * (prompt.shape[0] + width)
+        rows = max(1, min(count, _MOST_SCORES // scores_of_row))
 
         def row(tokens):
             hidden = _after_prompt(
@@ -134,7 +134,7 @@ def _read_prompt(parameters, prompt, length, config: ModelConfig, dtype):
 
 
 def _after_prompt(parameters, tokens, prefix, length, config: ModelConfig, dtype):
-    """float[1, Tz, D], hidden states of a thought's tokens behind a prompt."""
+    """float[1, Tz, D], hidden states of a thought's tokens given the prompt's cache."""
     positions = length + jnp.arange(tokens.shape[1])[None]
 
     def layer(x, weights_and_prefix):
@@ -152,17 +152,23 @@ def _final_norm(parameters, x, config: ModelConfig):
 
 
 def _attend(query, key, value, prefix_key, prefix_value, length) -> jax.Array:
-    """float[1, T, H, d]: each token sees the prompt and its thought up to it."""
+    """float[1, T, H, d]: each token sees the prompt and its thought so far.
+
+    Args:
+      query, key, value: float[1, T, H or G, d], of the thought.
+      prefix_key, prefix_value: float[1, Tp, G, d], of the prompt, right-padded.
+      length: int32[], of the prompt.
+    """
     rows, count, heads, dim = query.shape
-    ahead = prefix_key.shape[1]
+    width = prefix_key.shape[1]
     key = jnp.concatenate([prefix_key, key], axis=1)
     value = jnp.concatenate([prefix_value, value], axis=1)
     grouped = query.reshape(rows, count, key.shape[2], -1, dim)
     scores = jnp.einsum(
         "rtgnd,rsgd->rgnts", grouped, key, preferred_element_type=jnp.float32
     )
-    place = jnp.arange(ahead + count)
-    own = place[None] - ahead
+    place = jnp.arange(width + count)
+    own = place[None] - width  # Index within the thought; negative: in the prompt.
     is_seen = (place[None] < length) | (own >= 0) & (own <= jnp.arange(count)[:, None])
     scores = jnp.where(is_seen[None, None, None], scores * dim**-0.5, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
@@ -171,7 +177,14 @@ def _attend(query, key, value, prefix_key, prefix_value, length) -> jax.Array:
 
 
 def _logprobs(parameters, before, tokens, temperature: float) -> jax.Array:
-    """float32[N, Tz], nats, of tokens that float[N, Tz, D] hidden states precede."""
+    """float32[N, Tz], nats: log-probabilities of tokens.
+
+    Args:
+      parameters: of the policy.
+      before: float[N, Tz, D], the hidden state before each token.
+      tokens: int32[N, Tz].
+      temperature: of sampling.
+    """
 
     def one(hidden_and_token):
         hidden, token = hidden_and_token
@@ -230,10 +243,10 @@ def _information(matched, marginal, bound) -> Information:
 
 
 def retrieval(scores: jax.Array, pairs: Pairs) -> Retrieval:
-    """Whether the prompts of the highest scores hold the thought's own.
+    """How often the k highest-scored prompts of a thought include its own.
 
-    A prompt equal to the own one counts as it. k is at most M. Dividing a row by its
-    thought's length changes no ranking, so one matrix serves all normalizations.
+    A prompt equal to its own counts too. k is at most M. Dividing a row by the length
+    of its thought changes no ranking, so one matrix serves all normalizations.
 
     Args: as for `estimate`.
     """
@@ -250,8 +263,10 @@ def retrieval(scores: jax.Array, pairs: Pairs) -> Retrieval:
 
 @dataclasses.dataclass(frozen=True)
 class SmoothedStd:
-    """The marginals' stds over measurements, by sample and normalization: a z-score's
-    divisor that one odd batch does not move. Frozen; goes into checkpoints as JSON."""
+    """Moving averages of the stds of marginals, by sample and normalization.
+
+    The divisor of a z-score that one odd batch hardly moves. Frozen.
+    """
 
     values: tuple[tuple[str, float], ...] = ()  # nats, sorted by name
 
@@ -290,10 +305,11 @@ def report(
 
 def cost(pairs: Pairs) -> dict[str, int]:
     """Tokens that pass through the layers: here, and if every pair were a row."""
-    (prompts, prompt), (thoughts, thought) = pairs.prompts.shape, pairs.thoughts.shape
+    prompts, prompt_width = pairs.prompts.shape
+    thoughts, thought_width = pairs.thoughts.shape
     return {
-        "tokens": prompts * prompt + thoughts * prompts * thought,
-        "tokens_by_pair": thoughts * prompts * (prompt + thought),
+        "tokens": prompts * prompt_width + thoughts * prompts * thought_width,
+        "tokens_by_pair": thoughts * prompts * (prompt_width + thought_width),
     }
 
 

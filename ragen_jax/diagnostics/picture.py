@@ -1,4 +1,4 @@
-"""A picture of what the alarm watched in a run, and what it said when.
+"""A plot of series that the alarm watches, shaded where it said "watch" or "collapse".
 
   python -m ragen_jax.diagnostics.picture runs/bandit/metrics.jsonl bandit.png
 
@@ -42,8 +42,8 @@ def draw(records: Sequence[Mapping[str, Any]], path: str | Path) -> list[dict]:
     """Writes the picture and returns what the alarm said: first, last, level, why.
 
     Args:
-      records: of metrics.jsonl, of iterations that trained.
-      path: of the picture, in a folder that exists; its ending is its format.
+      records: of metrics.jsonl, iterations that trained alone.
+      path: of the picture, in a folder that exists; the suffix is the format.
     """
     path = Path(path)
     verdicts = alarm.replay(records)
@@ -70,7 +70,11 @@ def draw(records: Sequence[Mapping[str, Any]], path: str | Path) -> list[dict]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command line's: a metrics.jsonl, and where the picture goes."""
+    """Draws a picture.
+
+    Args:
+      arguments: of the command line: a metrics.jsonl, and the picture to write.
+    """
     if len(arguments) != 2 or not Path(arguments[0]).is_file():
         raise UserError(
             "give the path of a run's metrics.jsonl, then that of the picture to write"

@@ -1,4 +1,7 @@
-"""A record as the update sees it: old values, advantages, returns, and no update."""
+"""Scores a record as the update does (old values, advantages), without an update.
+
+For recorded episodes (monitor.py) and the gradient analysis of launch/diagnose.py.
+"""
 
 import dataclasses
 import functools
@@ -17,7 +20,7 @@ from ragen_jax.trajectory import Episodes, Rows
 
 @struct.dataclass
 class Trained:
-    """What is read of a `TrainState`, which would do as well."""
+    """The fields of a `TrainState` that scoring reads; a whole one does as well."""
 
     actor: Any  # the trainable trees; the actor's is read with sampler_correction alone
     critic: Any  # {} without one
@@ -26,7 +29,7 @@ class Trained:
 
 @struct.dataclass
 class ScoredBatch:
-    """C rows with what their losses read, and where they come from."""
+    """C rows with the inputs of their losses, and the decisions of the filter."""
 
     kept: KeptRows  # the rows as recorded, longest first, padding rows last
     batch: Batch  # of the same rows
@@ -60,7 +63,7 @@ def _score(
     rows: Rows,
     episodes: Episodes,
 ) -> ScoredBatch:
-    """`starpo.score`, and what the run's own filter says of the same record."""
+    """`starpo.score` by the plan `scoring`; what the filter of `plan` keeps."""
     record = starpo.score(scoring, state, frozen, reference, rows, episodes)
     by_run = uncertainty_filter(plan.settings, rows, episodes, state.iteration)
     return ScoredBatch(record.kept, record.batch, by_run.keep, by_run.std)

@@ -1,8 +1,9 @@
 """Samples of thoughts and prompts for mutual information, drawn on the host.
 
-As RAGEN-2's code (arXiv:2604.06268) samples: first turns, whose columns are the
-groups among them, and turns of whole trajectories, each its own column. Columns may
-hold equal prompts.
+Each sample is a set of thoughts (rows) and prompts (columns) for `score_pairs`. Two
+kinds, as in RAGEN-2's code (arXiv:2604.06268): first turns, with one column per group;
+and turns from anywhere in the trajectories, with one column per draw. Columns may hold
+equal prompts. Called by launch/diagnose.py.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from ragen_jax.errors import UserError
 from ragen_jax.text.reply_automaton import END_THINK
 from ragen_jax.trajectory import Rows
 
-_PROMPT_STEP, _THOUGHT_STEP = 64, 16  # lengths are rounded up: few programs to compile
+# Tokens. Widths are rounded up to a multiple, so that few programs are compiled.
+_PROMPT_STEP, _THOUGHT_STEP = 64, 16
 
 
 class NoThoughtError(UserError):
@@ -30,15 +32,15 @@ class Turns:
     row: np.ndarray  # int64[n]
     episode: np.ndarray  # int64[n]
     turn: np.ndarray  # int64[n], 0-based
-    start: np.ndarray  # int64[n], place of the reply's first token: the prompt's length
-    thought: np.ndarray  # int64[n], tokens of the thought; 0 where no tag closes one
+    start: np.ndarray  # int64[n], index of the reply's first token = prompt length
+    thought: np.ndarray  # int64[n], its length in tokens; 0 without a closing tag
 
 
 def find_turns(rows: Rows, token_bytes: Sequence[bytes]) -> Turns:
     """The turns of a record, with their thoughts' lengths.
 
-    A thought is the tokens that lie before `</think>` as a whole: where a token holds
-    the tag's beginning and other text, that text is not counted.
+    A thought is the tokens that end before `</think>` begins: a token that holds both
+    the last text of the thought and the beginning of the tag is not counted.
 
     Args:
       rows: host arrays, of episodes that begin replies with a thought.
@@ -47,10 +49,10 @@ def find_turns(rows: Rows, token_bytes: Sequence[bytes]) -> Turns:
     is_reply = np.asarray(rows.is_reply)
     begins = is_reply & ~np.pad(is_reply[:, :-1], ((0, 0), (1, 0)))
     row, start = np.nonzero(begins)
-    ends = np.pad(is_reply, ((0, 0), (0, 1)))
+    padded = np.pad(is_reply, ((0, 0), (0, 1)))  # Every reply has a False behind it.
     thought = []
     for index, first in zip(row, start, strict=True):
-        end = first + int(np.argmin(ends[index, first:]))
+        end = first + int(np.argmin(padded[index, first:]))
         thought.append(_thought_length(rows.tokens[index, first:end], token_bytes))
     episode, turn = rows.episode[row, start], rows.turn[row, start]
     found = Turns(row, episode, turn, start, np.array(thought, np.int64))
@@ -59,6 +61,7 @@ def find_turns(rows: Rows, token_bytes: Sequence[bytes]) -> Turns:
 
 
 def _thought_length(tokens: np.ndarray, token_bytes: Sequence[bytes]) -> int:
+    """How many tokens of one reply end before the closing tag; 0 without one."""
     pieces = [token_bytes[t] if t < len(token_bytes) else b"" for t in tokens.tolist()]
     at = b"".join(pieces).find(END_THINK)
     if at < 0:
@@ -75,7 +78,7 @@ def sample_first_turns(
     Args:
       rows: host arrays.
       turns: of `rows`.
-      group: int[B], of each episode; its members share the first prompt.
+      group: int[B], of each episode; members of a group share the first prompt.
       samples: how many thoughts at most; 0: all.
       seed: of the draw.
 
@@ -124,7 +127,14 @@ def _check_any(chosen: np.ndarray, what: str) -> None:
 
 
 def _pairs(rows: Rows, turns: Turns, chosen, columns, own) -> Pairs:
-    """Thoughts of the chosen turns against the prompts of the columns' turns."""
+    """Thoughts of the chosen turns against the prompts of the columns' turns.
+
+    Args:
+      rows, turns: the record.
+      chosen: int64[N], indices into `turns`.
+      columns: int64[M], likewise.
+      own: int64[N], the column of each thought's own prompt.
+    """
     prompts = [rows.tokens[turns.row[i], : turns.start[i]] for i in columns]
     thoughts = []
     for i in chosen:
@@ -133,17 +143,17 @@ def _pairs(rows: Rows, turns: Turns, chosen, columns, own) -> Pairs:
     texts = [prompt.tobytes() for prompt in prompts]
     is_same = [[text == texts[column] for text in texts] for column in own]
     return Pairs(
-        prompts=_filled(prompts, _PROMPT_STEP),
+        prompts=_padded(prompts, _PROMPT_STEP),
         prompt_lengths=np.array([len(x) for x in prompts], np.int32),
-        thoughts=_filled(thoughts, _THOUGHT_STEP),
+        thoughts=_padded(thoughts, _THOUGHT_STEP),
         thought_lengths=np.array([len(x) for x in thoughts], np.int32),
         own=np.asarray(own, np.int32).reshape(-1),
         is_same=np.array(is_same, bool),
     )
 
 
-def _filled(sequences: Sequence[np.ndarray], step: int) -> np.ndarray:
-    """int32[n, width], each from 0, the width a multiple of `step`."""
+def _padded(sequences: Sequence[np.ndarray], step: int) -> np.ndarray:
+    """int32[n, width], right-padded with 0 to a multiple of `step`."""
     width = -(-max(map(len, sequences)) // step) * step
     table = np.zeros((len(sequences), width), np.int32)
     for row, sequence in zip(table, sequences, strict=True):

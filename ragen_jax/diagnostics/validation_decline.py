@@ -1,11 +1,11 @@
 """Whether success on validation levels has fallen from its best.
 
-Training can go on succeeding where its levels return, while the policy unlearns to read
-new ones: then the series of training say nothing (docs/echo_trap.md). So a decline is
-also where validation success lies, TIMES validations running, below its best by more
-than MARGIN and by more than ERRORS standard errors of the difference. Validations play
-the same levels, so that the true error is smaller; the best of many is too high by
-chance, which the three errors and the second look are for.
+Training success can stay high on levels that recur while the policy gets worse on new
+ones; the series of training then show nothing (docs/echo_trap.md). So the alarm also
+watches validation: success has declined if it lies, TIMES validations in a row, below
+its best by more than MARGIN and by more than ERRORS standard errors of the difference.
+All validations play the same levels, so the true error is smaller; but the best of many
+validations is too high by chance, hence three errors and a second validation.
 """
 
 import dataclasses
@@ -16,27 +16,27 @@ SUCCESS = "validation/success"
 ERROR = "validation/success_standard_error"
 MARGIN = 0.1  # of success: a smaller fall does not matter
 ERRORS = 3.0  # standard errors of the difference from the best
-TIMES = 2  # validations running
+TIMES = 2  # validations in a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
     """What is remembered of a run's validations."""
 
-    best: float = -1.0  # success; below 0: not validated yet
+    best: float = -1.0  # highest success; below 0: not validated yet
     best_error: float = 0.0  # its standard error
     best_at: int = 0  # iteration
     last: float = -1.0  # success of the newest validation
-    low: int = 0  # validations running that lay below the best by too much
+    low: int = 0  # validations in a row that lay too far below the best
 
     @property
     def is_decline(self) -> bool:
-        """Whether the newest validations lay too low often enough."""
+        """Whether success has declined, by the rule above."""
         return self.low >= TIMES
 
     @property
     def sentence(self) -> str:
-        """What has fallen, from when on."""
+        """The decline, for a person."""
         return (
             f"{SUCCESS} fell from {self.best:.1%} (iteration {self.best_at}) to"
             f" {self.last:.1%}, whatever training shows"
@@ -46,7 +46,7 @@ class Record:
 def update(
     record: Record, iteration: int, metrics: Mapping[str, float | None]
 ) -> Record:
-    """The next record; the same one where nothing was validated.
+    """The next record; the same one in an iteration without validation.
 
     Args:
       record: after the iteration before; `Record()` at first.

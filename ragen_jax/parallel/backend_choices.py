@@ -1,9 +1,9 @@
 """All choices that depend on the backend, each with its reason.
 
-Facts about devices come from `backend.py`. The evidence for a choice: "compiled" was
-read off the program that XLA compiles for an H100; "simulated" was counted by the
-rollout's rules with random reply lengths (mean 50, 150 and 400 tokens, 128 slots, 5
-turns); "measured" was timed.
+Facts about devices come from `backend.py`. The evidence for each choice is given in
+brackets: "compiled" was read off the program that XLA compiles for an H100; "simulated"
+was counted by the rollout's scheduling rules with random reply lengths (mean 50, 150
+and 400 tokens, 128 slots, 5 turns); "measured" was timed.
 """
 
 import dataclasses
@@ -16,50 +16,53 @@ from ragen_jax.parallel import backend
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Defaults of one kind of backend, where the settings leave a choice open."""
+    """The choices for one kind of backend; some are defaults that settings override."""
 
-    # Of the transformers: CPUs emulate bfloat16 (measured: a tenth of the speed in
-    # products with one row).
+    # The dtype of the transformers: CPUs emulate bfloat16 (measured: a tenth of the
+    # speed in products with one row).
     compute_dtype: str
-    # Attention of whole rows, one row after the other: a CPU's cache holds the scores
+    # Whether attention over whole rows loops over rows: a CPU's cache holds the scores
     # of one row's block (measured: 5 times faster, forward and backward).
     has_row_loop: bool
-    # Episodes of a training batch that are decoded at a time; 0: all. On a CPU a step's
-    # cost grows with the slots, and with a slot for each episode three quarters of them
-    # wait or are idle: 128 episodes of FrozenLake took 8.6 s of one core with 128
-    # slots, 4.9 with 64, 4.0 with 32 and 3.5 with 16, and 3.5 with 32 and chunks of 4
-    # (measured, medians of three). A GPU's step costs the same for few and many.
+    # Slots: episodes of a training batch that are decoded at a time; 0: all. On a CPU
+    # the cost of a step grows with the slots, and with a slot for each episode three
+    # quarters of them would wait or idle: 128 episodes of FrozenLake took 8.6 s of one
+    # core with 128 slots, 4.9 with 64, 4.0 with 32 and 3.5 with 16, and 3.5 with 32 and
+    # chunks of 4 (measured, medians of three). A GPU's step costs the same for few and
+    # many.
     slots: int
-    # Decode steps between two evaluations of the loop's condition. One costs a GPU some
-    # 0.03 ms; a step costs 1 ms, in which slots that have finished a reply are wasted.
+    # Decode steps between two evaluations of the loop's condition. An evaluation costs
+    # a GPU some 0.03 ms; a step costs 1 ms, wasted on slots that have finished a reply.
     decode_chunk: int
-    # Lengths of the cache that decoding is compiled for. On a CPU reading a shorter one
-    # is cheaper. A GPU writes the slice out before it reads it: three quarters of the
-    # cache cost 1.6 times as much as all of it (compiled).
+    # Number of KV-cache lengths that decoding is compiled for. On a CPU it is cheaper
+    # to read a shorter one. A GPU first copies the slice: three quarters of the cache
+    # cost 1.6 times as much as all of it (compiled).
     buckets: int
-    # W = slots / extend_share. On a GPU a decode step costs the same however many slots
-    # wait, so waiting is expensive; on a CPU each message has its cost (measured).
-    # Simulated: W of an eighth, chunks of 4 and `counts_busy` together take 13 %, 18 %
-    # and 37 % off the time of a rollout against a quarter, 8 and no count.
+    # W = slots / extend_share is the number of waiting slots that get their
+    # environment's feedback in one step. On a GPU a decode step costs the same however
+    # many slots wait, so waiting is expensive; on a CPU each message costs time
+    # (measured). Simulated: W of an eighth, chunks of 4 and `counts_busy` together take
+    # 13 %, 18 % and 37 % off the time of a rollout against a quarter, 8 and no count.
     extend_share: int
     # Whether an environment steps once 1 / extend_share of its busy slots wait; if not,
     # only when W wait, so that near the end all wait for the slowest.
     counts_busy: bool
-    # GAE by a loop over tokens. A GPU launches four kernels a token, 10,503 for rows of
-    # 2,624, some 16 ms, and 9 with all tokens at once (compiled). On a CPU the loop
-    # keeps the order of sums, and so the numbers of earlier runs.
+    # Whether GAE loops over tokens. For the loop a GPU launches four kernels a token,
+    # 10,503 for rows of 2,624, some 16 ms; with all tokens at once 9 (compiled). On a
+    # CPU the loop keeps the order of sums, and so the numbers of earlier runs.
     has_token_loop: bool
     # Whether every program, evaluations included, compiles before the first episodes
     # are sampled. For a GPU XLA times kernels on the card itself: beside other work it
-    # would time them wrongly, and take memory that no plan counts. On a CPU the update
-    # compiles while the first episodes are sampled and evaluations when they first
-    # come: ahead, they took the cores from the sampling, 30.6 and 38.4 s instead of
-    # 28.3 and 26.3 until the first iteration was over (measured).
+    # would time them wrongly, and take memory that the memory plan does not count. On a
+    # CPU the update compiles while the first episodes are sampled, and evaluations when
+    # first called. Compiled ahead, they took cores from the sampling: the first
+    # iteration was over after 30.6 and 38.4 s instead of 28.3 and 26.3 (measured).
     compiles_all_first: bool
-    # Whether sampling reads a large vocabulary's logits once instead of twice. For 128
-    # slots of Qwen2.5's that and their product move 435 MB instead of 515, in two
-    # kernels less (compiled). A CPU then takes exponentials one by one: 1.4 ms instead
-    # of 0.4 to 0.8 (measured, 8 slots of SmolLM2's).
+    # Whether sampling reads a large vocabulary's logits once instead of twice. With 128
+    # slots and Qwen2.5's vocabulary, sampling and the product that makes the logits
+    # then move 435 MB instead of 515, in two kernels less (compiled). A CPU would take
+    # the exponentials one by one: 1.4 ms instead of 0.4 to 0.8 (measured, 8 slots,
+    # SmolLM2's vocabulary).
     sums_blocks_at_once: bool
     # Lengths of rows and caches are a multiple of this many tokens, so that every row
     # of the cache is aligned for 16-byte loads.
@@ -93,26 +96,27 @@ _ACCELERATOR = Choices(
     row_multiple=64,
 )
 
-# What a CUDA graph of the rollout may hold. XLA's own list, and loops besides: then the
-# whole rollout is one graph, and the host never looks at a predicate (compiled).
+# The commands that a CUDA graph of the rollout may hold: XLA's own list, and loops, so
+# that the whole rollout is one graph, and the host evaluates no loop condition
+# (compiled).
 GRAPH_COMMANDS = (
     "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
 )
 
 
 def choices() -> Choices:
-    """Those of the backend that programs are compiled for."""
+    """The choices for the backend that programs are compiled for."""
     return _CPU if backend.name() == "cpu" else _ACCELERATOR
 
 
 def row_length(needed: int) -> int:
-    """The length in tokens of rows that hold `needed`."""
+    """`needed` tokens rounded up to a multiple of `row_multiple`."""
     multiple = choices().row_multiple
     return -(-needed // multiple) * multiple
 
 
 def has_cudnn_attention(dtype, head_dim: int) -> bool:
-    """Whether cuDNN has a kernel for these heads here; without one JAX would raise."""
+    """Whether cuDNN has an attention kernel for these heads on this device."""
     if dtype not in (jnp.bfloat16, jnp.float16) or head_dim % 8 or head_dim > 128:
         return False
     capability = backend.cuda_capability()
@@ -122,10 +126,10 @@ def has_cudnn_attention(dtype, head_dim: int) -> bool:
 def decode_attention(wanted: str, dtype, head_dim: int) -> str:
     """The kernel of decode attention: "cudnn" or "xla".
 
-    cuDNN's reads no key behind a slot's length; plain operations read all of every
-    slot's cache, or of a bucket. Compiled for Qwen2.5-0.5B and 128 slots of 2,624
-    tokens, a decode step has 320 kernels and moves 2.6 GB besides the filled part of a
-    cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
+    cuDNN's kernel reads no key beyond a slot's length; plain operations read the whole
+    cache of every slot, or one bucket of it. Compiled for Qwen2.5-0.5B and 128 slots of
+    2,624 tokens, a decode step has 320 kernels and moves 2.6 GB plus the filled part of
+    a cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
 
     Args:
       wanted: rollout.decode_attention, "auto", "xla" or "cudnn".
@@ -143,10 +147,10 @@ def decode_attention(wanted: str, dtype, head_dim: int) -> str:
 def row_attention(wanted: str, dtype, head_dim: int) -> str:
     """The kernel of whole rows, in the update and of prompts: "cudnn", "xla" or "rows".
 
-    cuDNN's leaves no scores in memory. Plain operations, "xla", are there for a card or
-    a driver on which it fails: with replies of 150 tokens the update of Qwen2.5-0.5B
-    moves 5.6 TB an iteration instead of 1.5 (compiled). "rows" is one row after the
-    other, for CPUs.
+    cuDNN's kernel writes no scores to memory. Plain operations, "xla", are for a card
+    or a driver on which that fails: with replies of 150 tokens the update of
+    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 (compiled). "rows" is one row
+    after the other, for CPUs.
 
     Args:
       wanted: model.attention, "auto", "xla" or "cudnn".
@@ -176,8 +180,8 @@ def _takes_cudnn(setting: str, wanted: str, dtype, head_dim: int) -> bool:
 def check_cuda_graph(wanted: bool) -> None:
     """Raises SettingsError if `rollout.cuda_graph` is wanted and no GPU could have one.
 
-    To be called for settings that the user chooses now. Evaluation and diagnosis of a
-    run that a GPU trained with a graph need none.
+    Call it for settings that the user chooses now. A run that was trained with a graph
+    can be evaluated and diagnosed without a GPU.
     """
     if wanted and backend.cuda_capability() is None:
         raise SettingsError(

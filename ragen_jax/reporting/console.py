@@ -1,4 +1,4 @@
-"""The console lines of a run: pure functions to lines, and a writer of them.
+"""The console output of a run: pure functions that format lines, and their writer.
 
 Lines stay under 120 columns and align under `header`, which a long log repeats.
 """
@@ -37,7 +37,7 @@ _COLUMNS = (
     Column("rollout", "time/rollout_seconds", 7, ".1f"),
     Column("update", "time/update_seconds", 7, ".1f"),
 )
-_LEFT = 7  # columns of the time left
+_LEFT = 7  # width of the column "left", the time left
 
 
 def header(total: int) -> str:
@@ -75,16 +75,16 @@ def seconds_left(
     validations: Sequence[float] = (),
     validations_remaining: int = 0,
 ) -> float | None:
-    """Time for what remains, each part as long as the recent median of its kind.
+    """The time that remains, from the median of recent iterations and validations.
 
-    A median, for an iteration may compile, or meet a machine that is busy. Validation
-    is apart, for few iterations validate, and right after a resume it may be the first.
+    A median, as an iteration may compile, or the machine may be busy. Validations count
+    apart, as few iterations validate, and the first one after a resume may do so.
 
     Args:
       durations: seconds of each iteration so far, without its validation.
       remaining: iterations to go.
       validations: seconds of each validation so far.
-      validations_remaining: validations to go; they take no time while none is known.
+      validations_remaining: validations to go; they count 0 until one is timed.
     """
     if not durations:
         return None
@@ -179,17 +179,16 @@ class Console:
         self._is_terminal = stream.isatty()
         self._status = 0  # characters of the status now on the last line
         self._lines = 0  # iteration lines so far
-        self._said: set[str] = set()  # by `once`
+        self._said: set[str] = set()  # lines written by `once`
         self._notice: Callable[[], None] | None = None
-        self.is_gone = False  # whether it was left without a reader, within `outlived`
+        self.is_gone = False  # whether the stream lost its reader, within `outlived`
 
     @contextlib.contextmanager
     def outlived(self, notice: Callable[[], None]) -> Iterator[None]:
-        """Within it nothing fails for want of somebody who reads the stream.
+        """Within this context, a stream that nobody reads any more is no error.
 
-        That is a pipe whose other end is closed, as `tee` closes it at the Ctrl-C that
-        was meant for both, or a terminal that is gone. `notice` is called, and nothing
-        more is written.
+        The other end of a pipe may be closed, as when Ctrl-C also ends `tee`, or the
+        terminal may be gone. Then `notice` is called, and nothing more is written.
         """
         self._notice = notice
         if self.is_gone:
@@ -200,11 +199,11 @@ class Console:
             self._notice = None
 
     def line(self, text: str) -> None:
-        """Writes text and a line's end, over the status if there is one."""
+        """Writes a line, over the status if there is one."""
         self._write(self._wiped() + text + "\n")
 
     def once(self, text: str) -> None:
-        """Writes a line, unless it is empty or was written so before."""
+        """Writes a line, unless it is empty or this method wrote it before."""
         if text and text not in self._said:
             self._said.add(text)
             self.line(text)
@@ -239,6 +238,7 @@ class Console:
             self._notice()
 
     def _wiped(self) -> str:
+        """The characters that erase the status line; "" if there is none."""
         blank = "\r" + " " * self._status + "\r" if self._status else ""
         self._status = 0
         return blank
@@ -264,7 +264,7 @@ def _is_rate(name: str) -> bool:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Words in lines of at most `width`, a longer word on a line of its own."""
+    """Breaks text into lines of at most `width`; a longer word has its own line."""
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word

@@ -25,9 +25,10 @@ from ragen_jax.utils import atomic_files
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 PICTURE = "curves.png"
-_NO_RECORD = (ValueError, KeyError, TypeError, RecursionError)  # of a line
-_PICTURE_SECONDS = 30.0  # between two drawings, or more:
-_PICTURE_SHARE = 0.01  # of the run's time is what drawing may take
+# Raised for a line that is no record.
+_NO_RECORD = (ValueError, KeyError, TypeError, RecursionError)
+_PICTURE_SECONDS = 30.0  # least time between two drawings
+_PICTURE_SHARE = 0.01  # most of the run's time that drawing may take
 
 
 class Metric(NamedTuple):
@@ -148,7 +149,8 @@ EVALUATION: dict[str, Metric] = {
     "reply_tokens": Metric("tokens", "mean length of a reply"),
 }
 
-# Of several environments `validation/success` is the mean; each has its own by label.
+# With several environments, `validation/success` is their mean, and each also has its
+# own metrics, by its label.
 METRICS |= {
     f"{split}/{env}{suffix}": metric
     for split in ("validation", "test")
@@ -190,7 +192,7 @@ class MetricsWriter:
             checkpoint's when a run is resumed.
         """
         self._workdir, self._is_writer = Path(workdir), is_writer
-        # A resumed run may write the test's record of the iteration before.
+        # A resumed run may still write the test's record, of the iteration before.
         self._last = first_iteration - 1
         if not is_writer:
             return
@@ -284,7 +286,7 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     *lines, last = path.read_bytes().split(b"\n")
-    with contextlib.suppress(*_NO_RECORD):  # Whole but for its end, as editors save it.
+    with contextlib.suppress(*_NO_RECORD):  # A whole line without its line feed.
         _record(last)
         lines.append(last)
     records = []
@@ -300,7 +302,7 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """What a line holds; raises one of _NO_RECORD if that is no record."""
+    """The record in a line; raises one of _NO_RECORD if there is none."""
     record = json.loads(line)
     if not isinstance(record["iteration"], int):
         raise TypeError("an iteration is a whole number")
@@ -326,8 +328,8 @@ def trim(workdir: str | Path, iteration: int) -> None:
 def _open_events(folder: Path, first_iteration: int) -> EventsWriter:
     """A new events file, which hides what earlier ones hold from an iteration on.
 
-    Written to by the caller's own thread: tensorboardX's `SummaryWriter` has one for
-    it, which dies of a full disk, and whoever hands it an event then waits for ever.
+    It is written in the caller's thread. tensorboardX's `SummaryWriter` has a thread of
+    its own, which dies if the disk is full, and then `add` blocks for ever.
     """
     folder.mkdir(exist_ok=True)
     # The name's end keeps two processes that start within one second apart.
@@ -348,6 +350,6 @@ def _number(name: str, value: Any) -> int | float | None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """One system call where the disk allows it, so that no reader sees half a line."""
+    """Writes in one system call if possible, so that no reader sees half a line."""
     while data:
         data = data[os.write(descriptor, data) :]

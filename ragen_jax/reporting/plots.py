@@ -1,4 +1,4 @@
-"""The picture of a run: six small charts, raw values faint and smoothed ones bold."""
+"""Draws curves.png: six small charts of a run, raw values faint, smoothed ones bold."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ragen_jax.utils import atomic_files
 
-REACH = 5  # iterations on either side that a smoothed value is the mean of
+REACH = 5  # iterations on either side that are averaged into a smoothed value
 
 
 class Line(NamedTuple):
@@ -64,10 +64,10 @@ CHARTS = (
 
 
 def smooth(values: np.ndarray, reach: int) -> np.ndarray:
-    """Centred moving mean: it neither lags behind its values nor runs ahead.
+    """Centred moving mean, without lag.
 
     s_t = mean of x_(t-h) to x_(t+h), h = min(reach, t, n - 1 - t): near an end the
-    window narrows on both sides alike, so that a straight line stays as it is.
+    window narrows on both sides, so that a straight line is unchanged.
 
     Args:
       values: float64[n].
@@ -100,10 +100,10 @@ def draw(
     figure = Figure(figsize=(12, 6.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     last = max((record["iteration"] for record in records), default=0)
-    # A name need not be UTF-8, which is all that the figure takes.
+    # A folder's name need not be UTF-8, but the figure's text must be.
     shown = title.encode(errors="replace").decode()
     text = f"{shown}, iteration {last}"
-    # A folder may be called anything: what stands between $ is no formula.
+    # A name with $ is no formula.
     figure.suptitle(text, x=0.01, ha="left", weight="bold", parse_math=False)
     axes = figure.subplots(2, 3, sharex=True)
     for axis, chart in zip(axes.flat, CHARTS, strict=True):
@@ -117,7 +117,7 @@ def draw(
 
 
 def _draw_line(axis: Axes, line: Line, records: Sequence[Mapping[str, Any]]) -> bool:
-    """Draws one metric; whether there was anything to draw."""
+    """Draws one metric, and returns whether there was anything to draw."""
     have = [record for record in records if record.get(line.metric) is not None]
     if not have:
         return False

@@ -1,9 +1,9 @@
-"""Finished runs as a study's data file keeps them.
+"""Finished runs, kept in a study's data file.
 
-A study may take more hours than one machine is to be had for, and two studies may plan
-the same run. What a page needs of a run therefore stands in NAME.json beside the page:
-with that file the run is finished, wherever its workdir is, and for every study that
-plans a run of the same arguments.
+A study may take longer than one machine is available, and two studies may plan the same
+run. So NAME.json, beside the page, holds all that a page needs of each run: a run in
+such a file counts as finished wherever its workdir is, and in every study that plans a
+run with the same arguments.
 """
 
 import json
@@ -15,7 +15,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.measures import RunRecord
 
-# Metrics that a measure reads. Curves of a study are kept besides.
+# Metrics that measures read. The curves of a study are kept too.
 KEPT = (
     "train/success",
     "train/return",
@@ -31,22 +31,22 @@ KEPT = (
     "time/iteration_seconds",
 )
 
-# Configuration and changes of a run, and how it was diagnosed.
+# The identity of a run: sorted arguments of launch/train.py, those of its diagnosis.
 Key = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def key(run: PlannedRun) -> Key:
-    """What two runs have in common that are one run."""
+    """A run's identity: equal for runs of different studies that are the same run."""
     return tuple(sorted(run.arguments())), tuple(run.diagnose)
 
 
 def key_of(item: dict[str, Any]) -> Key:
-    """The key of the run that became an entry."""
+    """The key of an entry's run."""
     return tuple(sorted(item["arguments"])), tuple(item["diagnose"])
 
 
 def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str, Any]:
-    """A run as JSON; numbers of series with six digits."""
+    """A run, ready for JSON; values of series have six digits."""
     series = {}
     for name in dict.fromkeys((*KEPT, *curves)):
         iterations, values = record.series(name)
@@ -85,10 +85,10 @@ def read(pages: Path) -> dict[Key, RunRecord]:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """The runs in one data file, as `entry` made them; none where there is no file.
+    """The runs in one data file, as `entry` made them; [] if there is no file.
 
     Raises:
-      UserError: for a file of before runs were kept, which is all that is known of its.
+      UserError: for a file of an older version, which keeps results but no runs.
     """
     if not path.exists():
         return []
@@ -102,6 +102,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _record(item: dict[str, Any]) -> RunRecord:
+    """The record that `entry` was made from, with the kept metrics alone."""
     rows: dict[int, dict[str, Any]] = {}
     for name, (iterations, values) in item["series"].items():
         for iteration, value in zip(iterations, values, strict=True):

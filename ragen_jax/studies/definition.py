@@ -1,4 +1,7 @@
-"""The definition of a study: arms, seeds, measures and claims, checked at the start."""
+"""The definition of a study: arms, seeds, measures and claims, checked when loaded.
+
+Files in configs/studies return a `Study`; study.py plans its runs by this.
+"""
 
 import dataclasses
 import importlib.util
@@ -10,9 +13,10 @@ from typing import Any
 from ragen_jax.errors import UserError
 from ragen_jax.studies import measures
 
-# The scales of a study: the embedded model, minutes for a test, Qwen2.5-0.5B on GPUs.
+# "tiny" trains the embedded model, "smoke" is a test of minutes, and "paper" trains
+# Qwen2.5-0.5B on GPUs.
 SCALES = ("tiny", "smoke", "paper")
-# Two small iterations, to see that all works.
+# Changes at the scale "smoke": two small iterations, to see that everything works.
 SMOKE = {
     "iterations": 2,
     "rollout.prompts": 4,
@@ -25,7 +29,7 @@ SMOKE = {
     "every.evaluate": 1,
     "every.checkpoint": 1,
 }
-# Which side of the margin the difference left - right has to lie on.
+# On which side of the margin a claim puts the difference left - right.
 RELATIONS = ("greater", "less")
 
 
@@ -47,28 +51,28 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A question, and the runs that are to answer it."""
+    """A question, and the runs that are to answer it; see docs/studies/README.md."""
 
     name: str
     question: str
     source: str  # paper and figure or table
-    config: str  # FILE or FILE:VARIANT that every run starts from
-    changes: Mapping[str, Any]  # of all runs, by dotted key
-    # label -> changes of that arm; "config" among them names another config
+    config: str  # FILE or FILE:VARIANT, the base of every run's settings
+    changes: Mapping[str, Any]  # of all runs' settings, by dotted key
+    # label -> changes of that arm; the key "config" replaces the study's config
     arms: Mapping[str, Mapping[str, Any]]
     seeds: tuple[int, ...] = (0, 1, 2)
     measures: tuple[str, ...] = ("test_success", "best_validation", "last_validation")
     curves: tuple[str, ...] = ("validation/success",)  # metrics drawn by iteration
     claims: tuple[Claim, ...] = ()
     smoke: Mapping[str, Any] = dataclasses.field(default_factory=SMOKE.copy)
-    # At the scale "paper" FILE becomes FILE:paper and FILE:VARIANT FILE:VARIANT_paper,
-    # and all runs have these changes.
+    # Changes of all runs at the scale "paper", whose config is FILE:paper in place of
+    # FILE, or FILE:VARIANT_paper in place of FILE:VARIANT.
     paper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # And at that scale some arms, by label, these besides.
+    # Further changes of some arms at that scale, by label.
     paper_arms: Mapping[str, Mapping[str, Any]] = dataclasses.field(
         default_factory=dict
     )
-    # Arguments of launch/diagnose.py, which measures each finished run; (): none do.
+    # Arguments of launch/diagnose.py, run on each finished run; (): it is not run.
     diagnose: tuple[str, ...] = ()
     notes: str = ""  # what a reader must know: departures from the original
 
@@ -81,15 +85,15 @@ class PlannedRun:
     seed: int
     config: str
     changes: Mapping[str, Any] = dataclasses.field(hash=False)
-    diagnose: tuple[str, ...] = ()  # arguments of launch/diagnose.py; (): none
+    diagnose: tuple[str, ...] = ()  # as in `Study`
 
     @property
     def label(self) -> str:
-        """A folder's name: letters, digits, - and _."""
+        """The name of the run's folder: letters, digits, - and _."""
         return f"{re.sub(r'[^A-Za-z0-9]+', '_', self.arm)}-seed{self.seed}"
 
     def arguments(self) -> list[str]:
-        """Of launch/train.py, but for --workdir."""
+        """The arguments of launch/train.py, without --workdir."""
         flags = [f"--config.{key}={value}" for key, value in self.changes.items()]
         return [f"--config={self.config}", *flags]
 
@@ -129,7 +133,7 @@ def load(path: str | Path) -> Study:
 
 
 def check(study: Study) -> None:
-    """Raises UserError for the first part of a study that cannot be used."""
+    """Raises UserError for the first mistake in a study."""
     where = f"study {study.name!r}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", study.name):
         raise UserError(f"{where}: choose a name of small letters, digits and _")
@@ -165,13 +169,13 @@ def planned_runs(
     seeds: tuple[int, ...] | None = None,
     only: str = "",
 ) -> list[PlannedRun]:
-    """All runs of a study, seed by seed, so that each seed's comparison comes whole.
+    """The chosen runs, seed by seed, so that all arms of a seed finish before the next.
 
     Args:
       study: checked.
       scale: one of SCALES.
-      seeds: instead of the study's own.
-      only: a regular expression that an arm's label has to contain; "": all.
+      seeds: in place of the study's own.
+      only: a regular expression to be found in an arm's label; "": all arms.
 
     Raises:
       UserError: if nothing is left, or scale or expression cannot be used.
@@ -206,14 +210,14 @@ def _planned(
 
 
 def config_at(scale: str, config: str) -> str:
-    """FILE or FILE:VARIANT as runs of a scale start from it."""
+    """The config of runs at a scale: `config`, or its variant for "paper"."""
     if scale != "paper":
         return config
     return config + ("_paper" if ":" in config else ":paper")
 
 
 def arms_at(scale: str, study: Study) -> dict[str, dict[str, Any]]:
-    """Each arm's own changes at a scale, by label; not what the scale sets for all."""
+    """Each arm's own changes at a scale, by label, without those of the scale."""
     common = changes_at(scale, study)
     arms = {}
     for arm, own in study.arms.items():
@@ -226,5 +230,5 @@ def arms_at(scale: str, study: Study) -> dict[str, dict[str, Any]]:
 
 
 def changes_at(scale: str, study: Study) -> Mapping[str, Any]:
-    """What a scale changes of all runs, whatever arms say."""
+    """The changes of all runs at a scale, which override those of arms."""
     return {"tiny": {}, "smoke": study.smoke, "paper": study.paper}[scale]

@@ -1,4 +1,4 @@
-"""The figure of a study: a panel for each curve, and a row for each set of its arms."""
+"""The figure of a study: a panel for each curve, in a row for each group of arms."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +16,18 @@ from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen
 
 _MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
 _MOST_IN_A_LEGEND = 3  # arms; the legend of more stands beside the panel
-_DASHES = ("-", "--", ":", "-.")  # Every ten arms take the ten colours once more.
+_DASHES = ("-", "--", ":", "-.")  # The next style after every ten arms (ten colours).
 Runs = Mapping[str, Sequence[RunRecord]]
 
 
 def mean_curve(
     series: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(iterations, mean over the series); NaN where one has not begun or has ended.
+    """(iterations, mean over the series); NaN before one has begun or after its end.
 
     Args:
-      series: (iterations, values) of each run, at least one value each; straight lines
-        between them.
+      series: (int[n], float[n]), iterations and values of each run, n at least 1.
+        Between its iterations a series is interpolated linearly.
     """
     x = np.unique(np.concatenate([x for x, _ in series]))
     each = [np.interp(x, *one, left=np.nan, right=np.nan) for one in series]
@@ -35,11 +35,11 @@ def mean_curve(
 
 
 def rows_of(arms: Sequence[str]) -> dict[str, list[str]]:
-    """Which arms stand in one row of panels: title -> arms.
+    """The rows of panels: title -> arms.
 
-    More than five arms are divided by what their names say before the last comma, as
-    "Bandit, PPO" of "Bandit, PPO, 25 %", if that makes at least two rows with at
-    least two arms each. Otherwise all are in one row without a title.
+    More than five arms are grouped by their names up to the last comma ("Bandit, PPO"
+    of "Bandit, PPO, 25 %"), if that makes at least two rows of at least two arms each.
+    Otherwise all are in one row without a title.
     """
     rows: dict[str, list[str]] = {}
     for arm in arms:
@@ -51,9 +51,9 @@ def rows_of(arms: Sequence[str]) -> dict[str, list[str]]:
 
 
 def draw(study: Study, runs: Runs, path: Path) -> bool:
-    """Curves by iteration, the mean over seeds with each seed behind it, into a PNG.
+    """Draws the mean over seeds and each seed's curve, by iteration, into a PNG.
 
-    Returns whether anything was drawn.
+    Returns whether there was anything to draw.
     """
     runs = {arm: found for arm, found in runs.items() if found}
     names = [
@@ -63,8 +63,8 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     ]
     if not names:
         return False
-    # Of all planned arms: a row does not fall apart where only one is trained so far,
-    # and an arm's colour is that of its counterparts in the other rows.
+    # By all planned arms, trained or not: rows stay the same as runs finish, and the
+    # arms at one place of each row have the same colour.
     planned = rows_of(list(study.arms))
     styles = {
         arm: (f"C{index % 10}", _DASHES[index // 10 % len(_DASHES)])
@@ -85,7 +85,7 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
     if len(rows) > 1:
         for axes, (title, arms) in zip(grid, rows.items(), strict=True):
             _draw_row(axes, names, {arm: runs[arm] for arm in arms}, styles, title)
-        for column in grid.T:  # One curve's rows are there to be compared.
+        for column in grid.T:  # The panels of one curve are to be compared.
             _share_limits(column)
     else:
         _draw_row(grid.flat, names, runs, styles, "")
@@ -103,9 +103,9 @@ def _draw_row(
     styles: Mapping[str, tuple[str, str]],
     title: str,
 ) -> None:
-    """Fills a panel a name, and gives the legend a free one where there is one."""
+    """Draws each curve in a panel; a panel that is left over takes the legend."""
     axes, free = panels[: len(names)], panels[len(names) :]
-    lines: dict[str, Any] = {}  # An arm may lack the last curve: a line of any.
+    lines: dict[str, Any] = {}  # One line per arm for the legend, of any curve.
     for axis, name in zip(axes, names, strict=True):
         for arm, found in runs.items():
             color, dashes = styles[arm]
@@ -134,7 +134,7 @@ def _draw_row(
 def _share_limits(column: Any) -> None:
     """Gives the panels of one curve the same axes, wide enough for each.
 
-    Empty panels, whose axes go from 0 to 1, widen none.
+    Empty panels, whose axes are 0 to 1, do not count.
     """
     filled = [axis for axis in column if axis.lines] or column
     for side in ("xlim", "ylim"):

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, shared out to runs side by side; none is opened here."""
+"""Finds this machine's GPUs without opening them, and divides them among runs."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 def found() -> list[str]:
     """The NVIDIA GPUs that a run started from here would see, as VARIABLE names them.
 
-    None where JAX has no plugin for them or is told to leave them alone.
+    [] if JAX has no plugin for them, or JAX_PLATFORMS leaves them out.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
@@ -23,16 +23,16 @@ def found() -> list[str]:
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
-        # What stands behind a name of no device is not seen either.
+        # As in CUDA, an invalid name hides itself and all behind it.
         valid = [bool(re.match(r"\d|GPU-|MIG-", name)) for name in names] + [False]
         return names[: valid.index(False)]
     return re.findall(r"^GPU .*\(UUID: (GPU-[\w-]+)\)", _listed(), re.MULTILINE)
 
 
 def shares(names: Sequence[str], jobs: int) -> list[str]:
-    """A value of VARIABLE for each of some runs, equally many GPUs of its own.
+    """A value of VARIABLE for each run side by side, with equally many GPUs each.
 
-    At most `jobs`, and no more than there are GPUs; none where there is no GPU.
+    At most `jobs` values, at most one per GPU, and none without a GPU.
     """
     count = min(jobs, len(names))
     each = len(names) // max(count, 1)
@@ -40,7 +40,7 @@ def shares(names: Sequence[str], jobs: int) -> list[str]:
 
 
 def _listed() -> str:
-    """What the driver says is there; "" without a driver."""
+    """The list of GPUs that nvidia-smi prints; "" without a driver."""
     try:
         asked = subprocess.run(
             ["nvidia-smi", "-L"],

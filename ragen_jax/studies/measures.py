@@ -1,4 +1,4 @@
-"""What a study reads off a finished run: one number a measure, or one a level."""
+"""The measures that a study takes of a finished run: one number, or one per level."""
 
 import dataclasses
 import json
@@ -12,10 +12,10 @@ import numpy as np
 from ragen_jax.diagnostics import monitor
 from ragen_jax.reporting import metrics
 
-DIAGNOSIS = "study_diagnosis.json"  # not the one that a user may make beside it
-_SMOOTHED = 5  # iterations, the running mean that peaks and onsets are read from
-_LOST = 0.5  # of its peak: a series below it has collapsed
-_SPIKE = 3  # times the median before: a gradient norm above it is a spike
+DIAGNOSIS = "study_diagnosis.json"  # a name that launch/diagnose.py does not default to
+_SMOOTHED = 5  # iterations of the running mean that peaks and onsets are read from
+_LOST = 0.5  # share of its peak below which a series has collapsed
+_SPIKE = 3  # multiple of the median so far above which a gradient norm is a spike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RunRecord:
 
     seed: int
     records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
-    test: Mapping[str, Any]  # of test.json; of several environments by label
+    test: Mapping[str, Any]  # of test.json; with several environments, by label
     diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
     rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
 
@@ -37,7 +37,7 @@ class RunRecord:
         return np.array(iterations, int), np.array(values, float)
 
     def tests(self, environment: str) -> list[Mapping[str, Any]]:
-        """The test results of one environment of a run, or with "" of all."""
+        """The test results of one environment, or of all for ""; [] if it has none."""
         if "after" in self.test:
             return [] if environment else [self.test]
         if environment:
@@ -90,7 +90,7 @@ def _validation(run: RunRecord, choose: Callable[[np.ndarray], float]) -> float:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of each _SMOOTHED values running; fewer values have their mean alone.
+    """The running mean of _SMOOTHED values; the one mean of all if there are fewer.
 
     Args:
       values: float[n].
@@ -108,12 +108,12 @@ def _peak(run: RunRecord, name: str) -> float:
 
 
 def fall(values: np.ndarray) -> float:
-    """The mean of a series' highest tenth minus that of its last tenth; NaN of none.
+    """The mean of a series' highest tenth minus that of its last tenth; NaN if empty.
 
-    Every second value says which tenth is the highest, the others say how high it is,
-    and the other way round; the mean of both. The highest of many noisy means alone
-    lies above the truth: a success of 0.76 that never moved, by episodes from eight
-    levels an iteration, would have "lost" 0.11. Of equal tenths the first counts.
+    The maximum of noisy means is too high: a constant success of 0.76, measured on
+    eight levels an iteration, would have "lost" 0.11. So the values at even places
+    choose the highest tenth and those at odd places measure it, then the reverse, and
+    the mean of both counts. Of equal tenths the first is taken.
 
     Args:
       values: float[n], in order.
@@ -128,7 +128,7 @@ def fall(values: np.ndarray) -> float:
 
 
 def _first_highest(means: np.ndarray) -> int:
-    """Where the highest stands first, to five digits: a data file keeps six."""
+    """Index of the first maximum, to five digits: a data file keeps six."""
     return int(np.isclose(means, means.max(), rtol=1e-5).argmax())
 
 
@@ -140,7 +140,7 @@ def _collapsed(run: RunRecord) -> float:
 def onset(run: RunRecord, name: str) -> float:
     """The first iteration after its peak at which a smoothed series is below half.
 
-    NaN where it never falls so far. The iteration is the last that the mean is over.
+    NaN if it never falls to half of the peak. The iteration is the mean's last one.
     """
     iterations, values = run.series(name)
     if not len(values):
@@ -156,19 +156,19 @@ def onset(run: RunRecord, name: str) -> float:
 def departure(run: RunRecord, name: str, least: float, most: float) -> float:
     """The first iteration at which a smoothed series leaves a range.
 
-    The range is `least` to `most` times the mean of its first values, as many as are
-    smoothed over. NaN where it stays within.
+    The range is `least` to `most` times the series' first running mean. NaN if it
+    stays within.
     """
     iterations, values = run.series(name)
     means = smoothed(values) if len(values) else values
-    begun = means[:1]  # May be 0, which `most` may be infinite times of.
+    begun = means[:1]  # May be 0: times an infinite `most` it would be NaN.
     return _first(iterations, (means < least * begun) | (means / most > begun))
 
 
 def spike(run: RunRecord, name: str) -> float:
     """The first iteration at which a series is above _SPIKE times its median so far.
 
-    As many values as are smoothed over come before. NaN where there is none.
+    Looked for after the first _SMOOTHED values. NaN if there is none.
     """
     iterations, values = run.series(name)
     medians = [np.median(values[:end]) for end in range(_SMOOTHED, len(values))]
@@ -176,7 +176,7 @@ def spike(run: RunRecord, name: str) -> float:
 
 
 def _first(iterations: np.ndarray, is_so: np.ndarray) -> float:
-    """The iteration of the first True; of fewer flags, they are of the last ones."""
+    """The iteration of the first True; the flags belong to the last iterations."""
     found = np.flatnonzero(is_so)
     if not len(found):
         return math.nan
@@ -184,12 +184,12 @@ def _first(iterations: np.ndarray, is_so: np.ndarray) -> float:
 
 
 def _lead(sign: Callable[[RunRecord], float]) -> Callable[[RunRecord], float]:
-    """Iterations from a sign to the onset of success's fall."""
+    """A measure: iterations from a sign to the onset of the fall of success."""
     return lambda run: onset(run, "train/success") - sign(run)
 
 
 def _first_collapse(run: RunRecord) -> float:
-    if run.rollbacks:  # Their iterations, the alarm's ring with them, are played again.
+    if run.rollbacks:  # The records no longer hold what a rollback discarded.
         return float(run.rollbacks[0]["from"])
     iterations, levels = run.series("health/level")
     found = iterations[levels >= 2]
@@ -200,7 +200,7 @@ def _first_collapse(run: RunRecord) -> float:
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """The rank correlation of two series; NaN of fewer than three or of equal values.
+    """The rank correlation of two series; NaN for fewer than three, or equal, values.
 
     Spearman 1904: Pearson's correlation of the ranks, ties at their mean rank.
     """
@@ -219,7 +219,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _with_success(run: RunRecord, part: str, name: str) -> float:
-    """Spearman's correlation over a run's checkpoints of a number with success."""
+    """Spearman's correlation of a number with success over a run's checkpoints."""
     found = [d for d in run.diagnoses if name in d.get(part, {})]
     pairs = [(d[part][name], d["text"]["success"]) for d in found]
     return spearman(*np.array(pairs, float).reshape(-1, 2).T)  # None becomes NaN.
@@ -235,7 +235,7 @@ class Measure:
     meaning: str  # with the unit
     read: Callable[[RunRecord, str], float]  # NaN: this run has none
     is_share: bool = False  # shown in percent
-    by_environment: bool = False  # NAME/LABEL is that of one environment of several
+    by_environment: bool = False  # NAME/LABEL takes it of one environment
 
 
 def _curve(name: str) -> Callable[[RunRecord, str], float]:
@@ -375,7 +375,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def parse(name: str) -> tuple[Measure | None, str]:
-    """(measure, environment) of NAME or NAME/LABEL; None of a name that is unknown."""
+    """(measure, environment) of NAME or NAME/LABEL; (None, "") if it is unknown."""
     base, slash, environment = name.partition("/")
     found = MEASURES.get(base)
     if found is None or (slash and not (found.by_environment and environment)):
@@ -384,14 +384,14 @@ def parse(name: str) -> tuple[Measure | None, str]:
 
 
 def value(run: RunRecord, name: str) -> float:
-    """One measure of a run; NaN where the run has none."""
+    """One measure of a run; NaN if the run does not have it."""
     found, environment = parse(name)
     assert found is not None, name
     return found.read(run, environment)
 
 
 def by_level(run: RunRecord, name: str) -> np.ndarray | None:
-    """float[levels], the measure level by level; None where it has no levels."""
+    """float[levels], the measure of each test level; None if it has no levels."""
     base, _, environment = name.partition("/")
     found = run.tests(environment)
     if not MEASURES[base].by_environment or len(found) != 1:

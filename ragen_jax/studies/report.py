@@ -1,4 +1,4 @@
-"""The page of a study: question, settings, table, figure, verdicts; and its data."""
+"""Writes the page of a study (question, verdicts, table, figure) and its data file."""
 
 import dataclasses
 import json
@@ -28,11 +28,11 @@ def write(
     """Writes FOLDER/NAME.md, NAME.png and NAME.json, and returns the page's path.
 
     Args:
-      study: what was asked.
-      runs: arm -> finished runs; an arm without one has an empty list.
+      study: the definition.
+      runs: arm -> finished runs, an empty list for an arm without one.
       failed: labels of the runs that failed.
-      folder: of the pages.
-      command: that trains these runs and makes this page.
+      folder: where pages are.
+      command: the one that trains these runs and makes this page.
       scale: of the runs.
       entries: the runs as `archive.entry` makes them.
     """
@@ -94,7 +94,7 @@ def _page(
 
 
 def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]:
-    """Each claim with its verdict; those that wait for runs by themselves."""
+    """Each claim with its verdict; claims that lack runs come last, as a list."""
     lines, waiting = ["## Claims", ""], []
     for verdict in verdicts:
         claim = verdict.claim
@@ -128,14 +128,19 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def _margin(claim: Claim, share: str) -> str:
-    """In the unit of the quantity beside it; 0 needs none."""
+    """A claim's margin in the unit of its quantity; 0 has no unit.
+
+    Args:
+      claim: of the margin.
+      share: unit of hundredths.
+    """
     if not claim.margin or not _is_share(claim.measure):
         return f"{claim.margin:g}"
     return f"{100 * claim.margin:g}{share}"
 
 
 def _shown(value: Interval, measure: str, share: str = " %") -> str:
-    """Mean and interval; `share` is the unit of hundredths."""
+    """Mean and interval of a measure; `share` is the unit of hundredths."""
     if math.isnan(value.mean):
         return "not measured"
     unit = share if _is_share(measure) else ""
@@ -144,7 +149,7 @@ def _shown(value: Interval, measure: str, share: str = " %") -> str:
 
 
 def _limits(value: Interval, measure: str) -> str:
-    """In brackets; nothing where there is no interval."""
+    """The interval in brackets; "" without one."""
     if math.isnan(value.low):
         return ""
     return f"[{_number(value.low, measure)}, {_number(value.high, measure)}]"
@@ -181,7 +186,7 @@ def _table(study: Study, table, counts) -> list[str]:
 
 
 def _cell(value: Interval, measure: str, runs: int) -> str:
-    """As `_shown`, and of how many seeds where some have no such number."""
+    """As `_shown`, with the number of seeds if some lack the measure."""
     few = f", {value.seeds} of {runs} seeds" if 0 < value.seeds < runs else ""
     return _shown(value, measure) + few
 
@@ -215,7 +220,7 @@ def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:
 
 
 def _json(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    """Indented, but for the runs: one a line."""
+    """Indented JSON, but with one line for each run."""
     runs = ",\n  ".join(json.dumps(entry) for entry in entries)
     head = json.dumps(data, indent=1).rstrip().removesuffix("}").rstrip()
     return f'{head},\n "runs": [\n  {runs}\n ]\n}}\n'

@@ -1,4 +1,7 @@
-"""The runner of a study: what is missing, each run a process of its own, resumable."""
+"""Trains the missing runs of a study, each in a process of its own; all can resume.
+
+Called by study.py. A run consists of one or two steps: training, then a diagnosis.
+"""
 
 import contextlib
 import dataclasses
@@ -21,25 +24,27 @@ from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import atomic_files, endings, folder_lock
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
-_TRAINING = "training"  # by another process
+_TRAINING = "training"  # in another process, of another command
 _LOG, _FAILURE = "study.log", "study_failure.json"
-_SETTINGS = "settings.json"  # as launch/train.py leaves them
-_ARGUMENTS = "study_run.json"  # what a run was started with
+_SETTINGS = "settings.json"  # as launch/train.py writes them
+_ARGUMENTS = "study_run.json"  # the arguments that a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
-_KILL_AFTER = 60.0  # seconds that a run has to save itself
-# Codes of a run that somebody stopped: one that could save itself ends with 0.
+_KILL_AFTER = 60.0  # seconds that an interrupted run has to save itself
+# Exit codes of a run that was stopped by a signal; 0 if it could save itself.
 _STOPPED = {0, *endings.CODES.values(), *(-number for number in endings.CODES)}
 
 
 @dataclasses.dataclass
 class _Running:
+    """A run whose process was started here."""
+
     run: PlannedRun
     workdir: Path
     process: subprocess.Popen
-    core: int | None
-    gpus: str | None
-    started: float
-    steps: int  # that were missing when it started
+    core: int | None  # that it is bound to
+    gpus: str | None  # its value of gpus.VARIABLE; None: inherited
+    started: float  # seconds of time.monotonic
+    steps: int  # that were missing when it started, this one included
 
 
 def workdir_of(folder: Path, run: PlannedRun) -> Path:
@@ -56,7 +61,7 @@ def state_of(folder: Path, run: PlannedRun) -> str:
 
 
 def check_begun(folder: Path, run: PlannedRun) -> None:
-    """Raises UserError if what was begun or finished in a workdir is another run.
+    """Raises UserError if the workdir of a run holds one with other settings.
 
     A folder is named after its arm, whose changes may have been edited since.
     """
@@ -75,7 +80,7 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
             )
     if not (workdir / _SETTINGS).is_file():
         return
-    # Of a folder from before that file was written, only what it asks for today.
+    # Older folders lack that file: compare the settings that the study sets today.
     settings = json.loads((workdir / _SETTINGS).read_text())
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
         found = settings
@@ -94,14 +99,14 @@ def _has_checkpoint(workdir: Path) -> bool:
 
 
 def _arguments(run: PlannedRun) -> list[str]:
-    """All that makes the run, of training and of its diagnosis."""
+    """The arguments that define a run, of its training and of its diagnosis."""
     return [*run.arguments(), *run.diagnose]
 
 
 def _missing_steps(
     workdir: Path, run: PlannedRun, train: Path = Path("train.py")
 ) -> list[list[str]]:
-    """What a run still needs, script and arguments: training, then its diagnosis."""
+    """The steps that a run still needs, each a script and its arguments."""
     steps = []
     if not (workdir / "test.json").is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
@@ -122,22 +127,22 @@ def run_missing(
     retry_failed: bool = False,
     one_core: bool = True,
 ) -> list[PlannedRun]:
-    """Runs what is not finished, `jobs` at a time, and returns the runs that failed.
+    """Trains the unfinished runs, `jobs` at a time, and returns those that failed.
 
-    A failed run is reported, its last line kept in its folder, and the others run; one
-    whose workdir another process trains in is passed over. An interrupt stops the runs,
+    A failed run is reported, its last line is kept in its folder, and the others go on.
+    A run that another process is training is skipped. An interrupt stops the runs,
     which save themselves, and is raised again.
 
     Args:
-      runs: of one study, the next first.
+      runs: of one study, in the order of training.
       folder: of the study's workdirs.
-      jobs: processes side by side; on GPUs each has as many of its own as the others,
-        and there are no more than GPUs.
+      jobs: processes side by side; on GPUs at most one per GPU, with equally many GPUs
+        each.
       train: launch/train.py.
       console: where progress is shown.
-      retry_failed: run those again that failed before.
-      one_core: each run has one CPU device, and a core that no other runner has, where
-        there is one and the system lets processes be bound.
+      retry_failed: whether runs that failed before are tried again.
+      one_core: whether each run has one CPU device and is bound to a core that no
+        other runner uses, if one is free and the system can bind processes.
     """
     states = {run: state_of(folder, run) for run in _unique(runs)}
     wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
@@ -168,7 +173,15 @@ def _run_all(
     start: Callable[[PlannedRun, Sequence[_Running]], _Running | str],
     console: console_lib.Console,
 ) -> None:
-    """Empties the queue; states are those of all runs, and end as those are."""
+    """Trains the queued runs, and updates the states in place as they end.
+
+    Args:
+      queue: runs to train; empty in the end.
+      states: of all runs.
+      jobs: processes side by side.
+      start: `_start` of a run, given those that are running.
+      console: where progress is shown.
+    """
     running: list[_Running] = []
     try:
         while queue or running:
@@ -198,9 +211,9 @@ def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _share_gpus(jobs: int, console: console_lib.Console) -> tuple[int, list[str]]:
-    """How many runs side by side, and what each sees of the GPUs if they are several.
+    """(runs side by side, the GPUs of each; [] if runs inherit this process's).
 
-    A run takes most of a GPU's memory for itself: a second one would fail there.
+    A run allocates most of a GPU's memory, so a second one on it would fail.
     """
     found = gpus.found()
     shares = gpus.shares(found, jobs)
@@ -208,14 +221,15 @@ def _share_gpus(jobs: int, console: console_lib.Console) -> tuple[int, list[str]
         here = "1 GPU is" if len(found) == 1 else f"{len(found)} GPUs are"
         most = "one run" if len(found) == 1 else f"{len(found)} runs"
         console.line(f"{here} here: {most} at a time instead of {jobs}")
-    # One run alone sees all that its starter sees.
+    # A single run inherits all GPUs that this process sees.
     return len(shares) or jobs, shares if len(shares) > 1 else []
 
 
 def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
-    """The first cores that no other runner of this user has; ours until `claims` ends.
+    """Claims the first free cores, until `claims` closes; [] if none can be bound.
 
-    Each is a lock on a folder of the machine's, which any death of this process frees.
+    A claim is a lock on a folder in the temporary folder, shared by all runners of this
+    user. The system releases it however this process ends.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -225,7 +239,7 @@ def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
             break
         name = f"ragen_jax-{os.getuid()}-core{core}"
         folder = Path(tempfile.gettempdir()) / name
-        with contextlib.suppress(OSError, UserError):  # Then it is not ours.
+        with contextlib.suppress(OSError, UserError):  # Another runner has it.
             folder.mkdir(mode=0o700, exist_ok=True)
             is_own = folder.lstat().st_uid == os.getuid()
             if is_own and claims.enter_context(
@@ -245,10 +259,10 @@ def _start(
     shares: Sequence[str],
     environment: Mapping[str, str],
 ) -> _Running | str:
-    """Starts the next step of a run; its state if it trains or was finished elsewhere.
+    """Starts the next step of a run; or returns its state if another process has it.
 
-    It is bound to the first core that no running one has, if there is one, and sees the
-    first share of the GPUs that none has, if they are shared.
+    The step is bound to the first of `cores` that no running process has, if any, and
+    sees the first of the GPUs' `shares` that none has, if any.
     """
     workdir = workdir_of(folder, run)
     steps = _missing_steps(workdir, run, train)
@@ -268,12 +282,12 @@ def _start(
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, **own},
-            start_new_session=True,  # An interrupt of the terminal reaches only us.
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the runner.
         )
     taken = {item.core for item in running}
     core = next((core for core in cores if core not in taken), None)
     if core is not None:
-        with contextlib.suppress(OSError):  # The system has taken that core from us.
+        with contextlib.suppress(OSError):  # The core is no longer available.
             os.sched_setaffinity(process.pid, {core})
     return _Running(run, workdir, process, core, share, time.monotonic(), len(steps))
 
@@ -284,7 +298,7 @@ def _say_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) ->
 
 
 def _is_halfway(item: _Running) -> bool:
-    """Whether a run that ended has one of several steps behind it."""
+    """Whether a run whose process ended well has finished a step and needs another."""
     left = _missing_steps(item.workdir, item.run)
     return item.process.returncode == 0 and 0 < len(left) < item.steps
 
@@ -292,15 +306,15 @@ def _is_halfway(item: _Running) -> bool:
 def _finish(item: _Running, console: console_lib.Console) -> str:
     """Reports a run that ended, and returns its state.
 
-    MISSING, which the next command resumes, for one that a signal of somebody else's
-    has stopped.
+    A run that a signal from elsewhere has stopped is MISSING: the next command resumes
+    it.
     """
     code, label = item.process.returncode, item.run.label
     took = console_lib.duration(time.monotonic() - item.started)
     if code == 0 and not _missing_steps(item.workdir, item.run):
         console.line(f"finished  {label}  ({took})")
         return FINISHED
-    if folder_lock.is_held(item.workdir):  # It began there while ours was starting.
+    if folder_lock.is_held(item.workdir):  # Another process was faster to start it.
         return _say_elsewhere(item.run, _TRAINING, console)
     if code in _STOPPED:
         console.line(f"stopped   {label}  (after {took}): the same command resumes it")
@@ -321,7 +335,7 @@ def _progress(
     for item in running:
         try:
             records = metrics.read(item.workdir) if item.workdir.is_dir() else []
-        except UserError:  # The run's own affair, which says so when it reads them.
+        except UserError:  # Damaged; the run reports that itself when it reads them.
             records = []
         iterations = item.run.changes.get("iterations")
         last = records[-1]["iteration"] if records else 0
@@ -337,7 +351,7 @@ def _progress(
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """Asks every run to save itself, and ends those that do not in time."""
+    """Asks every run to save itself and end, and kills those that take too long."""
     for item in running:
         if item.process.poll() is None:
             item.process.send_signal(signal.SIGTERM)

@@ -16,28 +16,28 @@ _LEVEL = 0.95  # of intervals
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % intervals; NaN where there is none.
+    """A mean with its 95 % intervals; NaN for those that there are not.
 
-    The bootstrap's is far too narrow for few seeds: of two symmetric values it leaves
-    out the true mean in 50 % of all cases, of three in 25 %, for it reaches from the
-    least to the greatest; of five normal ones in 16 %. Student's t (Gosset 1908) is
-    right for any number of seeds that are normal.
+    The bootstrap's interval is far too narrow for few seeds. With two or three it
+    reaches from the least value to the greatest, which misses the true mean of a
+    symmetric distribution in 50 % or 25 % of cases; with five normal values it misses
+    in 16 %. Student's t (Gosset 1908) is exact for any number of normal values.
     """
 
     mean: float
     low: float  # bootstrap
     high: float
     seeds: int  # that have the measure
-    t_low: float = math.nan  # Student's t over seeds; of two that differ, or more
+    t_low: float = math.nan  # Student's t over seeds; needs two that differ
     t_high: float = math.nan
 
 
 def interval(runs: Sequence[RunRecord], measure: str) -> Interval:
     """The mean over seeds of a measure of one arm.
 
-    Seeds are drawn with replacement, and within each the levels, where the measure is
-    known level by level. Of one seed the interval speaks of levels alone. Runs without
-    the measure are left out.
+    The bootstrap draws seeds with replacement, and within each seed its levels, if the
+    measure is known level by level. The interval of one seed is about levels alone.
+    Runs without the measure are left out.
     """
     return _bootstrap(
         [
@@ -50,7 +50,7 @@ def interval(runs: Sequence[RunRecord], measure: str) -> Interval:
 def difference(
     left: Sequence[RunRecord], right: Sequence[RunRecord], measure: str
 ) -> Interval:
-    """left - right, paired by seed; levels too, which arms of one seed share."""
+    """left - right, paired by seed, and by level: arms of a seed share test levels."""
     others = {run.seed: run for run in right}
     samples = []
     for run in left:
@@ -67,11 +67,14 @@ def difference(
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
+    """One seed's value of a measure, or its difference between two arms."""
+
     value: float
-    levels: np.ndarray | None
+    levels: np.ndarray | None  # float[levels]; None if not known by level
 
 
 def _bootstrap(samples: Sequence[_Sample]) -> Interval:
+    """The mean of samples with both intervals, always by the same draws."""
     samples = [sample for sample in samples if not math.isnan(sample.value)]
     if not samples:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -79,7 +82,7 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
     if len(samples) == 1 and samples[0].levels is None:
         return Interval(mean, math.nan, math.nan, 1)
     rng = np.random.default_rng(0)
-    drawn = np.empty((len(samples), DRAWS))
+    drawn = np.empty((len(samples), DRAWS))  # Value of each seed by drawn levels.
     for row, sample in zip(drawn, samples, strict=True):
         row[:] = sample.value
         if sample.levels is not None:
@@ -98,10 +101,10 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
 
 
 def _student_half(values: Sequence[float]) -> float:
-    """Half the width of Student's interval; NaN of one value, or of equal ones.
+    """Half the width of Student's interval; NaN for one value, or equal ones.
 
-    Equal values, as whole numbers of few seeds often are, do not say that the next one
-    would be the same; they say nothing of the spread.
+    Whole numbers of few seeds are often equal by chance: their sample variance of 0
+    says nothing about the true one.
     """
     n = len(values)
     if n < 2 or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):

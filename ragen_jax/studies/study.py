@@ -1,4 +1,4 @@
-"""A study from its file to its page."""
+"""A study from its file to its page: plan, list, run, report. For launch/study.py."""
 
 import dataclasses
 import shlex
@@ -13,36 +13,36 @@ from ragen_jax.studies.definition import PlannedRun, Study
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the command line asks for."""
+    """The flags of launch/study.py."""
 
-    path: str | None
-    folder: Path
-    pages: Path
-    scale: str = "tiny"
-    seeds: Sequence[str] | None = None
-    only: str = ""
-    run: int | None = None  # number of the one run to do
+    path: str | None  # of the study's file
+    folder: Path  # of all studies' runs
+    pages: Path  # folder of pages and data files
+    scale: str = "tiny"  # one of definition.SCALES
+    seeds: Sequence[str] | None = None  # None: the study's own
+    only: str = ""  # regular expression of arms
+    run: int | None = None  # number of the one run to do; None: all
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyPlan:
-    """A study with the runs that were chosen of it."""
+    """A study and its chosen runs."""
 
     study: Study
     choice: Choice
     runs: tuple[PlannedRun, ...]  # to do now
-    reported: tuple[PlannedRun, ...]  # that the page is about
-    folder: Path  # of the runs
-    kept: Mapping[archive.Key, measures.RunRecord]  # finished, in data files of pages
+    reported: tuple[PlannedRun, ...]  # on the page
+    folder: Path  # of this study's runs
+    kept: Mapping[archive.Key, measures.RunRecord]  # finished runs in data files
 
     def state_of(self, planned: PlannedRun) -> str:
-        """As `runner.state_of`; FINISHED too where a data file has the run."""
+        """As `runner.state_of`; a run in a data file is FINISHED too."""
         if archive.key(planned) in self.kept:
             return runner.FINISHED
         return runner.state_of(self.folder, planned)
 
     def record_of(self, planned: PlannedRun) -> measures.RunRecord:
-        """Of a finished run: what its workdir has, or else what a data file kept."""
+        """A finished run's record, from its workdir or else from a data file."""
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
             return measures.read_run(workdir, planned.seed)
@@ -50,7 +50,7 @@ class StudyPlan:
 
 
 def prepare(choice: Choice) -> StudyPlan:
-    """Reads and checks a study.
+    """Reads and checks a study, and plans its runs.
 
     Raises:
       UserError: for a file, folder, scale, seed, arm or number that cannot be used, or
@@ -58,7 +58,7 @@ def prepare(choice: Choice) -> StudyPlan:
     """
     if (path := choice.path) is None:
         raise UserError("--study is missing: name a file, as in configs/studies/*.py")
-    # A shell leaves the ~ of --folder=~/runs to the program.
+    # A shell does not expand the ~ of --folder=~/runs.
     choice = dataclasses.replace(
         choice, folder=choice.folder.expanduser(), pages=choice.pages.expanduser()
     )
@@ -81,7 +81,7 @@ def prepare(choice: Choice) -> StudyPlan:
     folder = choice.folder / f"{study.name}{scale}"
     kept = archive.read(choice.pages)
     before = archive.entries(choice.pages / f"{folder.name}.json")
-    # A page is of all seeds: the study's, this command's, those of the page before.
+    # A page shows all seeds: the study's, this command's, and the earlier page's.
     more = (*(seeds or ()), *(item["seed"] for item in before))
     all_seeds = tuple(dict.fromkeys((*study.seeds, *more)))
     every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
@@ -103,7 +103,7 @@ def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def listing(plan: StudyPlan) -> str:
-    """One line a run: number, state, arguments of launch/train.py; then SLURM's."""
+    """A line per run: number, state, label, arguments; then a command for SLURM."""
     lines = [
         f"{number:3d}  {plan.state_of(run):8s}  {run.label:40s}"
         f"  {' '.join(run.arguments())}"
@@ -125,7 +125,7 @@ def listing(plan: StudyPlan) -> str:
 def run(
     plan: StudyPlan, *, jobs: int, retry_failed: bool, train: Path, console: Console
 ) -> None:
-    """Runs what is missing; see `runner.run_missing`."""
+    """Trains the missing runs of a plan; see `runner.run_missing`."""
     console.line(f"{plan.study.name}: {plan.study.question}")
     unkept = [run for run in plan.runs if archive.key(run) not in plan.kept]
     if len(unkept) < len(plan.runs):
@@ -138,7 +138,7 @@ def run(
         train=train,
         console=console,
         retry_failed=retry_failed,
-        one_core=plan.choice.scale != "paper",  # Which is for GPUs.
+        one_core=plan.choice.scale != "paper",  # That scale is for GPUs.
     )
     if failed:
         names = ", ".join(run.label for run in failed)
@@ -151,7 +151,7 @@ def run(
 def write_page(plan: StudyPlan) -> Path:
     """Writes the page of all finished runs of the study at its scale.
 
-    Data files are read again: while runs train, others may be put into them.
+    Data files are read again: others may have been added while the runs trained.
     """
     kept = {**plan.kept, **archive.read(plan.choice.pages)}
     plan = dataclasses.replace(plan, kept=kept)
@@ -165,7 +165,7 @@ def write_page(plan: StudyPlan) -> Path:
             entries.append(archive.entry(planned, record, plan.study.curves))
         elif state == runner.FAILED:
             failed.append(planned.label)
-    # What stood there and is not of this page: other seeds, arms of before.
+    # Entries of the earlier file that this page does not report, as of former arms.
     known = {archive.key(planned) for planned in plan.reported}
     before = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")
     entries += [item for item in before if archive.key_of(item) not in known]
@@ -181,7 +181,7 @@ def write_page(plan: StudyPlan) -> Path:
 
 
 def _command(plan: StudyPlan) -> str:
-    """The one that trains what the page is about; not where, nor how many at once."""
+    """The command that trains the reported runs, without folders and --jobs."""
     words = ["python", "launch/study.py", f"--study={plan.choice.path}"]
     if plan.choice.scale != "tiny":
         words.append(f"--scale={plan.choice.scale}")

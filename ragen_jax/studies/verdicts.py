@@ -10,12 +10,12 @@ from ragen_jax.studies.statistics import Interval, difference, interval
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided with these seeds"
 _WEAKLY = "by the bootstrap alone"
 WEAKLY_HOLDS, WEAKLY_FAILS = f"{HOLDS} {_WEAKLY}", f"{FAILS} {_WEAKLY}"
-_FEWEST_SEEDS = 3  # that the bootstrap alone may speak of
+_FEWEST_SEEDS = 3  # for a verdict by the bootstrap alone
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A claim, the quantity it is about, and what the data say of it."""
+    """A claim, the quantity it is about, and the verdict on it."""
 
     claim: Claim
     quantity: Interval  # left - right, or left alone
@@ -25,11 +25,12 @@ class Verdict:
 def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:
     """The verdict on one claim.
 
-    It holds if both 95 % intervals lie wholly on the claimed side of the margin, and
-    does not hold if both lie on the other. If only the bootstrap's does, and there are
-    three seeds, the verdict says so: of three seeds and without levels it errs in 25 %
-    of comparisons in which nothing differs. Otherwise the claim is undecided, always
-    so with fewer than two seeds: one run's levels say nothing about another run.
+    It holds if both 95 % intervals, bootstrap and Student's t, lie wholly on the
+    claimed side of the margin, and does not hold if both lie on the other. If only the
+    bootstrap's does, and there are at least three seeds, the verdict says so: with
+    three seeds and no levels, it errs in 25 % of comparisons in which nothing differs.
+    Otherwise the claim is undecided. With fewer than two seeds it always is: the levels
+    of one run say nothing about another run.
 
     Args:
       claim: whose arms are in `runs`; an arm without a finished run has an empty list.
@@ -56,7 +57,7 @@ def _verdict(claim: Claim, quantity: Interval) -> str:
 
 
 def _side(claim: Claim, low: float, high: float) -> int:
-    """1: an interval lies on the claimed side of the margin; -1: on the other; or 0."""
+    """1: the interval is on the claimed side of the margin; -1: on the other; or 0."""
     low, high = low - claim.margin, high - claim.margin
     if claim.relation == "less":
         low, high = -high, -low

@@ -1,6 +1,6 @@
-"""Supervised starts: how the embedded models are made from nothing."""
+"""Supervised warm starts: make the embedded models from nothing. For warm_start.py."""
 
-# The stages of each embedded model in order; a config of warm_start.py says which.
+# The stages of each embedded model, in order. A config's `model` chooses the row.
 STAGES = {
     "tiny": (
         *("lake_boards", "lake_dialogues", "lake_aimed", "lake_mixed"),
@@ -17,5 +17,5 @@ STAGES = {
     ),
     "tiny_words": ("search_pages", "shop_pages", "both_mixed"),
 }
-# Models that begin with another one's weights.
+# Models that start from the weights of another one.
 GROWN = ("tiny_symbols", "tiny_rooms")

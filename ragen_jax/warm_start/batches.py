@@ -1,4 +1,4 @@
-"""Rows of demonstrations, drawn anew in each step."""
+"""Batches of demonstrated rows, new ones in each step of a stage."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,28 +20,36 @@ NO_CHOICE = -1  # In `Batch.regret`.
 
 
 class Batch(NamedTuple):
-    """Demonstrated rows."""
+    """Demonstrated rows; the fields that may be None serve some stages alone."""
 
     tokens: jax.Array  # int32[R, T]
     is_reply: jax.Array  # bool[R, T], to be imitated
-    success: jax.Array  # bool[R], of the demonstrator
-    opening: jax.Array | None  # int32[S], how all rows begin, if they do
-    # int32[R, T], the rows in the environment's own symbols, and int32[], where the
-    # first message begins; where a stage reads symbols.
+    success: jax.Array  # bool[R], whether the demonstrator succeeded
+    opening: jax.Array | None  # int32[S], the common beginning of all rows, if any
+    # With `read_layers`: int32[R, T], the same rows in the environment's own symbols,
+    # and int32[], the index at which the first message begins.
     meant: jax.Array | None = None
     opening_length: jax.Array | None = None
-    # bool[R, T], where places are named that belong to no reply; see walls.py.
+    # bool[R, T], where random places are named; see `walls.with_random_places`.
     is_named: jax.Array | None = None
-    # int32[R, T], of replies what is imitated in place of `tokens`; -1: nothing.
+    # With `relabel`: int32[R, T], what replies imitate, not `tokens`; -1: nothing.
     imitated: jax.Array | None = None
-    # float32[R, T, 24], where one of `drawings.Words.choices` is chosen, how many
-    # actions each one loses beside the best; NO_CHOICE where it is none of them.
+    # And float32[R, T, 24], how many actions each of `drawings.Words.choices` loses
+    # beside the best; NO_CHOICE where it cannot be chosen.
     regret: jax.Array | None = None
 
 
 def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callable:
-    """A function from a key to a Batch, for `jit`."""
-    # Rows without an instruction name no shape: all are drawn alike.
+    """Makes the function from a key to a Batch, for `jit`.
+
+    Args:
+      pieces: of the chat template.
+      tokenizer: of the model.
+      variant: the kind of dialogue.
+      stage: its section of the config.
+      vocabulary: V.
+    """
+    # Short rows have no instruction, so no text of theirs names a shape.
     is_one = len(variant.symbol_sets) < 2 or (variant.shapes and stage.short)
     texts = ((variant.env, ""),) if is_one else variant.symbol_sets
     dialogues = [
@@ -52,8 +60,8 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
     )
     reply_table = tokenize_phrases(tokenizer, variant.env.reply_phrases)
     stop = tokenizer.convert_tokens_to_ids(tiny_tokenizer.END)
-    held = variant.short_context if stage.short else variant.context
-    context, rows = min(stage.context, held), stage.rows * variant.rows
+    longest = variant.short_context if stage.short else variant.context
+    context, rows = min(stage.context, longest), stage.rows * variant.rows
 
     def play(key, tokens):
         return demonstrate.demonstrate_episode(
@@ -76,7 +84,8 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
 
         return as_it_is
     drawn, offset = symbol_sets.tokenize(dialogues, tokenizer), dialogues[0].env_offset
-    # Rows that begin alike share their opening; where they need not, each has its own.
+    # Whole dialogues of a batch share one set, and so their opening. Otherwise each row
+    # has its own set.
     is_shared = not (stage.short or stage.read_layers or variant.shapes)
 
     def in_symbol_sets(key):
@@ -102,16 +111,16 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
 def token_weights(
     tokens: jax.Array, is_reply: jax.Array, colon: int, places: float
 ) -> jax.Array:
-    """float32[R, T], how much each token of replies counts: `places` up to the colon.
+    """float32[R, T], weights: `places` for tokens of replies up to the colon, else 1.
 
-    Before it, a walk's reply says where the player and the landmarks are, which has to
-    be read off the board; what follows is much longer, and partly left to chance.
+    Up to it a walk's reply names the places of player and landmarks, which have to be
+    read off the board. What follows is much longer, and partly random.
 
     Args:
       tokens: int32[R, T], demonstrated rows.
       is_reply: bool[R, T].
       colon: id of the token that ends the places.
-      places: what those tokens count, beside 1 for the others.
+      places: the weight of those tokens.
     """
     position = jnp.arange(tokens.shape[1])[None]
     is_first = is_reply & ~jnp.pad(is_reply, ((0, 0), (1, 0)))[:, :-1]
@@ -123,12 +132,12 @@ def token_weights(
 def _choose_sets(
     key: jax.Array, keys: jax.Array, variant: Variant, is_shared: bool
 ) -> jax.Array:
-    """int32[], or int32[R] for rows that differ: which of `variant.symbol_sets`.
+    """int32[] for all rows, or int32[R]: which of `variant.symbol_sets`.
 
     Args:
-      key: of the choice, where it is free.
-      keys: of the rows. The shape of a drawing follows from its level, which is drawn
-        here once more: cheap beside one step of training.
+      key: of a random choice.
+      keys: of the rows. With shapes there is no choice: a row's set is that of its
+        level's shape. The level is generated twice, which costs little beside a step.
       variant: with two sets or more.
       is_shared: whether all rows are in one set.
     """
@@ -144,7 +153,7 @@ def _choose_sets(
 
 
 def _dialogue(env: Environment, legend: str, variant: Variant, pieces, short: bool):
-    """The texts of a row: whole, or with a legend alone in place of the prompt."""
+    """A row's texts, whole, or `short`: a legend (or nothing) replaces the prompt."""
     texts = prompts_lib.make_dialogue(
         env, variant.limits, pieces, thinking=variant.thinking
     )

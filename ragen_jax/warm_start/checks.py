@@ -11,11 +11,13 @@ from ragen_jax.settings import limits
 from ragen_jax.warm_start import STAGES
 
 _LARGEST = 3e38  # of float32
-# Of a batch, rows * context * vocabulary: 8 GiB of logits.
+# The most logits of a batch, rows * context * vocabulary: 8 GiB.
 _MOST_LOGITS = 2**31
 
 
 class _Rule(NamedTuple):
+    """The type and range of a value, and the words that name them in an error."""
+
     kind: type | tuple[type, ...]
     allows: Callable[[Any], bool]
     remedy: str
@@ -38,7 +40,7 @@ _OPTIMIZER = {
     "weight_decay": _real(0, _LARGEST, "0 or more, within float32"),
     "clip_norm": _real(1e-37, _LARGEST, "a number above 0, within float32"),
 }
-_SIZE = _whole(1, 1000)  # A demonstrated dialogue is unrolled by its limits.
+_SIZE = _whole(1, 1000)  # Programs unroll dialogues by these limits.
 _LIMITS = dict.fromkeys(("turns", "actions_per_turn", "actions", "reply_tokens"), _SIZE)
 _ENV = {"context": _whole(1, 2**20), "short_context": _whole(1, 2**20)}
 _STAGE = {
@@ -71,7 +73,7 @@ def check_model(config: ConfigDict) -> str:
     """The model that a config asks for.
 
     Raises:
-      SettingsError: if it is none of STAGES, or the config is no supervised start's.
+      SettingsError: if it is not in STAGES, or the config is of another command.
     """
     model = config.get("model")
     if not isinstance(model, str):
@@ -87,11 +89,11 @@ def check_model(config: ConfigDict) -> str:
 
 
 def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
-    """Refuses values that no stage could be trained with.
+    """Refuses values with which the stages cannot be trained.
 
     Args:
       config: whose model is known.
-      stages: that are to be trained; others' values do not matter.
+      stages: the ones to train; values of others are not checked.
       vocabulary: of the model.
 
     Raises:
@@ -135,7 +137,7 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
 
 
 def _check_players(config: ConfigDict, name: str) -> None:
-    """Refuses what no demonstrator of the stage has."""
+    """Refuses settings of demonstrators that no demonstrator of the stage has."""
     from ragen_jax.warm_start.recipe import KINDS
 
     stage = config[name]
@@ -154,7 +156,7 @@ def _check_players(config: ConfigDict, name: str) -> None:
 
 
 def _check_drawings(config: ConfigDict, name: str) -> None:
-    """Refuses to read drawings where there are none, or more than drawings.py holds."""
+    """Refuses `walls_weight` and `relabel` for rows that drawings.py cannot read."""
     from ragen_jax.warm_start.recipe import KINDS
 
     stage = config[name]

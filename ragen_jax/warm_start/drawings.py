@@ -1,4 +1,8 @@
-"""Drawings and walks of Sokoban's rooms, read back from the tokens of rows."""
+"""Reads the drawings and walks of Sokoban's rooms back from the tokens of rows.
+
+For the labels of walls.py and relabel.py. "Row" is a row of a batch or of a drawing, by
+context. Functions are of one row of a batch, int32[T]; callers `vmap` them.
+"""
 
 from typing import NamedTuple
 
@@ -8,9 +12,9 @@ import jax.numpy as jnp
 from ragen_jax.envs.sokoban import texts
 from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban
 
-SIDE = 10  # Rows and columns that have names.
-MARGIN = 2  # Cells beyond a drawing that are looked at.
-REPLIES = 16  # of a row at most
+SIDE = 10  # Most rows and columns of a drawing: 0 to 9 have tokens.
+MARGIN = 2  # Cells around a drawing that may be looked up.
+REPLIES = 16  # The most replies of a row.
 WALL = MEANINGS.index("wall")
 BOXES = tuple(MEANINGS.index(name) for name in ("box", "box on target"))
 TARGETS = tuple(
@@ -21,9 +25,9 @@ TARGETS = tuple(
 class Words(NamedTuple):
     """Tokens of drawings and places."""
 
-    meaning: jax.Array  # int32[V], index into MEANINGS; -1: no cell
+    meaning: jax.Array  # int32[V], a drawn cell as index into MEANINGS; -1: none
     row: jax.Array  # int32[V], the row that a token names; -1: none
-    column: jax.Array  # int32[V]
+    column: jax.Array  # int32[V], likewise
     rows: jax.Array  # int32[10], the token that names each row
     columns: jax.Array  # int32[10]
     newline: int
@@ -36,7 +40,7 @@ class Words(NamedTuple):
 
     @property
     def choices(self) -> jax.Array:
-        """int32[24], of which some are chosen from: actions, rows, columns."""
+        """int32[24], the tokens of all choices: actions, rows, columns."""
         return jnp.concatenate([self.actions, self.rows, self.columns])
 
 
@@ -70,27 +74,27 @@ def find_words(tokenizer, vocabulary: int) -> Words:
 def boards(
     tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
 ) -> tuple[jax.Array, jax.Array]:
-    """What each reply of a row was shown.
+    """The drawing that each reply of a row was shown.
 
     Args:
       tokens: int32[T], a row of rooms in Sokoban's own symbols, 10 x 10 at most.
       is_reply: bool[T].
       words: of the tokenizer.
-      replies: K, in a row at most.
+      replies: K, the most replies of a row.
 
     Returns:
-      int32[K, 14, 14], indices into MEANINGS, by reply, behind a margin of two cells;
-      all wall beyond a drawing. int32[T], the reply that each token belongs to.
+      int32[K, 14, 14], indices into MEANINGS, by reply, with a margin of MARGIN cells
+      around; all wall beyond a drawing. int32[T], the reply that each token belongs to.
     """
     starts = is_reply & ~before(is_reply)
-    reply = jnp.cumsum(starts)  # Replies begun; drawings stand before theirs.
+    reply = jnp.cumsum(starts)  # Replies begun so far; a drawing precedes its reply.
     is_cell = (words.meaning[tokens] >= 0) & ~is_reply
     lines = jnp.cumsum((tokens == words.newline) & before(is_cell))
     row = lines - latest(starts, lines)
     column = columns(is_cell)
     side = SIDE + 2 * MARGIN
-    # Out of bounds is dropped. The symbols that an instruction explains stand before
-    # the first drawing, whose cells are written over them: the later position counts.
+    # Out of bounds is dropped. An instruction that explains symbols stands before the
+    # first drawing and looks like cells too: of two tokens the later one counts.
     at = (
         jnp.where(is_cell & (row < SIDE) & (column < SIDE), reply, replies),
         jnp.minimum(row, SIDE) + MARGIN,
@@ -105,11 +109,13 @@ def boards(
 def named_places(
     tokens: jax.Array, is_reply: jax.Array, words: Words
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The places that replies name, at their last tokens.
+    """The places that replies name, as " (2, 3)" is two tokens, row and column.
 
     Returns:
-      bool[T]; int32[T], 1 at a reply's first place, the player, 2 at the box, 3 at the
-      target, and so on along the walk, 0 elsewhere; int32[T, 2], row and column.
+      bool[T], the last token of each place.
+      int32[T], there, its number in the reply: 1 for the player, 2 for the box, 3 for
+      the target, and more along the walk; 0 elsewhere.
+      int32[T, 2], there, row and column.
     """
     is_place = is_reply & (words.column[tokens] >= 0)
     is_place &= before(words.row[tokens] >= 0)
@@ -120,7 +126,7 @@ def named_places(
 
 
 class Replies(NamedTuple):
-    """What a row's replies were shown, and the places that they name."""
+    """The drawings that a row's replies were shown, and the places that they name."""
 
     board: jax.Array  # int32[K, 10, 10], as of `boards`, without the margin
     which: jax.Array  # int32[T], the reply that each token belongs to
@@ -139,7 +145,7 @@ class Replies(NamedTuple):
 def read_replies(
     tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
 ) -> Replies:
-    """Reads a row, of the same arguments as `boards`."""
+    """Reads a row; the arguments are those of `boards`."""
     board, which = boards(tokens, is_reply, words, replies)
     is_place, nth, place = named_places(tokens, is_reply, words)
 
@@ -156,11 +162,11 @@ def read_replies(
 def walked(
     nth: jax.Array, place: jax.Array, named: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """int32[T, 2] each, where a reply's player and its box are after each token.
+    """int32[T, 2] each, where the player and the named box are after each token.
 
     Args:
-      nth, place: as `named_places` tells them.
-      named: int32[T, 2], where each reply's box is at first.
+      nth, place: from `named_places`.
+      named: int32[T, 2], the box that the token's reply names, where it is at first.
     """
 
     def one_token(carry, given):
@@ -177,16 +183,16 @@ def walked(
 
 
 def columns(is_cell: jax.Array) -> jax.Array:
-    """int32[T], how many cells stand directly before each."""
+    """int32[T], how many cells stand directly before each token: a cell's column."""
     position = jnp.arange(is_cell.shape[0])
     return position - jax.lax.cummax(jnp.where(is_cell, -1, position)) - 1
 
 
 def before(values: jax.Array) -> jax.Array:
-    """[T], each position's predecessor; 0 for the first."""
+    """[T], `values` moved one position to the right; 0 at the first."""
     return jnp.pad(values, (1, 0))[:-1]
 
 
 def latest(marks: jax.Array, values: jax.Array) -> jax.Array:
-    """[T], the value (which never falls) at the latest mark; 0 before the first."""
+    """[T], the value at the latest mark, 0 before the first; values must not fall."""
     return jax.lax.cummax(jnp.where(marks, values, 0))

@@ -1,4 +1,7 @@
-"""More layers for a trained model, which at first change nothing."""
+"""More layers and tokens for a trained model; at first they do not change its outputs.
+
+Called by stages.py, for models that start from another one (GROWN).
+"""
 
 import dataclasses
 
@@ -8,11 +11,12 @@ import jax.numpy as jnp
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 
-_ADDED = ("output", "down")  # What a layer adds to the residual stream ends in these.
+# The matrices that end a layer's two branches, into the residual stream.
+_ADDED = ("output", "down")
 
 
 def can_grow(found: ModelConfig, wanted: ModelConfig, last: int = 0) -> bool:
-    """Whether one shape is the other but for its layers, which `deepen` can add."""
+    """Whether shapes differ in layers alone, and `deepen` can add those."""
     if dataclasses.replace(found, layers=wanted.layers) != wanted:
         return False
     more = wanted.layers - found.layers
@@ -22,12 +26,12 @@ def can_grow(found: ModelConfig, wanted: ModelConfig, last: int = 0) -> bool:
 def deepen(
     weights: Parameters, found: ModelConfig, wanted: ModelConfig, last: int = 0
 ) -> Parameters:
-    """`weights` with new layers, which add nothing yet: the same function.
+    """`weights` with new layers that add nothing yet, so the function is the same.
 
-    First layers change how tokens are read, for the layers that know what to do with
-    what was read; last ones have time to use what the others found out. They look
-    where the model's own first and last layers look: copies of these but for their last
-    matrices, which are 0.
+    New first layers can learn to read tokens differently for the layers above; new last
+    ones can compute more from what the others found. They are copies of the model's own
+    first and last layers, so that they attend where these do, but with their output
+    matrices at 0.
 
     Args:
       weights: of the shape `found`, which `can_grow`.
@@ -49,11 +53,11 @@ def deepen(
 def draw_embeddings(
     weights: Parameters, tokens: jax.Array, key: jax.Array
 ) -> Parameters:
-    """`weights` with new embeddings, as long as the others, of int32[n] tokens.
+    """`weights` with random embeddings, of the mean norm, for int32[n] tokens.
 
-    A token that no stage has met is pushed away from every reply, like all the others
-    of its kind, until they point the same way: at the cosine of 0.99 that was measured,
-    two names are one to the model, and it cannot learn to copy them.
+    Training pushes all tokens that it never meets away from every reply, until their
+    embeddings point the same way: at the measured cosine of 0.99 the model cannot tell
+    two names apart, and cannot learn to copy them.
     """
     table = jnp.asarray(weights["embedding"])
     length = jnp.linalg.norm(table, axis=1).mean()
@@ -65,12 +69,12 @@ def draw_embeddings(
 def add_tokens(
     weights: Parameters, old: dict[str, int], new: dict[str, int], key: jax.Array
 ) -> Parameters:
-    """`weights` for a tokenizer with more tokens, whose embeddings are drawn.
+    """`weights` for a tokenizer with more tokens, whose embeddings are random.
 
     Args:
       weights: with a tied embedding of at least as many rows as `new` has tokens.
-      old: token -> id, of the tokenizer that they know.
-      new: the same tokens and more, of any ids.
+      old: token -> id, of the tokenizer that `weights` were trained with.
+      new: token -> id, of the same tokens and more; the ids may differ.
       key: of the drawn embeddings.
     """
     known = list(old)

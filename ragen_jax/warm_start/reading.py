@@ -1,7 +1,8 @@
-"""Layers that read symbols as what the prompt says they are.
+"""A loss for first layers that translate symbols by the prompt's explanation.
 
-The first layers learn to turn each cell of a board into the embedding of the symbol
-that the layers above already know for it, and to leave all other tokens as they are.
+They learn to turn each cell of a board into the embedding of the symbol that the layers
+above already know for its meaning, and to leave all other tokens as they are. Of stages
+with `read_layers`; walls.py uses `split` and `hidden_states` too.
 """
 
 import jax
@@ -12,12 +13,12 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.warm_start.batches import Batch
 
-_RARE = 6.0  # Weight of a cell of a rarer symbol than the two most frequent ones.
-_OTHERS = 0.5  # of the mean over the tokens that are to stay as they are
+_RARE = 6.0  # Weight of cells with other than the two most frequent meanings.
+_OTHERS = 0.5  # Weight of the mean over tokens that are to stay as they are.
 
 
 def split(weights: Parameters, layers: int) -> tuple[Parameters, Parameters]:
-    """So many first layers, and everything else."""
+    """(the first `layers` layers, everything else)."""
     first = jax.tree.map(lambda leaf: leaf[:layers], weights["layers"])
     above = jax.tree.map(lambda leaf: leaf[layers:], weights["layers"])
     return first, {**weights, "layers": above}
@@ -37,16 +38,16 @@ def loss(
     """How far the first layers are from reading each cell as what it means.
 
     Args:
-      first: the first n layers, which learn.
+      first: the first n layers, which are trained.
       batch: with `meant` and `opening_length`.
-      others: with the embedding, which does not learn here.
+      others: the rest of the model, with the embedding; not trained here.
       config: of the whole model.
 
     Returns:
-      float32[], the squared distance of hidden states after the layers to embeddings,
-      in units of the embedding's mean square, in the mean over features and cells, with
-      half of the mean over other tokens; and float32[], the share of cells whose hidden
-      state points most nearly to what they mean, of all that is meant in the batch.
+      float32[], the squared distance between hidden states after the layers and the
+      wanted embeddings, in units of the latter's mean square: its weighted mean over
+      cells, plus half of its mean over other tokens. And float32[], the share of cells
+      whose hidden state is nearest in angle to the right one of the batch's meanings.
     """
     table = others["embedding"]
     read = hidden_states(first, table[batch.tokens], config)
@@ -54,13 +55,14 @@ def loss(
     meant = jnp.where(is_behind, batch.meant, batch.tokens)
     is_cell = meant != batch.tokens
     wanted = table[meant]
-    # Not of normalized states: the layers above add to these as they are.
+    # Not between normalized states: the layers above add to these as they are.
     distance = ((read - wanted) ** 2).mean(-1) / (wanted**2).mean(-1)
 
     counts = jnp.zeros(table.shape[0]).at[meant].add(is_cell)
     is_rare = counts < jax.lax.top_k(counts, 2)[0][1]
     weight = is_cell * jnp.where(is_rare[meant], _RARE, 1.0)
-    is_other = ~is_cell & (jnp.cumsum(batch.tokens[:, ::-1] != 0, 1)[:, ::-1] > 0)
+    is_before_end = jnp.cumsum(batch.tokens[:, ::-1] != 0, 1)[:, ::-1] > 0
+    is_other = ~is_cell & is_before_end  # Without the padding, which is 0.
     total = _mean(distance, weight) + _OTHERS * _mean(distance, is_other)
 
     directions = table / jnp.linalg.norm(table, axis=1, keepdims=True)
@@ -69,11 +71,11 @@ def loss(
 
 
 def hidden_states(layers: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
-    """float32[R, T, D] after some layers, as the layers above are given them.
+    """float32[R, T, D], the residual stream after some layers.
 
     Args:
-      layers: n of them, in a row.
-      x: float32[R, T, D], what they are given.
+      layers: n consecutive ones.
+      x: float32[R, T, D], their input.
       config: of the whole model.
     """
     positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])

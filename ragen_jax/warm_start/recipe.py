@@ -1,4 +1,7 @@
-"""The demonstrations: kinds of dialogue, their proportions, texts for the tokenizer."""
+"""The demonstrations: kinds of dialogue, their proportions, texts for the tokenizer.
+
+A stage's `kinds` is a key of KINDS; `make_variant` builds the environment of each Kind.
+"""
 
 import dataclasses
 from typing import Any
@@ -31,21 +34,21 @@ _DEMONSTRATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of dialogue, and how often a step draws it beside others."""
+    """A kind of dialogue, and how often it is drawn."""
 
-    weight: int
+    weight: int  # relative to a stage's other kinds
     env: str
-    changes: dict[str, Any]  # of the environment's settings in the config
+    changes: dict[str, Any]  # to the environment's settings in the config
     thinking: bool = True
-    # Sets of symbols that rows are drawn in; 0: the environment's own alone.
+    # How many sets of symbols rows use, drawn at random; 0: the environment's own.
     symbol_sets: int = 0
     section: str = ""  # of the config, in place of the environment's name
-    # (rows, columns) of the drawings that Sokoban's rooms lie in; none: the rooms' own.
+    # (rows, columns) of the drawings that Sokoban's rooms lie in; (): the rooms' own.
     shapes: tuple[tuple[int, int], ...] = ()
 
     @property
     def settings(self) -> str:
-        """The config's section."""
+        """The section of the config."""
         return self.section or self.env
 
 
@@ -66,10 +69,12 @@ def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind
 
 
 def _rooms_in_frames(longest: int, one: int = 2, two: int = 3) -> tuple[Kind, ...]:
-    """The same among more walls, where places have to be counted; not 8 x 8 either.
+    """The same rooms within larger drawings of walls, so that cells must be counted.
+
+    No drawing is 8 x 8.
 
     Args:
-      longest: rows and columns of a drawing, at most.
+      longest: most rows, and most columns, of a drawing.
       one, two: weights of rooms with one box and with two.
     """
 
@@ -84,13 +89,13 @@ def _rooms_in_frames(longest: int, one: int = 2, two: int = 3) -> tuple[Kind, ..
     )
 
 
-# Never drawn with 8 x 8 cells, which are for tests.
+# No room of 8 x 8 cells: these are kept for tests.
 _ROOMS = (
     Kind(4, "sokoban", {}),
     *(_rooms(2, 7, 1), _rooms(3, 9, 1), _rooms(2, 6, 2), _rooms(3, 7, 2)),
 )
 _BANDITS = (Kind(6, "bandit", {}), Kind(1, "bandit", {}, thinking=False))
-# What a stage's `kinds` means. The last stages keep the lakes, so as not to forget.
+# The values of a stage's `kinds`. Later stages keep the lakes, not to forget them.
 KINDS = {
     "lake": LAKES[:1],
     "lakes": LAKES,
@@ -98,7 +103,7 @@ KINDS = {
     "sokoban_in_any_symbols": (Kind(1, "sokoban", {}, symbol_sets=4096),),
     "rooms": _ROOMS,
     "rooms_in_frames": _rooms_in_frames(10),
-    # An instruction names their shape, in equally many tokens.
+    # For whole dialogues, whose instruction names the shape, in equally many tokens.
     "rooms_in_named_frames": _rooms_in_frames(9),
     # Mostly with two boxes.
     "two_boxes_in_frames": _rooms_in_frames(10, 1, 5),
@@ -116,21 +121,20 @@ KINDS = {
     "shop_and_search": (Kind(3, "webshop", {}), Kind(1, "search_qa", {})),
     "search_and_shop": (Kind(1, "search_qa", {}), Kind(1, "webshop", {})),
 }
-# Texts that are one token each wherever they stand, by model: names that are copied,
-# and what comes on every line of a page.
+# By model, names that are copied: each is one token wherever it stands.
 WORDS = {"tiny": NAMES, "tiny_symbols": NAMES, "tiny_rooms": NAMES, "tiny_words": ()}
-# Symbols that are one token each behind a space, by model.
+# By model, symbols that are one token each, together with a space before them.
 SYMBOLS = {
     "tiny": "",
     "tiny_symbols": symbol_sets.SYMBOLS,
     "tiny_rooms": "",
     "tiny_words": "",
 }
-# How many of a model's new layers come last: an action can only be chosen behind the
-# layers that read walls.
+# How many of a grown model's new layers come after the old ones, not before them: an
+# action can only be chosen behind the layers that read walls.
 LAST_LAYERS = {"tiny": 0, "tiny_words": 0, "tiny_symbols": 0, "tiny_rooms": 4}
-# Tokens that the model begun with has never met, drawn anew when it is grown: rows and
-# columns of larger rooms.
+# Texts whose tokens the start model never met (rows and columns of larger rooms); their
+# embeddings are drawn anew when it grows.
 UNMET = {
     "tiny": (),
     "tiny_words": (),
@@ -138,6 +142,7 @@ UNMET = {
     "tiny_rooms": tuple(f" ({n}" for n in range(5, 10))
     + tuple(f", {n})" for n in range(5, 10)),
 }
+# By model, what stands on every line of a page: one token each, within words too.
 MARKS = {
     "tiny": (),
     "tiny_symbols": (),
@@ -148,21 +153,28 @@ MARKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One kind of demonstrated dialogue."""
+    """A Kind, built: its environment with demonstrations, and the sizes of its rows."""
 
     weight: int
     env: base.Environment
     limits: prompts_lib.TurnLimits
     thinking: bool
-    context: int  # tokens that hold it
+    context: int  # most tokens of a dialogue
     short_context: int  # the same without the system prompt
-    rows: int  # in place of one row of a stage
-    # None: the environment's own alone. Or, of drawings of `shapes`, one for each.
+    rows: int  # for each one of a stage's `rows`
+    # (): the environment's own symbols alone. With `shapes`, one for each of them.
     symbol_sets: tuple[SymbolSet, ...] = ()
     shapes: tuple[tuple[int, int], ...] = ()
 
 
 def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
+    """Builds a kind of dialogue.
+
+    Args:
+      config: with the sections of environments.
+      kind: what to build.
+      player_changes: to the demonstrator; a key that it does not have is ignored.
+    """
     module, section = _DEMONSTRATIONS[kind.env], config[kind.settings]
     settings_type, make = envs.lookup(kind.env)
     settings = _made(
@@ -197,7 +209,7 @@ def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
 
 
 def _made(kind: type, values: dict[str, Any], section: str) -> Any:
-    """A dataclass of a section's values. Raises UserError for a key that is not its."""
+    """A `kind` from a section's values. Raises UserError for an unknown key."""
     known = [field.name for field in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
@@ -209,7 +221,7 @@ def _made(kind: type, values: dict[str, Any], section: str) -> Any:
 
 
 def words_corpus(variants: list[Variant]) -> list[str]:
-    """Texts for the tokenizer: every phrase of pages and replies, and the prompts."""
+    """Texts for the tokenizer of tiny_words: prompts, and all phrases."""
     texts = []
     for variant in variants:
         env = variant.env
@@ -220,7 +232,7 @@ def words_corpus(variants: list[Variant]) -> list[str]:
 
 
 def corpus(variants: list[Variant], limits: prompts_lib.TurnLimits) -> list[str]:
-    """Texts for the tokenizer, in the proportions in which they will be read."""
+    """Texts for the tokenizer, as often as they will be met."""
     texts = []
     for variant in variants:
         env, thinking = variant.env, variant.thinking
@@ -236,7 +248,7 @@ def corpus(variants: list[Variant], limits: prompts_lib.TurnLimits) -> list[str]
 
 
 def _frame(limits: prompts_lib.TurnLimits, most_tenths: int) -> list[str]:
-    """What stands around observations, with rewards below so many tenths."""
+    """The texts around observations, with rewards below `most_tenths` / 10."""
     texts = []
     for turn in range(1, limits.turns + 1):
         for left in range(limits.actions + 1):

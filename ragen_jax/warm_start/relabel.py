@@ -1,10 +1,10 @@
-"""The best actions in place of those that were taken, as what is imitated.
+"""Relabels demonstrations: the best actions are imitated, not those that were taken.
 
-Demonstrations with many random actions show more of what can happen, most of it not to
-be imitated. Here a model sees what was done, and learns what should have been: the
-expert's labels on states that it would not have come to, as in DAgger (Ross et al.,
-arXiv:1011.0686). What each action, and each box and target that can be named, loses
-beside the best is told as well.
+Demonstrations with many random actions reach more states, but most of these actions are
+not to be imitated. So a row keeps what was done, and the expert's best action is the
+target: expert labels on states that the expert itself would not reach, as in DAgger
+(Ross et al., arXiv:1011.0686). The regret of each action, and of naming each box and
+target, is computed as well, for `walls.expected_regret`. Of stages with `relabel`.
 """
 
 import functools
@@ -18,30 +18,34 @@ from ragen_jax.envs.sokoban.generator import MOVES
 from ragen_jax.warm_start import drawings
 from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
-# A box that can reach its target no longer counts as this many actions that are lost.
+# Regret is the number of actions lost beside the best choice. Its maximum, for a choice
+# that makes the room unsolvable:
 _MOST_LOST = 10
-# One that moves nothing: it itself, and those behind it in a walk that counts on it.
+# For an action that moves nothing: itself, and actions of the walk that rely on it.
 _LOST_IN_VAIN = 4
-_NEVER = 8 * distances.UNSOLVABLE  # Stands for a choice that is not there.
+_NEVER = 8 * distances.UNSOLVABLE  # The cost of a choice that does not exist.
 
 
 def with_best_actions(
     key: jax.Array, batch: Batch, words: drawings.Words, replies: int
 ) -> Batch:
-    """Rows in which the actions of walks are imitated as they should have been.
+    """Rows whose walks are to imitate the best actions; sets `imitated` and `regret`.
 
-    Of equally good actions any one. Where no play leads to the target any longer,
-    nothing is imitated, nor is the naming of a box and a target where no pair of two
-    solves the room, nor the rest of a reply that claims a step which was none. `regret`
-    tells how many actions each choice loses beside the best, 10 at most. An action
-    loses 4 if nothing moves, 10 if no play leads to the target afterwards, or if it
-    runs against another box.
+    Among equally good actions one is drawn. Nothing is imitated
+    * at an action, if no action leads to the target any more;
+    * at the names of box and target, in a room with two of each, if no pairing of them
+      solves it;
+    * in the rest of a reply that claims an impossible step.
+
+    `regret` is the number of actions that a choice loses beside the best, 10 at most.
+    It is 4 for an action that moves nothing, and 10 for one that makes the target
+    unreachable or runs into another box.
 
     Args:
       key: consumed.
       batch: rows as demonstrated, of rooms with 10 x 10 cells at most.
       words: of the tokenizer.
-      replies: K, in a row at most.
+      replies: K, the most replies of a row.
     """
     look = functools.partial(drawings.read_replies, words=words, replies=replies)
     seen = jax.vmap(look)(batch.tokens, batch.is_reply)
@@ -56,7 +60,7 @@ def with_best_actions(
         costs >= 2 * distances.UNSOLVABLE, _LOST_IN_VAIN, jnp.minimum(lost, _MOST_LOST)
     )
     lost = jnp.where((is_choice & can_solve)[..., None], lost, NO_CHOICE)
-    # An action stands behind the choice of it.
+    # Computed at the token before an action; moved to the action's own token.
     shift = lambda x, fill: jnp.full_like(x, fill).at[:, 1:].set(x[:, :-1])
     is_choice, best = shift(is_choice, False), shift(best, 0)
     best = jnp.where(shift(can_solve, False), words.actions[best], -1)
@@ -69,7 +73,7 @@ def with_best_actions(
 
 
 def after_false_step(is_reply: jax.Array, seen: drawings.Replies) -> jax.Array:
-    """bool[T], from where on a reply says that it has come to where it could not go.
+    """bool[T], the tokens of a reply from its first impossible step on.
 
     Args:
       is_reply: bool[T].
@@ -82,7 +86,7 @@ def after_false_step(is_reply: jax.Array, seen: drawings.Replies) -> jax.Array:
     said = _cell(seen.place)
     could = (said == player) | (said[:, None] == reached).any(1)
     is_false = (seen.nth > 3) & ~could
-    is_false = jnp.pad(is_false, (0, 1))[1:]  # A place's row stands before its column.
+    is_false = jnp.pad(is_false, (0, 1))[1:]  # From the row's token on.
     count = jnp.cumsum(is_false)
     starts = is_reply & ~drawings.before(is_reply)
     return is_reply & (count > drawings.latest(starts, count - is_false))
@@ -94,7 +98,7 @@ def _cell(at: jax.Array) -> jax.Array:
 
 
 def _open_cells(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
-    """bool[K, 100], where player and named box can go; where another box stands."""
+    """bool[K, 100] each: where player and named box can go; where other boxes stand."""
     is_box = jnp.isin(seen.board, jnp.array(drawings.BOXES)).reshape(
         -1, drawings.SIDE**2
     )
@@ -109,7 +113,7 @@ def action_costs(
     seen: drawings.Replies,
     words: drawings.Words,
 ) -> tuple[jax.Array, jax.Array]:
-    """What each action would cost where a walk's next one is chosen.
+    """The cost of each action, at the tokens behind which a walk's next one is chosen.
 
     Args:
       tokens: int32[T], one row.
@@ -118,10 +122,9 @@ def action_costs(
       words: of the tokenizer.
 
     Returns:
-      int32[T, 4], the fewest actions that are left after each one, until the named box
-      is on the named target, every other box being a wall; `distances.UNSOLVABLE` where
-      that is impossible, or another box stands in the way, and twice that where nothing
-      would move.
+      int32[T, 4], the fewest actions that remain after each one until the named box is
+      on the named target, with other boxes as walls; `distances.UNSOLVABLE` if that is
+      impossible, or the action runs into another box; twice that if nothing moves.
       bool[T], the colons and commas behind which an action is chosen.
     """
     side = drawings.SIDE
@@ -135,7 +138,7 @@ def action_costs(
         its = jax.tree.map(lambda leaf: leaf[which], left)
         cost = distances.actions_left(its, next_player, next_box)
         is_still = next_player == player
-        # Another box would be pushed, and nothing is known of where that leads.
+        # It would push another box, which the distances do not model.
         is_against = is_other[which, player + MOVES @ np.array([side, 1])]
         cost = jnp.where(is_still, 2 * distances.UNSOLVABLE, cost)
         return jnp.where(is_against, distances.UNSOLVABLE, cost)
@@ -149,21 +152,22 @@ def action_costs(
 
 
 def name_regret(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
-    """What is lost by naming either box and either target of a room with two.
+    """The regret of naming each box and each target, in a room with two of both.
 
     Args:
       seen: of one row.
 
     Returns:
-      int32[T, 20], at the row and the column of a reply's box and target: of each row,
-      then of each column that could be named there, the actions that are lost beside
-      the best, 10 at most; NO_CHOICE where it is of no box or target, and elsewhere.
-      bool[T], of such tokens, whether no box and target solve the room.
+      int32[T, 20], the actions lost beside the best, 10 at most, by naming each of 10
+      rows, then each of 10 columns, at the tokens where a reply names the row and the
+      column of its box and target. NO_CHOICE for rows and columns that no box or target
+      is in, and at all other tokens.
+      bool[T], those tokens in rooms that no pairing of boxes and targets solves.
     """
     given = seen.board, seen.player, seen.box, seen.target
     tables, is_vain = jax.vmap(_one_board)(*given)
     nth, which = seen.nth, seen.which
-    following = jnp.pad(nth, (0, 1))[1:]  # A row's token stands before its column's.
+    following = jnp.pad(nth, (0, 1))[1:]  # At a row's token, `nth` of its column's.
     is_kind = jnp.stack([following == 2, nth == 2, following == 3, nth == 3], -1)
     is_name, kind = is_kind.any(-1), jnp.argmax(is_kind, -1)
     regret = jnp.where(is_name[:, None], tables[which, kind], NO_CHOICE)
@@ -171,7 +175,9 @@ def name_regret(seen: drawings.Replies) -> tuple[jax.Array, jax.Array]:
 
 
 def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
-    """int32[4, 20], by box's row, its column, target's row, its column; and bool[].
+    """int32[4, 20], regret of naming the box's row and column, then the target's.
+
+    And bool[], whether no pairing of boxes and targets solves a room with two of each.
 
     Args:
       board: int32[10, 10], indices into MEANINGS.
@@ -188,27 +194,27 @@ def _one_board(board, player, box, target) -> tuple[jax.Array, jax.Array]:
     ).cost.reshape(2, 2)
 
     def tables(cost, places, named):
-        """int32[2, 20], where a row and where a column is named."""
-        is_near = places[:, 0] == named[0]
+        """int32[2, 20], regret of naming a place's row, and its column."""
+        is_in_row = places[:, 0] == named[0]
         of_row = _lost(cost, places[:, 0])
-        of_column = _lost(jnp.where(is_near, cost, _NEVER), places[:, 1])
+        of_column = _lost(jnp.where(is_in_row, cost, _NEVER), places[:, 1])
         nothing = jnp.full(side, NO_CHOICE)
         row = jnp.concatenate([of_row, nothing])
         return jnp.stack([row, jnp.concatenate([nothing, of_column])])
 
-    its = cost[jnp.argmax(_cell(stand) == _cell(box))]
+    of_named_box = cost[jnp.argmax(_cell(stand) == _cell(box))]  # By target.
     made = jnp.concatenate(
-        [tables(cost.min(1), stand, box), tables(its, homes, target)]
+        [tables(cost.min(1), stand, box), tables(of_named_box, homes, target)]
     )
     can_solve = cost.min() < distances.UNSOLVABLE
     return jnp.where(is_two & can_solve, made, NO_CHOICE), is_two & ~can_solve
 
 
 def _lost(cost: jax.Array, number: jax.Array) -> jax.Array:
-    """int32[10], what naming each number loses; NO_CHOICE where it names nothing.
+    """int32[10], regret of naming each number; NO_CHOICE for those of no place.
 
     Args:
-      cost: int32[2], of two places; _NEVER: it is not to be chosen from.
+      cost: int32[2], of two places; _NEVER for one that cannot be chosen.
       number: int32[2], the row or the column of each.
     """
     of_number = jnp.full(drawings.SIDE, _NEVER).at[number].min(cost)

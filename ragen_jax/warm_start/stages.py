@@ -1,4 +1,8 @@
-"""Training on demonstrations, stage after stage."""
+"""Training on demonstrations, stage after stage. Called by launch/warm_start.py.
+
+The config has a section for each stage: configs/warm_start.py explains the keys (at
+`_stage`), docs/tiny_model.md the stages.
+"""
 
 import functools
 import math
@@ -37,14 +41,14 @@ _STOP = tiny_tokenizer.END
 
 
 def check_environments(config, names: Sequence[str]) -> None:
-    """Makes the environments of stages, for their own checks of their settings."""
+    """Makes the environments of stages, which check their settings when made."""
     for stage_kinds in sorted({config[name].kinds for name in names}):
         for kind in KINDS[stage_kinds]:
             make_variant(config, kind)
 
 
 def begin(config, start: str | None):
-    """A tokenizer and weights: new ones, or those of --start.
+    """(tokenizer, weights) to train: new ones, or those of --start, grown if needed.
 
     Raises:
       UserError: if there is no such folder, the model is of another shape, its
@@ -89,7 +93,7 @@ def begin(config, start: str | None):
 
 
 def _grown(tokenizer, weights, found: ModelConfig, config):
-    """A model that is there, with the layers and symbols that it still lacks."""
+    """A trained model with the layers and symbols added that it still lacks."""
     shape, last = SHAPES[config.model], LAST_LAYERS[config.model]
     if found.layers < shape.layers:
         weights = growth.deepen(weights, found, shape, last)
@@ -98,7 +102,7 @@ def _grown(tokenizer, weights, found: ModelConfig, config):
         weights = growth.add_tokens(
             weights, old.get_vocab(), tokenizer.get_vocab(), jax.random.key(config.seed)
         )
-    # With its first layers it met all tokens, in an earlier sitting.
+    # A model that has the new first layers already met these tokens when it got them.
     if UNMET[config.model] and found.layers < shape.layers - last:
         ids = [tokenizer(text)["input_ids"][0] for text in UNMET[config.model]]
         weights = growth.draw_embeddings(
@@ -108,10 +112,10 @@ def _grown(tokenizer, weights, found: ModelConfig, config):
 
 
 def _take_over(model: str, weights, tokenizer):
-    """`weights` with another embedded model's layers and the words that both know.
+    """`weights` with an embedded model's layers and embeddings of shared words.
 
-    It can copy from what stands earlier, which takes a new model long to learn. Words
-    that are new are as long as the others.
+    That model can copy earlier tokens, which takes a new one long to learn. The
+    embeddings of new words are scaled to the mean norm of the others.
     """
     source = sources.locate(model)
     shape = source.read_config()
@@ -127,18 +131,18 @@ def _take_over(model: str, weights, tokenizer):
 
 
 def _texts(config) -> list[str]:
-    """What the tokenizer is trained on."""
+    """The texts that the tokenizer is trained on."""
     if config.model == "tiny_words":
         kinds = KINDS["search_and_shop"]
         return words_corpus([make_variant(config, kind) for kind in kinds])
-    # Of the lakes alone: the words of the other environments are in tiny_tokenizer.py.
+    # Lakes alone: the words of the other environments are in tiny_tokenizer.py.
     random_plan = config["lake_mixed"].random_plan
     variants = [make_variant(config, kind, random_plan=random_plan) for kind in LAKES]
     return corpus(variants, variants[0].limits)
 
 
 def train_stage(weights, name: str, config, pieces, tokenizer):
-    """One of STAGES: an optimizer of its own, on demonstrations as the stage says.
+    """Trains one of STAGES, with a new optimizer, and returns the weights.
 
     Raises:
       UserError: if the loss or the weights are no longer finite.
@@ -149,8 +153,8 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         words = jnp.array([k for k, token in added if not token.special])
         weights = growth.draw_embeddings(weights, words, jax.random.key(config.seed))
     kinds = KINDS[stage.kinds]
-    taken = ("random_plan", "midway", "misread")
-    changes = {key: stage[key] for key in taken}
+    of_demonstrators = ("random_plan", "midway", "misread")
+    changes = {key: stage[key] for key in of_demonstrators}
     if stage.noise is not None:
         changes["noise"] = stage.noise
     variants = [make_variant(config, kind, **changes) for kind in kinds]
@@ -189,7 +193,7 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
 
 
 def _token_weights(stage, tokenizer):
-    """From a batch, what its tokens count in imitation; None: all alike."""
+    """A function from a batch to its tokens' weights in imitation; None: all equal."""
     if stage.places_weight == 1:
         return lambda batch: None
     (colon,) = tokenizer(":")["input_ids"]
@@ -199,7 +203,11 @@ def _token_weights(stage, tokenizer):
 
 
 def _changed_draws(draws: list, shares: list, words, stage) -> tuple[list, list]:
-    """`draws`, relabelled if the stage says so, and as many with places at random."""
+    """(draws, shares) with what a stage changes in its rows.
+
+    Batches are relabelled if `relabel` is set. With `random_places` = p, a share p of
+    them names places at random instead.
+    """
 
     def each(change):
         # Compiled once for all kinds of rows.
@@ -224,15 +232,15 @@ def _draw_changed(draw, change, key):
 
 
 def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str):
-    """Adam on a loss; each step draws one of the batches by its share.
+    """Minimizes a loss by AdamW; each step draws its batch from one of `draws`.
 
     Args:
       weights: what is trained.
       draws: functions from a key to a batch.
-      shares: how often each is drawn, beside the others.
-      loss_of: from weights and batch to float32[], the loss, and float32[] in 0 .. 1,
-        shown beside it: the demonstrator's success, or what is read rightly.
-      stage, config, name: the stage's section, all, and its name.
+      shares: relative frequencies of `draws`.
+      loss_of: (weights, batch) -> float32[] loss, and float32[] in 0 .. 1 to print with
+        it: the demonstrator's success, or the share of cells that is read rightly.
+      stage, config, name: the stage's section, the whole config, and the stage's name.
     """
     settings = config.optimizer
     schedule = optax.warmup_cosine_decay_schedule(
@@ -283,9 +291,9 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
 
 
 def _draw_seed(seed: int, draws: int) -> int:
-    """Of a stage's levels, 0 .. 2**32 - 1; `draws` itself for seed 0.
+    """The seed of a stage's levels, 0 .. 2**32 - 1; `draws` itself for seed 0.
 
-    Not their sum, with which a stage met the levels of another seed's next stage.
+    With their sum, a stage would meet the levels of another seed's next stage.
     """
     return (seed * 1_000_003 + draws) % 2**32
 
@@ -297,7 +305,7 @@ def _check_loss(name: str, step: int, loss: float) -> None:
 
 
 def _check_weights(name: str, weights) -> None:
-    """Raises UserError if a stage's last step, whose loss nobody sees, broke them."""
+    """Raises UserError if the last step, after which no loss is taken, broke them."""
     if not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(weights)):
         raise UserError(
             f"{name}: the weights are not finite after the last step: lower {name}.lr"

@@ -1,4 +1,7 @@
-"""Rooms in symbols drawn anew, whose meaning a model has to read from the prompt."""
+"""Rooms in randomly drawn symbols, whose meanings a model must read in the prompt.
+
+For the stages of `tiny_symbols`. A set has 7 symbols, in the order of MEANINGS.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,32 +17,32 @@ from ragen_jax.envs.sokoban.types import Sokoban
 from ragen_jax.text.phrases import PhraseTokens, tokenize_phrases
 from ragen_jax.text.prompts import Dialogue, DialogueTokens
 
-# Each is one token behind a space (`tiny_tokenizer.with_cells`).
+# Each is one token together with a space before it (`tiny_tokenizer.with_cells`).
 SYMBOLS = "W.C@*%$&!?+=DFHJKLNQUGBA#_OXPS-0123456789<EITabcdfghmnoprstuwx√"
-# Those of `configs/sokoban.py:newvocab`, which are for tests: no set is drawn that
-# shares the meaning of more than one of them. (Were none shared, each symbol would say
-# what it is not.)
+# The set of `configs/sokoban.py:newvocab`, for tests: no drawn set gives more than one
+# of these symbols the meaning that it has here. (If none did, each symbol would tell
+# what it does not mean.)
 HELD_OUT = ("W", ".", "G", "B", "C", "A", "@")
-_NOT_WALLS = "_OP"  # They are one token with the end of a line, which walls stand at.
-_OWN_EVERY = 4  # One of so many sets is the environment's own.
+_NOT_WALLS = "_OP"  # One token with a line's end, where walls stand.
+_OWN_EVERY = 4  # One in this many sets is the environment's own.
 
 
 class SymbolSet(NamedTuple):
-    """An environment in some symbols."""
+    """An environment drawn in one set of symbols."""
 
-    env: Environment  # which differs from the others in its texts alone
+    env: Environment  # differs between sets in its texts alone
     legend: str  # what each symbol means
 
 
 class SymbolSetTokens(NamedTuple):
-    """What differs between dialogues in n sets of symbols."""
+    """The tokens that differ between dialogues in n sets of symbols."""
 
     openings: jax.Array  # int32[n, S], the dialogue's first phrase
     cells: PhraseTokens  # int32[n, phrases, longest] and int32[n, phrases]
 
 
 def draw(settings: Sokoban, count: int, seed: int) -> tuple[SymbolSet, ...]:
-    """So many sets of symbols for rooms; every fourth is their own, the first one too.
+    """`count` sets of symbols for rooms; the first, and every fourth, is their own.
 
     Args:
       settings: of the rooms.
@@ -60,6 +63,7 @@ def draw(settings: Sokoban, count: int, seed: int) -> tuple[SymbolSet, ...]:
 
 
 def _can_be_drawn(symbols: tuple[str, ...], settings: Sokoban) -> bool:
+    """Whether a set is new, has usable walls, and is not too near to HELD_OUT."""
     shared = sum(a == b for a, b in zip(symbols, HELD_OUT, strict=True))
     return symbols != settings.symbols and symbols[0] not in _NOT_WALLS and shared < 2
 
@@ -67,15 +71,15 @@ def _can_be_drawn(symbols: tuple[str, ...], settings: Sokoban) -> bool:
 def tokenize(
     dialogues: list[Dialogue], tokenizer: PreTrainedTokenizerFast
 ) -> SymbolSetTokens:
-    """The tokens of dialogues that differ in first phrase and environment's phrases.
+    """The tokens of dialogues that differ in the first and the environment's phrases.
 
-    Their first phrases have equally many tokens, for each symbol is one.
+    First phrases have equally many tokens, as each symbol is one.
     """
     count, offset = len(dialogues), dialogues[0].env_offset
     openings = tokenize_phrases(tokenizer, tuple(d.phrases[0] for d in dialogues))
     if not (openings.lengths == openings.lengths[0]).all():
         raise ValueError("a symbol is more than one token: use tiny_tokenizer's cells")
-    # All in one table: thousands of small ones would take minutes to put together.
+    # All in one call: to stack thousands of small tables would take minutes.
     cells = tokenize_phrases(
         tokenizer, tuple(text for d in dialogues for text in d.phrases[offset:])
     )

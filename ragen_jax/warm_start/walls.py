@@ -1,9 +1,9 @@
-"""Reading walls and boxes: a loss for what is around the places that a reply names.
+"""An auxiliary loss: predict the walls and boxes around the places that a reply names.
 
-Demonstrators seldom run into something, so imitation teaches little about what is in
-the way. Linear heads on hidden states, which are dropped afterwards, learn to tell it:
-at the places of walks and behind them, where the next action is chosen, and denser at
-places drawn at random.
+Demonstrators seldom run into something, so imitation teaches little about obstacles.
+Linear heads on hidden states, dropped after training, learn to predict them: at the
+places of walks and right behind these, where the next action is chosen; and, as a
+denser signal, at places drawn at random. Of stages with `walls_weight` or `relabel`.
 """
 
 from typing import NamedTuple
@@ -21,36 +21,36 @@ from ragen_jax.models.parameters import Parameters
 from ragen_jax.warm_start import drawings, reading
 from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 
-# The cells around a place, then those behind them: (row, column) from it.
+# int[8, 2], (row, column) offsets: the 4 neighbours, then the cells behind these.
 AROUND = np.concatenate([MOVES, 2 * MOVES])
-# What stands where a first action is chosen is rarer than the others, and counts more.
+# Weight of the colon, where a walk's first action is chosen: it is rarer.
 _FIRST_WEIGHT = 4.0
-# Heads learn so much faster than the layers that they are to change.
+# Multiplies the logits, so that heads learn faster than the layers below.
 _HEAD_SCALE = 10.0
 
 
 class Around(NamedTuple):
-    """What is around the places that replies name."""
+    """The labels of the heads: what is around the places that replies name."""
 
-    # bool[R, T, 16], of the 8 cells AROUND which are walls, then which hold a box.
+    # bool[R, T, 16]: which of the 8 cells AROUND are walls, then which hold a box.
     bits: jax.Array
-    # bool[R, T], at the last token of a place and at a comma behind it, of which that
-    # is told; and at the colon before a walk: of the place where the walk begins.
+    # bool[R, T], the tokens that have labels: the last token of a place and a comma
+    # behind it, for that place; the colon before a walk, for the player's place.
     is_told: jax.Array
 
 
 def look_around(
     tokens: jax.Array, is_reply: jax.Array, words: drawings.Words, *, names_box: bool
 ) -> Around:
-    """What the latest drawing shows around each place that a reply names.
+    """The labels, from the drawing that each reply was shown.
 
     Args:
       tokens: int32[R, T], rows of rooms in Sokoban's own symbols, 10 x 10 at most, and
         up to 16 replies.
       is_reply: bool[R, T].
       words: of the tokenizer.
-      names_box: whether replies walk, and push the box that is their second place: it
-        is where the walk has pushed it. Else all boxes are as drawn.
+      names_box: whether replies are walks, whose second place is the box that they
+        push: that box is then where the walk has pushed it. Else all are as drawn.
     """
 
     def one_row(tokens, is_reply):
@@ -62,13 +62,14 @@ def look_around(
         pushed = jnp.full_like(place, -1)
         if names_box:
             is_named = (nth == 2) & is_box[which, place[:, 0], place[:, 1]]
+            # A reply's index at the name of its box; elsewhere out of bounds: dropped.
             its = jnp.where(is_named, which, drawings.REPLIES)
             is_box = is_box.at[its, place[:, 0], place[:, 1]].set(False, mode="drop")
             named = jnp.full((drawings.REPLIES, 2), -1).at[its].set(place, mode="drop")
             pushed = drawings.walked(nth, place, named[which])[1]
 
-        told, is_told = _told_place(tokens, is_place, words)
-        cells = place[told][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
+        labelled, is_told = _labelled_place(tokens, is_place, words)
+        cells = place[labelled][:, None] + jnp.asarray(AROUND)[None]  # [T, 8, 2]
         cells = jnp.clip(cells, 0, board.shape[1] - 1)
         at = which[:, None], cells[..., 0], cells[..., 1]
         is_pushed = (cells == pushed[:, None]).all(-1)
@@ -78,30 +79,32 @@ def look_around(
     return jax.vmap(one_row)(tokens, is_reply)
 
 
-def _told_place(tokens, is_place, words: drawings.Words) -> tuple[jax.Array, jax.Array]:
-    """int32[T], the last token of the place that each position is about; bool[T]."""
+def _labelled_place(
+    tokens, is_place, words: drawings.Words
+) -> tuple[jax.Array, jax.Array]:
+    """int32[T], index of the last token of each label's place; bool[T], has a label."""
     position = jnp.arange(tokens.shape[0])
     is_behind = drawings.before(is_place)
     is_first = is_place & (drawings.before(drawings.before(tokens)) == words.at)
     first = drawings.latest(is_first, position)
     is_colon = is_behind & (tokens == words.colon)
-    told = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
+    labelled = jnp.where(is_place, position, jnp.where(is_colon, first, position - 1))
     is_told = is_place | is_colon | (is_behind & (tokens == words.comma))
-    return told, is_told
+    return labelled, is_told
 
 
 def with_random_places(key: jax.Array, batch: Batch, words: drawings.Words) -> Batch:
-    """Rows that name places of the first drawing at random, to their end.
+    """Rows that name random places of the first drawing, from the first reply on.
 
-    They stand where the first reply would, in half of the rows one after the other, in
-    the others as replies begin, again and again. No reply is left to be imitated.
+    Half of the rows name one place after the other; the others repeat the beginning of
+    a reply (" At ..., box ..., target ...:"). No reply is left to be imitated.
 
     Args:
       key: consumed.
       batch: rows as demonstrated.
       words: of the tokenizer.
     """
-    row_here, column_here = -1, -2
+    row_here, column_here = -1, -2  # Stand for tokens that are filled in below.
     place = (row_here, column_here, words.comma)
     beginning = [words.at, *place, words.box, *place, words.target, *place]
     beginning[-1] = words.colon
@@ -136,7 +139,7 @@ def with_random_places(key: jax.Array, batch: Batch, words: drawings.Words) -> B
 
 
 def begin_heads(config: ModelConfig) -> Parameters:
-    """Heads that know nothing, on states after half and two thirds of the layers.
+    """Two heads at 0, for the states after half and two thirds of the layers.
 
     float32[2, D, 16] `weight` and float32[2, 16] `bias`.
     """
@@ -153,21 +156,20 @@ def loss(
     walls_weight: float,
     regret_weight: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Imitation and telling what is around places, or that alone.
+    """Imitation plus the loss of the heads; of random places the latter alone.
 
     Args:
-      learned: the model's weights, and `begin_heads`'.
+      learned: the model's weights, and the heads (`begin_heads`).
       batch: demonstrated rows, or those of `with_random_places`.
       config: the model's shape.
       words: of the tokenizer.
       weight: float[R, T], as for `supervised.imitation_loss`.
       walls_weight: of the mean binary cross-entropy of the heads, in nats.
-      regret_weight: of the actions that one choice of an action, a box or a target is
-        expected to lose, where the batch tells it.
+      regret_weight: of `expected_regret`, in actions; else the batch needs none.
 
     Returns:
-      float32[], the loss; float32[], the share of cells around that the later head
-      tells rightly.
+      float32[], the loss; float32[], the share of labels that the later head predicts
+      rightly.
     """
     weights, heads = learned
     is_walk = batch.is_named is None
@@ -208,11 +210,13 @@ def loss(
 def expected_regret(
     embedding: jax.Array, last: jax.Array, batch: Batch, words: drawings.Words
 ) -> jax.Array:
-    """float32[], actions lost by one choice of an action or of a name, on average.
+    """float32[], the expected number of actions that one choice loses, on average.
 
-    The expert's costs weigh what the model would do, as in AggreVaTe (Ross and Bagnell,
-    arXiv:1406.5979): of equally good choices none is preferred, and one that can never
-    be made good counts most. Only those that there are count, not any other token.
+    A choice is of an action, or of a row or column that names a box or target. As in
+    AggreVaTe (Ross and Bagnell, arXiv:1406.5979), the model's probabilities are
+    weighted by the expert's costs: none of equally good choices is preferred, and one
+    that cannot be repaired costs most. Probabilities are over the possible choices
+    alone, not over other tokens.
 
     Args:
       embedding: float32[V, D], whose products with states are logits.
@@ -224,7 +228,7 @@ def expected_regret(
     lost = batch.regret[:, 1:]
     logits = jnp.where(lost == NO_CHOICE, -jnp.inf, logits)
     is_choice = (lost > 0).any(-1)
-    # Elsewhere all may be minus infinity.
+    # All are minus infinity where there is no choice, and a softmax would be NaN.
     logits = jnp.where(is_choice[..., None], logits, 0.0)
     each = (jax.nn.softmax(logits) * jnp.maximum(lost, 0)).sum(-1)
     each = jnp.where(is_choice, each, 0.0)
@@ -246,4 +250,5 @@ def _hidden_states(
 
 
 def _scaled(x: jax.Array) -> jax.Array:
+    """RMS-normalized, without learned weights."""
     return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)

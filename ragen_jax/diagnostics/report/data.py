@@ -10,7 +10,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
 from ragen_jax.utils.finite import finite
 
-# (title, metric): what is drawn, in this order, where a run has it.
+# (title, metric) of the charts in order; one that no run has is left out.
 CHARTS = (
     ("Success, sampled", "train/success"),
     ("Success, validation", "validation/success"),
@@ -32,21 +32,21 @@ CHARTS = (
     ("Clip fraction", "update/clip_fraction"),
     ("Explained variance", "update/explained_variance"),
 )
-# Settings that runs of one experiment differ in.
+# The setting that may differ between the runs of one series.
 _SEED = "seed"
 
 
 def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
-    """Everything the page needs, as JSON can hold it.
+    """Everything the page needs, ready for JSON.
 
-    Runs whose settings differ in the seed alone are one series, with a band. A folder
-    that is named twice is one run.
+    Runs whose settings differ in the seed alone form one series, drawn with a band. A
+    folder that is given twice is one run.
 
     Args:
       workdirs: of the runs; the first is the report's own.
 
     Raises:
-      UserError: if one of them holds no metrics of a run.
+      UserError: if one of them holds no metrics.
     """
     # By their real paths: the same run twice would look like two seeds that agree.
     workdirs = list({path.resolve(): path for path in workdirs}.values())
@@ -84,7 +84,7 @@ def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
 
 
 def names_of(workdirs: Sequence[Path]) -> list[str]:
-    """A name of each folder: its own, after as many others as tell it from the rest."""
+    """The shortest end of each folder's path that no other folder shares."""
     paths = [workdir.resolve().parts for workdir in workdirs]
     names = []
     for own in paths:
@@ -115,18 +115,19 @@ def read_run(workdir: Path) -> dict[str, Any]:
         "records": records,
         "settings": _flat(_read_json(workdir / "settings.json")),
         "tests": _tests(_read_json(workdir / "test.json"), records),
-        # Older logs hold NaN, which is no JSON, where a reward was no number.
+        # Older logs may hold a reward of NaN, which is not valid JSON.
         "episodes": finite(episode_log.read(workdir)),
         "rollbacks": monitor.read_rollbacks(workdir),
     }
 
 
 def _shown(run: dict[str, Any]) -> dict[str, Any]:
-    """The columns that charts draw, where the alarm rang, and what was gone back over.
+    """A run's columns for the charts, its alarms and its rollbacks.
 
-    What a rollback went back over is no longer in the record, the alarm's ring with it.
+    The iterations that a rollback discarded, and the alarm in them, are no longer in
+    the records; the list of rollbacks is all that tells of them.
     """
-    # The test's record says nothing of training, and would end a mark.
+    # The record of the final test has no training metrics, and would end a mark.
     trained = [record for record in run["records"] if "train/success" in record]
     records = trained or run["records"]
     names = [name for _, name in CHARTS]
@@ -149,7 +150,7 @@ def _shown(run: dict[str, Any]) -> dict[str, Any]:
 def spans(
     iterations: Sequence[int], levels: Sequence[str], sentences: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Runs of iterations of one level that is not healthy: first, last, level, why."""
+    """Stretches of iterations at one unhealthy level: first, last, level, why."""
     found: list[dict[str, Any]] = []
     before = alarm.HEALTHY
     for iteration, level, sentence in zip(iterations, levels, sentences, strict=True):
@@ -179,8 +180,8 @@ def _tests(
 ) -> list[dict[str, Any]]:
     """The rows of test.json: one for each environment.
 
-    Each says after which iteration, None where the record has none: while a run that
-    had ended is continued, its test is that of its former end.
+    Each says after which iteration it was made. That is None if `records` hold no test:
+    a finished run is being continued, and test.json is from its former end.
     """
     if not record:
         return []
@@ -202,7 +203,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; {} where there is none that can be read.
 
-    Older test.json hold NaN, which is no JSON, where something is not known.
+    Older test.json files may hold NaN, which is not valid JSON, for unknown numbers.
     """
     try:
         found = json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """The report's page: template, style, script and data in one file.
 
-The data stands in a script element that is never run, its `<` written as \\u003c: no
-text of a model can end the element. The page's script puts text into the document by
+The data is in a script element that is never executed, with `<` written as \\u003c, so
+that no text of a model can end the element. The page's script inserts texts by
 textContent alone.
 """
 
@@ -46,7 +46,7 @@ def render(data: dict[str, Any]) -> str:
         "SCRIPT": "\n".join((_FOLDER / name).read_text() for name in _SCRIPTS),
         "DATA": embedded(data),
     }
-    # Cut once, so that what is put in is never searched for the next mark.
+    # Split at @@NAME@@ once, so that inserted text is never searched for marks.
     page, *pieces = (_FOLDER / "page.html").read_text().split("@@")
     for index in range(0, len(pieces), 2):
         page += parts[pieces[index]] + pieces[index + 1]
@@ -54,9 +54,9 @@ def render(data: dict[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand within a script element, whatever its texts hold."""
+    """JSON that is safe within a script element, whatever its texts contain."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    # Half a surrogate pair is no UTF-8.
+    # A lone surrogate cannot be encoded as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")
