@@ -44,10 +44,10 @@ FIRST_BOARDS = _first_boards()
 class Game2048:
     """Settings of one kind of board."""
 
-    target: int = 32  # a power of two; a tile of it ends the episode with success
+    target: int = 32  # a power of two; making it ends the episode, with success
     four_probability: float = 0.1  # of a new tile being a 4; else a 2
-    # For new tiles by merging that sum to `target`: on the way there merging earns
-    # about as much as the end.
+    # For merged tiles that sum to `target`; on the way there, merging earns about as
+    # much as reaching it.
     merge_reward: float = 0.2
     success_reward: float = 1.0  # for reaching the target
 
