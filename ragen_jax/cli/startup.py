@@ -25,8 +25,8 @@ from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "Processes in all.")
-_PROCESS = flags.DEFINE_integer("process", None, "This one's number, from 0.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Total number of processes.")
+_PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0.")
 
 # Flags of XLA, which reads them once, before the first computation. Several CPU devices
 # meet in a collective in each minibatch. On a busy machine one may be minutes late, and

@@ -17,13 +17,13 @@ from ragen_jax.settings import Settings
 from ragen_jax.utils import user_modules
 
 _CODE = flags.DEFINE_multi_string(
-    "code", [], "A Python file that the checkpoint's settings name and that may be run."
+    "code", [], "A Python file, named in the checkpoint's settings, that may be run."
 )
 _TRUST = flags.DEFINE_boolean(
     "trust-code",
     False,
-    "Run the Python files that the checkpoint's settings name, where they are the same"
-    " as when it was trained.",
+    "Run the Python files named in the checkpoint's settings, if they are unchanged"
+    " since training.",
 )
 
 
