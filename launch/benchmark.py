@@ -33,27 +33,17 @@ from ragen_jax.utils import atomic_files
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
 _CONFIG = cli.define_config(_DEFAULT)
 _ITERATIONS = flags.DEFINE_integer(
-    "iterations",
-    5,
-    "Iterations to time, after a first one that compiles.",
-    lower_bound=0,
+    "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=0
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite, a folder.")
 _ENV = flags.DEFINE_string(
-    "env",
-    None,
-    "Measure only this environment, or 'all', and compare with public ones.",
+    "env", None, "Only measure this environment, or 'all', and public ones."
 )
 _GAMES = 1024  # games in parallel with --env
 _SHAPE = flags.DEFINE_enum(
-    "shape",
-    None,
-    list(SHAPES),
-    "Random weights of this model shape, with tiny's tokenizer.",
+    "shape", None, list(SHAPES), "Random weights of this shape, with tiny's tokenizer."
 )
-_SUITE = flags.DEFINE_enum(
-    "suite", None, ["gpu"], "Measure in stages; results go to --out."
-)
+_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Measure in stages, into --out.")
 _INSTRUMENTS = flags.DEFINE_boolean(
     "instruments", False, "Only measure the cost of diagnostics and report."
 )
@@ -73,13 +63,10 @@ _SIZES = {
     ]
 }
 _LIMIT = flags.DEFINE_integer(
-    "stage_seconds",
-    600,
-    "Time limit for a stage of the suite, in seconds.",
-    lower_bound=1,
+    "stage_seconds", 600, "Time limit of a stage, in seconds.", lower_bound=1
 )
 _TOTAL = flags.DEFINE_integer(
-    "suite_seconds", 0, "Time limit for the suite, in seconds; 0: none.", lower_bound=0
+    "suite_seconds", 0, "Time limit of the suite, in seconds; 0: none.", lower_bound=0
 )
 
 

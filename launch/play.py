@@ -98,12 +98,12 @@ def _check_flags() -> None:
     """Raises UserError for flags that do not go together."""
     if _ENV.value and cli.names_config():
         raise UserError(
-            "--env and --config both choose an environment: pass one of them; settings"
-            " of --env go by --set=KEY=VALUE"
+            "--env and --config both choose an environment: pass one of them; set the"
+            " options of --env by --set=KEY=VALUE"
         )
     if _SET.value and not _ENV.value:
         raise UserError(
-            f"--set={_SET.value[0]} changes an environment named by --env: name it, or"
+            f"--set={_SET.value[0]} needs an environment named by --env: add --env, or"
             f" write --config.env.{_SET.value[0]}"
         )
 

@@ -151,7 +151,7 @@ def load_config(path_and_variant: str) -> ConfigDict:
     if not Path(path).is_file():
         raise UserError(
             f"--config={path_and_variant}: there is no file {path!r} in {os.getcwd()}:"
-            f" pass --config={_EXAMPLE}, or the path of a config of yours"
+            f" pass --config={_EXAMPLE}, or the path of your own config"
         )
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None:

@@ -83,7 +83,7 @@ def check(settings: Game2048) -> None:
     """Raises ValueError, in one sentence, unless boards can be made and shown."""
     if settings.target not in _TARGETS:
         raise ValueError(
-            f"2048.target = {settings.target} is no tile that can be made: choose a"
+            f"2048.target = {settings.target} is not a tile that can be made: choose a"
             f" power of two from {_TARGETS[0]} to {_TARGETS[-1]}"
         )
     # Without both kinds of tiles too few boards are left for three splits.
@@ -95,7 +95,7 @@ def check(settings: Game2048) -> None:
     for name in ("merge_reward", "success_reward"):
         if not abs(value := getattr(settings, name)) <= 10:
             raise ValueError(
-                f"2048.{name} = {value} is beyond the rewards that a message can say:"
+                f"2048.{name} = {value} is beyond the rewards that a message can show:"
                 " choose -10 to 10"
             )
 
