@@ -197,7 +197,7 @@ def test_folders_with_other_names_are_no_steps(directory):
     told: list[str] = []
     with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
         assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
-    assert len(told) == 7 and all("is no step's folder" in line for line in told)
+    assert len(told) == 7 and all("is not a step's folder" in line for line in told)
     assert checkpoints.find(directory) == (directory, 4, "best")
 
 
