@@ -86,8 +86,7 @@ def main() -> None:
         )
     if _INSTRUMENTS.value and not _ITERATIONS.value:
         raise UserError("--instruments needs iterations: give --iterations=1 or more")
-    # A file that cannot be written is refused before the measurements, not after.
-    out = cli.check_out(_OUT.value) if _OUT.value else None
+    out = cli.check_out(_OUT.value) if _OUT.value else None  # Before the measuring.
     report = _environments() if _ENV.value else _machine()
     if out:
         atomic_files.write_text(out, json.dumps(report, indent=2) + "\n")
@@ -109,7 +108,6 @@ def _check_flags() -> None:
 
 
 def _environments() -> dict:
-    """Measures environments by themselves, for --env."""
     from ragen_jax.benchmarks import environment_comparison
     from ragen_jax.reporting.console import Console
 
@@ -132,12 +130,8 @@ def _machine() -> dict:
     from ragen_jax.benchmarks import machine
 
     sizes = {name: flag.value for name, flag in _SIZES.items()}
-    request = machine.Request(
-        iterations=_ITERATIONS.value,
-        shape=_SHAPE.value,
-        peers=_OTHERS.value,
-        **sizes,
-    )
+    sizes["iterations"] = _ITERATIONS.value
+    request = machine.Request(shape=_SHAPE.value, peers=_OTHERS.value, **sizes)
     return tables.shown(functools.partial(machine.measure, settings, request))
 
 

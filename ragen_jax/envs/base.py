@@ -1,8 +1,8 @@
 """The environment interface: static settings bound into a few pure functions.
 
-Each function is on one episode: `vmap` to batch. Environments know nothing of
+Each function handles one episode: `vmap` to batch. Environments know nothing of
 tokenizers: an observation is a sequence of phrase ids, and `phrases` has the text of
-each id.
+each id. docs/environments.md shows how to write one.
 """
 
 import collections
@@ -20,7 +20,7 @@ from ragen_jax.errors import UserError
 TRAIN, VALIDATION, TEST = 0, 1, 2  # The splits a level can belong to.
 SPLITS = ("train", "validation", "test")
 NO_ACTION = -1  # Nothing to do: the state stays as it is and the reward is 0.
-NO_PHRASE = -1  # Fills observations up to their fixed length.
+NO_PHRASE = -1  # Pads observations to their fixed length.
 MAX_PHRASES = 65_536
 
 
@@ -43,45 +43,48 @@ class Environment:
     observation_phrases: int  # M, the fixed length of `observe`'s result
     instruction: str  # the rules, goal and symbols, for the system prompt
     reset: Callable[[jax.Array, jax.Array], Any]  # (key, split int32[]) -> State
+    # (key, State, action) -> (State, Outcome)
     step: Callable[[jax.Array, Any, jax.Array], tuple[Any, Outcome]]
-    observe: Callable[[Any], jax.Array]  # State -> int32[M], NO_PHRASE fills up
+    observe: Callable[[Any], jax.Array]  # State -> int32[M], padded with NO_PHRASE
     example_actions: tuple[str, ...] = ()  # for the reply-format line of the prompt
-    # Given int[phrases], the tokens in each phrase: most tokens in one observation.
-    # Without it M times the longest phrase is assumed.
+    # Host side: int[phrases], the number of tokens in each phrase -> the most tokens
+    # that an observation can have. Without it, M times the longest phrase is assumed.
     longest_observation: Callable[[Any], int] | None = None
-    # Demonstrations, where the environment has them: reply texts as phrase ids.
+    # Demonstrations, where the environment has them: (key, State) -> int32[Md], a reply
+    # as indices into `reply_phrases`; NO_PHRASE, anywhere in it, stands for no text.
     reply_phrases: tuple[str, ...] = ()
-    demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None  # int32[Md]
-    # Free-form answers (an equation, the name of an arm). An answer is cut at `||`, its
-    # segments stripped of ASCII white space and lower-cased; without these fields they
-    # are matched against `action_names`. An answer of more than `answer_bytes` bytes
-    # between its tags cannot be read. `read_action` takes one segment: (uint8[
-    # answer_bytes] text, 0 behind its end; int32[] length, above 0; State) -> int32[]
-    # action, or NO_ACTION for a text that names none; all segments of a reply are read
-    # in the state before it. `read_action_text` is the same in plain Python, from bytes
-    # and a host State: the definition that it must equal.
+    demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None
+    # Free-form answers (an equation, the name of an arm). The answer is split at `||`,
+    # and each segment is stripped of ASCII white space and lower-cased. Without
+    # `read_action` the segments are matched against `action_names`; with it, it maps
+    #   (uint8[answer_bytes] segment, padded with 0; int32[] length, above 0;
+    #   State before the reply, for all its segments)
+    # to an int32[] action, or NO_ACTION for a text that names none. An answer of more
+    # than `answer_bytes` bytes between its tags cannot be read. `read_action_text`
+    # defines what `read_action` must return: the same in plain Python, from bytes and a
+    # State of NumPy arrays.
     answer_bytes: int = 0
-    # The most actions that one reply can sensibly name, 0: any. 1 where what can be
-    # done next depends on what was done before, or `answer_bytes` has no more room.
+    # Upper limit on the actions in one reply; 0: none. Set it to 1 where the possible
+    # actions depend on the one before, or where `answer_bytes` has room for one only.
     most_actions: int = 0
     read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
     read_action_text: Callable[[bytes, Any], int] | None = None
-    # Actions of several numbers (the words of a query): int32[action_size], of which
-    # the first is the index in `action_names`, or NO_ACTION; 0: an action is int32[].
+    # 0: an action is int32[]. Above 0: it is int32[action_size], such as the words of a
+    # query; its first number is the index in `action_names`, or NO_ACTION.
     action_size: int = 0
     # key -> a random action. Without it each of `action_names` is equally likely.
     sample_action: Callable[[jax.Array], jax.Array] | None = None
-    # Host side: (action, State) -> its text in a reply. Without it its name.
+    # Host side: (action, State) -> its text in a reply. Without it, its action name.
     action_text: Callable[[Any, Any], str] | None = None
     # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
-    # the goal, ...; (-1, -1) fills up. For the grounding of thoughts.
+    # the goal, ...; padded with (-1, -1). Read by `reward.grounding`.
     landmarks: Callable[[Any], jax.Array] | None = None
-    # Host side, State as NumPy arrays. The picture is uint8[height, width, 3], RGB; the
-    # solution a shortest (or good) sequence of actions, empty where there is none.
+    # Host side, from a State of NumPy arrays: a picture, uint8[height, width, 3] (RGB),
+    # and the actions of a shortest or at least good play, empty where there are none.
     picture: Callable[[Any], np.ndarray] | None = None
     solve: Callable[[Any], tuple[int, ...]] | None = None
-    # State -> the action of a player that follows a fixed rule and sees what is shown;
-    # NO_ACTION where it has none. For baselines.
+    # State -> the action of a rule-based player that uses only what the observation
+    # shows; NO_ACTION where it has none. A baseline.
     rule: Callable[[Any], jax.Array] | None = None
 
 
@@ -103,7 +106,7 @@ def check_environment(env: Environment) -> None:
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
     _check_names(env)
-    # A reply that is read by names gives one number an action.
+    # Matching a reply against action names gives only one number for each action.
     if env.action_size and None in (
         env.read_action,
         env.sample_action,
@@ -121,7 +124,7 @@ def check_environment(env: Environment) -> None:
 
 
 def _check_kinds(env: Environment) -> None:
-    """Raises ValueError unless texts are texts, numbers whole, functions functions."""
+    """Raises ValueError unless each field is of its kind: text, integer, function."""
     for part in ("name", "instruction"):
         text = getattr(env, part)
         if not isinstance(text, str) or not text.strip():
@@ -150,7 +153,7 @@ _LEAST = {"observation_phrases": 1, "most_actions": 0, "action_size": 0}
 
 
 def _check_names(env: Environment) -> None:
-    """Raises ValueError unless each name can be said, and the examples say some."""
+    """Raises ValueError unless replies can contain the names, and the examples do."""
     lowered = [name.strip().lower() for name in env.action_names]
     times = collections.Counter(lowered)
     for name, low in zip(env.action_names, lowered, strict=True):
@@ -174,17 +177,17 @@ def _check_names(env: Environment) -> None:
 
 
 def listed(names: tuple[str, ...], most: int = 12) -> str:
-    """The names for a message, with commas; of more than `most` the first, and how many
-    they are."""
+    """The names separated by commas, for a message. If there are more than `most`, only
+    the first of them and their number."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most // 2])}, ... ({len(names)} in all)"
 
 
 def as_read(name: str) -> bytes:
-    """A name as replies are compared with it: without the case of the letters A to Z.
+    """The bytes of a name that replies are compared with: stripped, A to Z lower-cased.
 
-    Other letters keep theirs, since replies are read byte by byte.
+    Other letters keep their case, since replies are read byte by byte.
     """
     return name.encode().strip().lower()
 
@@ -193,7 +196,7 @@ def action_kind(action: jax.Array, env: Environment) -> jax.Array:
     """int32[...], the index in `action_names` of each action, or NO_ACTION.
 
     Args:
-      action: int32[...], or int32[..., action_size] where the environment has such.
+      action: int32[...], or int32[..., action_size] where `action_size` is above 0.
       env: whose actions they are.
     """
     return action[..., 0] if env.action_size else action
@@ -207,7 +210,7 @@ def random_action(key: jax.Array, env: Environment) -> jax.Array:
 
 
 def text_of_action(action: Any, env: Environment, state: Any) -> str:
-    """The text of an action in a reply, on the host; it is taken in `state`.
+    """The text that names an action in a reply to `state`. Host side.
 
     NO_ACTION, which no reply can say, reads "nothing".
 
@@ -228,13 +231,14 @@ def text_of_action(action: Any, env: Environment, state: Any) -> str:
 
 
 def content_hash(*arrays: jax.Array) -> jax.Array:
-    """uint32[], a hash of the arrays' integer contents (FNV-1a, then mixed).
+    """uint32[], a hash of the arrays' integers, used to assign levels to splits.
 
-    The same content gives the same hash on every machine, whatever key made it.
+    FNV-1a with 32-bit words in place of bytes, then the finalizer of MurmurHash3. The
+    same content gives the same hash on every machine, whatever key made it.
 
     Raises:
-      TypeError: while tracing, for floats: cut off to whole numbers, as a place from 0
-        to 1 is to 0, they would not tell one level from another.
+      TypeError: while tracing, for floats. Truncated to integers, many would be equal
+        (every place between 0 and 1 is 0), and levels could not be told apart.
     """
     for array in arrays:
         if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_):

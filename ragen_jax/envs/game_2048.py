@@ -1,8 +1,8 @@
 """2048: slide the tiles together until one of them reaches the target.
 
-Rules of the original game (Gabriele Cirulli, 2014), in the order of actions of
-Jumanji's Game2048; a smaller target makes games as short as an agent's episodes. Every
-function is on one board: `vmap` to batch.
+Rules of the original game (Gabriele Cirulli, 2014), with actions in the order of
+Jumanji's Game2048. A smaller target than 2048 makes games as short as an agent's
+episodes. Every function handles one board: `vmap` to batch.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ SIDE = 4  # rows and columns
 ACTION_NAMES = ("Up", "Right", "Down", "Left")
 UP, RIGHT, DOWN, LEFT = range(4)
 _TARGETS = tuple(2**exponent for exponent in range(3, 17))
-# float[4, 4], what a tile counts for in a good position: the largest in a corner, the
-# others behind it in the line of a snake.
+# float[4, 4], the weight of each cell in `solve`'s value of a position: it falls from
+# one corner on, row by row in alternating directions (a "snake").
 _SNAKE = 0.5 ** np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
 _SNAKE[1::2] = _SNAKE[1::2, ::-1]
 
@@ -46,8 +46,8 @@ class Game2048:
 
     target: int = 32  # a power of two; making it ends the episode, with success
     four_probability: float = 0.1  # of a new tile being a 4; else a 2
-    # For merged tiles that sum to `target`; on the way there, merging earns about as
-    # much as reaching it.
+    # For merged tiles that sum to `target`: on the way to it, merging earns about as
+    # much as `success_reward`.
     merge_reward: float = 0.2
     success_reward: float = 1.0  # for reaching the target
 
@@ -61,7 +61,7 @@ class State:
 
 
 def make(settings: Game2048) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no episode."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="2048",
@@ -80,13 +80,13 @@ def make(settings: Game2048) -> base.Environment:
 
 
 def check(settings: Game2048) -> None:
-    """Raises ValueError, in one sentence, unless boards can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.target not in _TARGETS:
         raise ValueError(
             f"2048.target = {settings.target} is not a tile that can be made: choose a"
             f" power of two from {_TARGETS[0]} to {_TARGETS[-1]}"
         )
-    # Without both kinds of tiles too few boards are left for three splits.
+    # With one kind of tile nearly alone, too few first boards occur for three splits.
     if not 0.05 <= settings.four_probability <= 0.95:
         raise ValueError(
             f"2048.four_probability = {settings.four_probability} makes first boards"
@@ -113,6 +113,7 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
     fours = (boards == 2).sum(axis=(1, 2))
     four = settings.four_probability
     weights = four**fours * (1 - four) ** (2 - fours)
+    # A draw by weight, from the cumulative sum.
     up_to = jnp.cumsum(jnp.where(splits == split, weights, 0))
     chosen = (up_to <= jax.random.uniform(key) * up_to[-1]).sum()
     return State(tiles=boards[chosen], done=jnp.zeros((), bool))
@@ -121,18 +122,18 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
 def step(
     key: jax.Array, state: State, action: jax.Array, settings: Game2048
 ) -> tuple[State, base.Outcome]:
-    """Slides all tiles; then a new one comes, if any moved.
+    """Slides all tiles, and adds a new one if any moved.
 
     Args:
-      key: decides where the new tile comes, and which.
-      state: one board; after the end it does not change.
+      key: decides the new tile and its cell.
+      state: one board; once `done`, it does not change.
       action: int32[], index in ACTION_NAMES, or base.NO_ACTION.
       settings: target and rewards.
 
     Returns:
-      The next state and what happened: the sum of the tiles that merging made, over
-      `target` and times `merge_reward`, and `success_reward` for the target. Reaching
-      it, or a full board without equal neighbours, ends the episode.
+      The next state and what happened. The reward is `merge_reward` times the sum of
+      the merged tiles divided by `target`, plus `success_reward` on reaching it. The
+      episode ends there, or on a full board without equal neighbours.
     """
     acts = ~state.done & (action != base.NO_ACTION)
     slid, merged = slide(state.tiles, action)
@@ -149,21 +150,21 @@ def step(
 
 
 def slide(tiles: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Slides all tiles as far as they go; equal ones that meet merge, each once.
+    """Slides all tiles as far as they go. Equal ones that meet merge, each only once.
 
-    The two nearest to the border that is slid to merge first.
+    Tiles nearer to the border that they slide to merge first.
 
     Args:
       tiles: int32[4, 4], exponents of two.
-      action: int32[], index in ACTION_NAMES; others read as Left.
+      action: int32[], index in ACTION_NAMES; any other number slides to the left.
 
     Returns:
-      int32[4, 4], the board before a new tile comes; int32[], sum of the tiles that
-      merging made, as in the score of 2048.
+      int32[4, 4], the board before a new tile is added; int32[], the sum of the merged
+      tiles, as in the score of 2048.
     """
     is_vertical = (action == UP) | (action == DOWN)
     is_reversed = (action == RIGHT) | (action == DOWN)
-    # Seen so that all tiles slide to the left.
+    # The board turned so that all tiles slide to the left.
     turned = jnp.where(is_vertical, tiles.T, tiles)
     turned = jnp.where(is_reversed, turned[:, ::-1], turned)
     columns = _close_gaps(list(turned.T))
@@ -180,10 +181,10 @@ def slide(tiles: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def add_tile(key: jax.Array, tiles: jax.Array, four_probability: float) -> jax.Array:
-    """int32[4, 4], `tiles` with a 2 or a 4 in an empty cell; a full board as it is.
+    """int32[4, 4], `tiles` with a 2 or a 4 in an empty cell; a full board unchanged.
 
     Args:
-      key: decides which cell, all equally likely, and which tile.
+      key: decides the cell, each equally likely, and the tile.
       tiles: int32[4, 4], exponents of two.
       four_probability: of a 4.
     """
@@ -236,13 +237,13 @@ def picture(state: State) -> np.ndarray:
 
 
 def solve(state: State) -> tuple[int, ...]:
-    """One good action, two moves looked ahead; empty after the end."""
+    """One good action, by looking two moves ahead; empty after the end."""
     boards = {} if state.done else following(np.asarray(state.tiles))
     if not boards:
         return ()
 
-    def hope(action):
-        """Mean, over where a new 2 may come, of the best that can follow."""
+    def expected_value(action):
+        """The mean, over cells for a new 2, of the best position after another move."""
         total, gaps = 0.0, np.argwhere(boards[action] == 0)
         for gap in gaps:
             grown = boards[action].copy()
@@ -251,13 +252,13 @@ def solve(state: State) -> tuple[int, ...]:
             total += max(((np.exp2(b) * _SNAKE).sum() for b in later), default=0)
         return total / len(gaps)
 
-    return (max(boards, key=hope),)
+    return (max(boards, key=expected_value),)
 
 
 def following(tiles: np.ndarray) -> dict[int, np.ndarray]:
-    """The boards before new tiles come, after each action that changes `tiles`.
+    """By action that changes `tiles`: the board after it, before a new tile is added.
 
-    Boards are int[4, 4], exponents of two.
+    `slide` in plain Python. Boards are int[4, 4], exponents of two.
     """
     boards = {}
     for action in range(len(ACTION_NAMES)):
@@ -284,12 +285,12 @@ def _cells(settings: Game2048) -> tuple[str, ...]:
 
 
 def _exponent(tile: int) -> int:
-    """The power of two that a tile is."""
+    """The exponent of a tile, a power of two."""
     return tile.bit_length() - 1
 
 
 def _close_gaps(columns: list[jax.Array]) -> list[jax.Array]:
-    """Four columns (int32[4] each) with each row's empty cells moved to its end."""
+    """Four columns, int32[4] each, with each row's empty cells moved to its end."""
     for last in range(SIDE - 1, 0, -1):
         for near in range(last):
             first, second = columns[near], columns[near + 1]

@@ -1,8 +1,8 @@
 """Square boards as phrases: a grid of symbols, and lists of places.
 
-A cell is a phrase with its leading space (" P"), the last cell of a row one with its
-newline (" P\n"): joined, they mostly have the tokens that the whole text would have
-(docs/environments.md says which do not).
+A cell is a phrase with its leading space (" P"); the last cell of a row also has the
+newline (" P\n"). Cut so, the phrases mostly have the tokens that the whole text would
+have (docs/environments.md names the exceptions).
 """
 
 from collections.abc import Sequence
@@ -56,12 +56,12 @@ def is_at(place: jax.Array, side: int) -> jax.Array:
 
 
 def check_shown(name: str, settings: Any, meanings: Sequence[str]) -> None:
-    """Raises ValueError, in one sentence, unless a board can be shown as is asked for.
+    """Raises ValueError, in one sentence, if `observation` or `symbols` are unusable.
 
     Args:
       name: of the environment.
-      settings: its own, with `observation`, one of OBSERVATIONS, and `symbols`.
-      meanings: of the symbols, in their order.
+      settings: its own, with the fields `observation` and `symbols`.
+      meanings: what each symbol stands for, in their order.
     """
     if settings.observation not in OBSERVATIONS:
         raise ValueError(
@@ -84,11 +84,11 @@ def place_phrases(side: int) -> tuple[str, ...]:
 
 
 def place_line(is_there: jax.Array, most: int, first: int) -> jax.Array:
-    """int32[most], a list of places, the last of which ends the line.
+    """int32[most], a line that lists places, padded with NO_PHRASE.
 
     Args:
-      is_there: bool[S, S], the places that are listed, at most `most`; where there is
-        none the line is empty, NO_PHRASE throughout.
+      is_there: bool[S, S], the places to list, at most `most`; without any, all of the
+        line is NO_PHRASE.
       most: static.
       first: the id of the first of `place_phrases`.
     """

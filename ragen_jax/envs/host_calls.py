@@ -1,4 +1,4 @@
-"""What a user's file computes outside `jit`: its mistakes, reported in a sentence."""
+"""Guards the functions of a user's file that run outside `jit`: one-sentence errors."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from ragen_jax.utils import user_modules
 
 
 def guard(env: Environment, name: str, key: str = "env.name") -> Environment:
-    """The environment, whose functions on the host raise UserError where they fail.
+    """Wraps the host-side functions of a user's environment in checks.
 
-    A built-in environment stays as it is: its tests look at it.
+    A built-in environment is returned unchanged: its tests cover this.
 
     Args:
       env: made by `registry.make`.
-      name: for `registry.lookup`.
-      key: of the config, that names it; for messages.
+      name: see `registry.lookup`.
+      key: the config's key that names the environment; for messages.
 
     Returns:
-      An environment of which `picture`, `solve`, `read_action_text` and `action_text`
-      raise UserError, in one sentence, for an exception of the file's code or a result
-      that `Environment` does not promise.
+      The environment with `picture`, `solve`, `read_action_text` and `action_text`
+      wrapped: they raise UserError, in one sentence, if the file's code raises or
+      returns something else than `Environment` says.
     """
     if not user_modules.is_path(name):
         return env
@@ -64,7 +64,7 @@ _WANTED = {
 
 
 def _promises(env: Environment) -> dict[str, Callable[[Any], bool]]:
-    """By function whether a result is as it should be."""
+    """For each function a predicate: whether a result is what `Environment` says."""
 
     def is_action(value: Any) -> bool:
         number = np.asarray(value)

@@ -1,4 +1,7 @@
-"""Checks of what an environment's functions give, by tracing: nothing is compiled."""
+"""Checks the results of an environment's functions by tracing; nothing is compiled.
+
+Called before a run (`registry.check_file`) and by `ragen_jax.testing`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,28 +13,29 @@ import numpy as np
 from ragen_jax.envs.base import Environment, Outcome
 from ragen_jax.utils import tracing
 
+# The fields of an Outcome, all of them scalars.
 _TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
 
 
 class InterfaceError(ValueError):
-    """A function gives another form than it should: one sentence with the remedy."""
+    """A result has a wrong structure, shape or type; one sentence with the remedy."""
 
 
 class FunctionError(Exception):
-    """A function fails; its own error is the cause."""
+    """A function raised an exception, which is this one's `__cause__`."""
 
     def __init__(self, part: str):
         super().__init__(f"{part} fails")
-        self.part = part  # the function's field in `Environment`
+        self.part = part  # the name of the function's field in `Environment`
 
 
 def check_functions(env: Environment) -> None:
-    """Traces the environment's functions, on one episode and, as runs do, on several.
+    """Traces the environment's functions on one episode and, as in runs, on a batch.
 
     Raises:
-      InterfaceError: unless a step keeps the state's types, outcomes are
-        scalars, and observations, actions and landmarks have the declared form; or if
-        a function keeps what it computes elsewhere than in its result.
+      InterfaceError: if a step changes the types of the state, an outcome is no scalar,
+        observations, actions or landmarks are not of the declared shape and type, or a
+        function reads a traced value that was stored outside the state.
       FunctionError: if one of them raises.
     """
     key = jax.eval_shape(jax.random.key, 0)
@@ -78,12 +82,12 @@ def check_functions(env: Environment) -> None:
 
 
 def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) -> None:
-    """The functions that an environment may have besides.
+    """Checks the optional functions.
 
     Args:
       env: whose functions they are.
-      first: shapes of a state.
-      action: shape of an action.
+      first: a state, as shapes.
+      action: an action, as a shape.
     """
     if env.read_action is not None:
         text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
@@ -115,11 +119,12 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
 
 
 def _check_batches(env: Environment, key, split, first, action) -> None:
-    """The functions that runs batch can be batched, and keep nothing to themselves.
+    """Checks that `vmap` works on the functions that runs batch, and that none reads a
+    traced value which an earlier call stored in a variable.
 
     Args:
-      env: whose functions, each traced on one episode, they are.
-      key, split, first, action: shapes of what they take; `first` is a state.
+      env: whose functions they are; each has been traced on one episode.
+      key, split, first, action: their arguments, as shapes; `first` is a state.
     """
     text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
     takes = {
@@ -127,7 +132,7 @@ def _check_batches(env: Environment, key, split, first, action) -> None:
         "step": (key, first, action),
         "observe": (first,),
         "sample_action": (key,),
-        "read_action": (text, split, first),  # A length is an int32[] as a split is.
+        "read_action": (text, split, first),  # A length is int32[], as a split is.
         "rule": (first,),
         "landmarks": (first,),
     }
@@ -149,7 +154,7 @@ def _check_batches(env: Environment, key, split, first, action) -> None:
 
 
 def _check_state(first: Any, after: Any) -> None:
-    """A step keeps the fields of the state, their shapes and their types."""
+    """Checks that a step keeps the fields of the state, their shapes and types."""
     before, later = (jax.tree.structure(tree) for tree in (first, after))
     _require(
         before == later, f"step turns {before} into {later}: return the same fields"
@@ -166,7 +171,7 @@ def _check_state(first: Any, after: Any) -> None:
 
 
 def _shapes(env: Environment, part: str, *arguments: Any) -> Any:
-    """The shapes and types of what a function of the environment gives."""
+    """The result of a function of the environment, as shapes and types."""
     return _call(env, part, *arguments, through=jax.eval_shape)
 
 
@@ -181,7 +186,7 @@ def _call(
 
 
 def _kinds(result: Any) -> str:
-    """What a function gave, by its types."""
+    """The type of a result, for messages; of a tuple, those of its parts."""
     if not isinstance(result, tuple) or hasattr(result, "_fields"):
         return _type(result)
     return f"({', '.join(map(_type, result))})"
@@ -193,7 +198,7 @@ def _require(holds: bool, sentence: str) -> None:
 
 
 def _is_like(one: Any, other: Any) -> bool:
-    """Whether both are arrays of one shape and type."""
+    """Whether both are arrays, of the same shape and type."""
     if not (hasattr(one, "dtype") and hasattr(other, "dtype")):
         return False
     return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -1,6 +1,7 @@
-"""Phrases in tables by kind, one behind the other: ids, texts, and how long they are.
+"""Phrases grouped by kind: one table for each kind, their ids numbered consecutively.
 
-The id of a phrase is the first id of its kind plus its place in the kind's table.
+The id of a phrase is the first id of its kind plus its index in that kind's table. Used
+by the environments of text.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ def first_ids(tables: Tables) -> dict[str, int]:
 
 
 def most_tokens(tables: Tables, lengths: np.ndarray) -> dict[str, int]:
-    """Tokens of the longest phrase of each kind; `lengths` is int[phrases], of all."""
+    """Tokens of each kind's longest phrase; `lengths`: int[phrases], those of each."""
     first = first_ids(tables)
     return {
         kind: int(np.max(lengths[first[kind] : first[kind] + len(table)]))
@@ -38,5 +39,5 @@ def most_tokens(tables: Tables, lengths: np.ndarray) -> dict[str, int]:
 
 
 def close_gaps(ids: jax.Array) -> jax.Array:
-    """int32[M], phrase ids in their order, every NO_PHRASE behind the last of them."""
+    """int32[M], the ids in the same order, with every NO_PHRASE moved to the end."""
     return ids[jnp.argsort(ids == NO_PHRASE, stable=True)].astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Environments by name: those that are built in, and files of one's own."""
+"""Environments by name: the built-in ones, and those that users write in a file."""
 
 import ast
 import contextlib
@@ -28,8 +28,8 @@ from ragen_jax.utils import user_modules
 
 Maker = Callable[[Any], Environment]  # takes the environment's own frozen settings
 
-# Name -> module and class of settings; a module is imported when its environment is
-# asked for. Each has a function `make`.
+# Name -> (module, its class of settings). Each module has a function `make`, and is
+# imported only when its environment is asked for.
 _BUILT_IN = {
     "frozen_lake": ("frozen_lake.env", "FrozenLake"),
     "bandit": ("bandit.env", "Bandit"),
@@ -44,9 +44,10 @@ _BUILT_IN = {
     "search_qa": ("search_qa.env", "SearchQA"),
 }
 NAMES = tuple(_BUILT_IN)
-_TYPES = (int, float, bool, str)
-# Keys beside an environment's own in the sections `env`, `env.mix` and `env.evaluate`.
-_TAKEN = {
+_FIELD_TYPES = (int, float, bool, str)  # of settings, beside tuple[str, ...]
+# Keys that the sections `env`, `env.mix` and `env.evaluate` use themselves, so that no
+# setting of an environment can have one of these names.
+_RESERVED = {
     field.name
     for section in (EnvironmentSettings, TaskSettings)
     for field in dataclasses.fields(section)
@@ -56,13 +57,12 @@ _TAKEN = {
 def make(
     name: str, options: Iterable[tuple[str, Any]], section: str = "env."
 ) -> Environment:
-    """An environment with its own settings read and checked.
+    """Reads and checks an environment's settings, and makes the environment.
 
     Args:
-      name: for `lookup`.
-      options: pairs of the environment's keys and values; its defaults hold for the
-        others.
-      section: where they stand in the config, with a dot at its end; for messages.
+      name: see `lookup`.
+      options: (key, value) pairs; other settings keep their defaults.
+      section: what precedes the keys in the config, ending in a dot; for messages.
 
     Raises:
       SettingsError: in one sentence, for a name, key or value that cannot be used.
@@ -72,7 +72,7 @@ def make(
         chosen = env_settings(options, settings, section, name)
     except SettingsError:
         raise
-    except Exception as error:  # Of a __post_init__ of theirs.
+    except Exception as error:  # From a __post_init__ of the settings.
         raise _failed(error, name, "Settings", "env.name") from error
     try:
         env = maker(chosen)
@@ -80,10 +80,10 @@ def make(
             check_environment(env)
             return env
     except ValueError as error:
-        # An environment names its settings after itself, a config after the section.
+        # The environment says frozen_lake.size where the config's key is env.size.
         own = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
         raise SettingsError(re.sub(own, lambda _: section, str(error))) from error
-    except (Exception, SystemExit) as error:  # One that exits ends no run.
+    except (Exception, SystemExit) as error:  # Also if the user's file calls exit().
         if not user_modules.is_path(name):
             raise
         raise _failed(error, name, "make(settings)", "env.name") from error
@@ -94,17 +94,17 @@ def make(
 
 
 def check_file(env: Environment, name: str, key: str = "env.name") -> None:
-    """Traces the functions of a file's environment, before anything is compiled.
+    """Traces the functions of a user's environment, before anything is compiled.
 
-    Those that are built in are not looked at: their tests do.
+    Built-in environments are skipped: their tests cover this.
 
     Args:
       env: made by `make`.
-      name: for `lookup`.
-      key: of the config, that names it; for messages.
+      name: see `lookup`.
+      key: the config's key that names the environment; for messages.
 
     Raises:
-      SettingsError: in one sentence, if one of them fails or gives another form than
+      SettingsError: in one sentence, if a function fails or returns something else than
         `base.Environment` says.
     """
     if not user_modules.is_path(name):
@@ -119,20 +119,20 @@ def check_file(env: Environment, name: str, key: str = "env.name") -> None:
 
 
 def _failed(error: BaseException, name: str, what: str, key: str) -> SettingsError:
-    """What the code of a user's file raised, in one sentence."""
+    """Turns an exception raised by a user's file into an error of one sentence."""
     line = user_modules.in_one_line(error, user_modules.resolved(name))
     return SettingsError(f"{key} = {name!r}: {what} fails: {line}")
 
 
 def lookup(name: str) -> tuple[type, Maker]:
-    """The settings' class and the maker of an environment.
+    """The class of settings and the function `make` of an environment.
 
     Args:
       name: one of NAMES, or the path of a Python file ("my_env.py") that defines a
         frozen dataclass `Settings` and a function `make(settings) -> Environment`.
 
     Raises:
-      SettingsError: if there is no such environment or the file defines none.
+      SettingsError: if there is no such environment, or the file defines none.
     """
     if user_modules.is_path(name):
         return _from_file(name)
@@ -147,10 +147,10 @@ def lookup(name: str) -> tuple[type, Maker]:
 
 
 def parse_options(name: str, texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
-    """An environment's settings from texts KEY=VALUE, for `make`.
+    """Parses texts KEY=VALUE into the `options` of `make`.
 
     Args:
-      name: for `lookup`.
+      name: see `lookup`.
       texts: a value is read by its field's type. A tuple of texts is written a,b or
         as in Python, ('a', 'b').
 
@@ -204,7 +204,7 @@ def _comments(source: str) -> dict[int, str]:
 
 
 def _parse(key: str, text: str, kind: Any) -> Any:
-    """The value that a text means for a field of the type; itself if it means none."""
+    """A text parsed as a field's type; if that fails the text, which `make` refuses."""
     if typing.get_origin(kind) is tuple:
         return _parse_texts(key, text)
     if kind is bool:
@@ -233,6 +233,7 @@ def _parse_texts(key: str, text: str) -> tuple[str, ...]:
 
 
 def _from_file(name: str) -> tuple[type, Maker]:
+    """`lookup` for the path of a Python file."""
     others = f", or one of {', '.join(NAMES)}"
     module = user_modules.load(name, "env.name", others)
     settings, maker = (getattr(module, part, None) for part in ("Settings", "make"))
@@ -251,21 +252,22 @@ def _from_file(name: str) -> tuple[type, Maker]:
 
 
 def _check_settings(settings: type, name: str) -> None:
-    """Raises SettingsError unless a config can hold every field, or leave it out."""
+    """Raises SettingsError unless a config can set every field, or leave it out."""
     if not settings.__dataclass_params__.frozen:
         raise SettingsError(
             f"env.name = {name!r}: Settings is mutable: write"
             " @dataclasses.dataclass(frozen=True) above it"
         )
     for field in dataclasses.fields(settings):
-        if field.name in _TAKEN:
+        if field.name in _RESERVED:
             raise SettingsError(
                 f"env.name = {name!r}: Settings.{field.name} has a name that is"
-                f" reserved in the config, like {', '.join(sorted(_TAKEN))}: rename it"
+                f" reserved in the config, like {', '.join(sorted(_RESERVED))}:"
+                " rename it"
             )
         is_texts = typing.get_origin(field.type) is tuple
         is_texts &= typing.get_args(field.type) == (str, ...)
-        if field.type not in _TYPES and not is_texts:
+        if field.type not in _FIELD_TYPES and not is_texts:
             raise SettingsError(
                 f"env.name = {name!r}: Settings.{field.name} is a {field.type}, which"
                 " a config cannot hold: choose int, float, bool, str or"

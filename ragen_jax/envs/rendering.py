@@ -41,9 +41,9 @@ def board(
 
 
 def page(text: str, lines: int = 48, columns: int = 96) -> np.ndarray:
-    """uint8[16 * lines, 8 * columns, 3], a text in black on white, long lines broken.
+    """uint8[16 * lines, 8 * columns, 3], a text in black on white, long lines wrapped.
 
-    What does not fit is cut off at the end; the size does not depend on the text.
+    The size does not depend on the text: lines that do not fit are left out at the end.
     """
     broken = [
         part

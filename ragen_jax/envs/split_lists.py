@@ -1,4 +1,7 @@
-"""Levels that are listed beforehand: the numbers of those that belong to each split."""
+"""Splits of levels that can be listed: which indices belong to each, and a draw.
+
+Used by the shop's goals and the encyclopedia's questions.
+"""
 
 from collections.abc import Sequence
 
@@ -10,10 +13,11 @@ from ragen_jax.envs import base
 
 
 def by_content(contents: np.ndarray) -> tuple[np.ndarray, ...]:
-    """int32[n] for train, validation and test: the rows whose hash is of the split.
+    """Indices of the rows whose hash belongs to train, validation and test: int32[n]
+    for each.
 
     Args:
-      contents: int32[levels, k], what a level is known by.
+      contents: int32[levels, k], the numbers that identify each level.
     """
     split = jax.vmap(lambda row: base.split_of(base.content_hash(row)))(contents)
     return tuple(
@@ -23,12 +27,12 @@ def by_content(contents: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def draw(key: jax.Array, split: jax.Array, lists: Sequence[np.ndarray]) -> jax.Array:
-    """int32[], one of the numbers listed for the split (int32[]), each equally likely.
+    """int32[], one of the indices listed for the split, each equally likely.
 
     Args:
       key: consumed.
-      split: base.TRAIN, base.VALIDATION or base.TEST.
-      lists: of the splits, none of them empty; static.
+      split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
+      lists: the indices of each split, none of them empty; static.
     """
     longest = max(map(len, lists))
     padded = np.stack([np.pad(own, (0, longest - len(own))) for own in lists])

@@ -1,8 +1,8 @@
 """Text search on device: a query's bytes to word ids, BM25 over a static collection.
 
-Scores are whole numbers (weights rounded to a fixed step once, on the host), so that
-the same query ranks the same documents in the same order on every machine. All
-functions are on one query: `vmap` to batch.
+The shop and the encyclopedia use it. Scores are integers, as weights are rounded to a
+fixed step on the host, so that a query ranks documents in the same order on every
+machine. The functions on device handle one query: `vmap` to batch.
 """
 
 import dataclasses
@@ -14,22 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-QUERY_WORDS = 12  # W: known words of a query that count; later ones are left out
-LONGEST_WORD = 16  # bytes; a longer word is no word of any collection
+QUERY_WORDS = 12  # W, the most known words of a query; later ones are ignored
+LONGEST_WORD = 16  # bytes; no collection may have a longer word
 MAX_DOCUMENTS = 20_000
-NO_WORD = -1  # fills queries up
-NOTHING = -1  # in place of a document where too few hold a word of the query
-FIRST = (2**31 - 1, -1)  # the (score, document) before the first of a ranking
+NO_WORD = -1  # pads queries
+NOTHING = -1  # pads results, where fewer documents have a word of the query
+FIRST = (2**31 - 1, -1)  # (score, document) that comes before all others in a ranking
 STOP_WORDS = frozenset(
     "a an and are as at by did do does for from in is it its of on or that the their"
     " this to was were what when where which who whose with".split()
 )
-# Of BM25, as in Lucene and bm25s: saturation of the word's count, share of the length.
+# BM25's k1 (saturation of a word's count) and b (weight of the document's length), with
+# the defaults of bm25s.
 K1, B = 1.5, 0.75
 _MOST_WEIGHT = 32_767  # of a word in a document: int16
-# Documents that are ranked together: with QUERY_WORDS weights, below 2^19, an index
-# within these takes 31 bits. And those of which the best is kept at hand.
-_PART, _BLOCK = 4096, 32
+# Documents that are ranked together: a score (below 2^19, as a sum of QUERY_WORDS
+# weights) and an index below _PART fit into the 31 bits of one key.
+_PART = 4096
+_BLOCK = 32  # documents of which the best key is kept, for the search of the next best
 _WORD_BYTES = b"abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -38,13 +40,11 @@ class Index:
     """A collection that can be searched. Static: its arrays are programs' constants."""
 
     words: tuple[str, ...]  # V, the stems of the collection in alphabetical order
-    weights: (
-        np.ndarray
-    )  # int16[V + 1, D], BM25 of each word in each document; row V is 0
-    step: float  # a weight of 1 is so much BM25
-    hashes: np.ndarray  # uint32[V], of words, ascending
-    word_of_hash: np.ndarray  # int32[V], the word with the hash at the same place
-    packed: np.ndarray  # uint32[V, 4], each word's bytes, 0 behind its end
+    weights: np.ndarray  # int16[V + 1, D], BM25 by word and document; row V is 0
+    step: float  # BM25 of a weight of 1
+    hashes: np.ndarray  # uint32[V], of the words, ascending
+    word_of_hash: np.ndarray  # int32[V], the word that has the hash at the same index
+    packed: np.ndarray  # uint32[V, 4], each word's bytes, padded with 0
 
     @property
     def documents(self) -> int:
@@ -56,7 +56,7 @@ class Index:
 
 
 def stem(word: str) -> str:
-    """The word without its plural's ending: the S-stemmer of Harman (1991), table 1."""
+    """The word without a plural ending: the S-stemmer of Harman (1991), table 1."""
     if len(word) < 4:
         return word
     if word.endswith("ies") and not word.endswith(("eies", "aies")):
@@ -71,7 +71,8 @@ def stem(word: str) -> str:
 def plain_words(text: str | bytes) -> list[str]:
     """The words of a text in order: longest runs of ASCII letters and digits.
 
-    They are in lower case; all other bytes, those of other scripts included, separate.
+    They are lower-cased. All other bytes, those of other scripts included, separate
+    words.
     """
     data = text.encode() if isinstance(text, str) else text
     return bytes(b if b in _WORD_BYTES else 32 for b in data.lower()).decode().split()
@@ -114,7 +115,8 @@ def index_words(words: Sequence[str], weights: np.ndarray, step: float) -> Index
     """The index of words in alphabetical order. Raises ValueError if hashes collide."""
     packed = np.stack([_pack(word.encode()) for word in words])
     hashes = _hash(packed)
-    if len(set(hashes.tolist())) < len(words):  # One in a thousand for 3,000 words.
+    # A collision has a probability of about 1 in 1,000 for 3,000 words.
+    if len(set(hashes.tolist())) < len(words):
         raise ValueError(
             "two words of the collection have the same hash: change one, or the seed"
         )
@@ -130,7 +132,7 @@ def index_words(words: Sequence[str], weights: np.ndarray, step: float) -> Index
 
 
 def _bm25(texts: Sequence[Sequence[str]], words: Sequence[str]) -> np.ndarray:
-    """float32[V, D], each word's part of each document's score."""
+    """float32[V, D], the BM25 of each word in each document."""
     number = {word: index for index, word in enumerate(words)}
     counts = np.zeros((len(words), len(texts)), np.float32)
     for document, text in enumerate(texts):
@@ -144,14 +146,14 @@ def _bm25(texts: Sequence[Sequence[str]], words: Sequence[str]) -> np.ndarray:
 
 
 def read_query_text(index: Index, text: bytes) -> tuple[int, ...]:
-    """int[W], the ids of a query's first known words; NO_WORD fills up."""
+    """int[W], the ids of a query's first known words, padded with NO_WORD."""
     number = {word: i for i, word in enumerate(index.words)}
     known = [number[word] for word in words_of(text) if word in number][:QUERY_WORDS]
     return (*known, *[NO_WORD] * (QUERY_WORDS - len(known)))
 
 
 def rank_text(index: Index, words: Sequence[int]) -> list[int]:
-    """All documents that hold a word of the query, best first, ties by index."""
+    """All documents that have a word of the query, best first, ties by index."""
     known = [word for word in words if word != NO_WORD]
     scores = index.weights[known].astype(np.int64).sum(axis=0)
     order = np.argsort(-scores, kind="stable")
@@ -159,12 +161,12 @@ def rank_text(index: Index, words: Sequence[int]) -> list[int]:
 
 
 def words_text(index: Index, words: Sequence[int]) -> str:
-    """A query that reads as these words."""
+    """A query that consists of these words."""
     return " ".join(index.words[int(word)] for word in words if word != NO_WORD)
 
 
 def _pack(word: bytes) -> np.ndarray:
-    """uint32[4], the bytes of a word, four in a number."""
+    """uint32[4], the bytes of a word, four to a number, padded with 0."""
     padded = np.frombuffer(word.ljust(LONGEST_WORD, b"\0"), np.uint8)
     return (padded.reshape(4, 4).astype(np.uint32) << np.arange(0, 32, 8)).sum(
         axis=1, dtype=np.uint32
@@ -172,7 +174,7 @@ def _pack(word: bytes) -> np.ndarray:
 
 
 def _hash(packed):
-    """uint32[...] of uint32[..., 4]: FNV-1a over the four numbers, then mixed."""
+    """uint32[...] of uint32[..., 4]: FNV-1a over the four numbers, then bit mixing."""
     numpy = jnp if isinstance(packed, jax.Array) else np
     value = numpy.full(packed.shape[:-1], 2166136261, np.uint32)
     with np.errstate(over="ignore"):
@@ -186,12 +188,12 @@ def _hash(packed):
 
 
 def read_query(index: Index, text: jax.Array, length: jax.Array) -> jax.Array:
-    """int32[W], what `read_query_text` gives.
+    """int32[W], what `read_query_text` returns.
 
     Args:
       index: static.
       text: uint8[N], static N.
-      length: int32[], its bytes; what stands behind is not read.
+      length: int32[], bytes that count; those behind are not read.
     """
     letters, count = split_words(text, length)
     most = letters.shape[0]
@@ -206,16 +208,16 @@ def read_query(index: Index, text: jax.Array, length: jax.Array) -> jax.Array:
 def enclosed(
     text: jax.Array, length: jax.Array, opening: bytes
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What stands in an answer such as `search[...]`, whose opening is "search[".
+    """The text between the brackets of an answer such as `search[...]`.
 
     Args:
       text: uint8[N], static N.
       length: int32[], its bytes.
-      opening: static.
+      opening: such as b"search["; static.
 
     Returns:
-      bool[], whether the answer has that form; uint8[n] what follows the opening, and
-      int32[], how much of that stands before the last bracket.
+      bool[], whether the answer has that form; uint8[N - len(opening)], the text from
+      behind the opening on; int32[], its bytes before the last bracket.
     """
     head = jnp.asarray(np.frombuffer(opening, np.uint8))
     is_form = (text[: len(opening)] == head).all() & (length > len(opening))
@@ -234,11 +236,11 @@ def split_words(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Arra
 
     Args:
       text: uint8[N], static N.
-      length: int32[], its bytes; what stands behind is not read.
+      length: int32[], bytes that count; those behind are not read.
 
     Returns:
-      uint8[n, LONGEST_WORD + 4] in lower case, n = (N + 1) // 2, cut off and padded
-      with 0; int32[n] their lengths, as far as they are shown; 0 behind the last.
+      uint8[n, LONGEST_WORD + 4], the words in lower case, n = (N + 1) // 2, longer ones
+      cut off, padded with 0; int32[n], their lengths after that, 0 behind the last.
     """
     place = jnp.arange(text.shape[0])
     lower = jnp.where((text >= ord("A")) & (text <= ord("Z")), text + 32, text)
@@ -248,7 +250,7 @@ def split_words(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Arra
     is_start = is_word & ~jnp.pad(is_word[:-1], (1, 0))
     most = (text.shape[0] + 1) // 2
     (starts,) = jnp.nonzero(is_start, size=most, fill_value=text.shape[0])
-    # Four bytes more than a word may have: plurals are longer than their stems.
+    # Four bytes more than a stem may have, as plurals are longer than their stems.
     within = jnp.arange(LONGEST_WORD + 4)[None]
     source = starts[:, None] + within
     taken = jnp.minimum(source, text.shape[0] - 1)
@@ -283,7 +285,7 @@ def _stem(letters: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def find_words(index: Index, letters: jax.Array, count: jax.Array) -> jax.Array:
-    """int32[n], the word that each row of uint8[n, L] spells, or -1."""
+    """int32[n], the id of the word in each row of uint8[n, L]; -1 if it is unknown."""
     fours = letters[:, :LONGEST_WORD].reshape(-1, 4, 4).astype(jnp.uint32)
     shifts = jnp.arange(0, 32, 8, dtype=jnp.uint32)[None, None]
     packed = (fours << shifts).sum(axis=2, dtype=jnp.uint32)
@@ -305,7 +307,7 @@ def scores(index: Index, words: jax.Array) -> jax.Array:
 
     Args:
       index: static.
-      words: int32[W], NO_WORD fills up; a word that comes twice counts twice.
+      words: int32[W], padded with NO_WORD; a word that occurs twice counts twice.
     """
     rows = jnp.where(words >= 0, words, len(index.words))
     return jnp.asarray(index.weights)[rows].astype(jnp.int32).sum(axis=0)
@@ -314,24 +316,25 @@ def scores(index: Index, words: jax.Array) -> jax.Array:
 def top(
     scores: jax.Array, count: int, after: tuple[jax.Array, jax.Array] = FIRST
 ) -> tuple[jax.Array, jax.Array]:
-    """The best documents of a score above 0, best first, ties by index.
+    """The k best documents with a score above 0, best first, ties by index.
 
     Args:
       scores: int32[D], 0 to QUERY_WORDS * 32,767.
       count: k, static.
-      after: int32[] score and int32[] index of a document: only those that come after
-        it in the ranking. FIRST, the default, lets all.
+      after: int32[] score and int32[] index of a document: only documents that come
+        after it in the ranking are returned. With FIRST, the default, that is all.
 
     Returns:
-      int32[k] documents, NOTHING behind the last; int32[k] their scores, 0 there.
+      int32[k], the documents, padded with NOTHING; int32[k], their scores, padded
+      with 0.
     """
     starts = range(0, scores.shape[0], _PART)
     parts = [_top_of_part(scores[at : at + _PART], count, after, at) for at in starts]
     documents, values = (
         jnp.concatenate(several) for several in zip(*parts, strict=True)
     )
-    if len(parts) > 1:  # Of equal scores the earlier part's come first: lower indices.
-        # XLA has a kernel for the best k of floats alone; these are exact, below 2^24.
+    if len(parts) > 1:  # Equal scores keep their order: lower indices first.
+        # XLA has a fast top_k for floats only; they hold scores below 2^24 exactly.
         best, at = jax.lax.top_k(values.astype(jnp.float32), count)
         documents, values = documents[at], best.astype(jnp.int32)
     return documents, values
@@ -342,15 +345,16 @@ def _top_of_part(
 ) -> tuple[jax.Array, jax.Array]:
     """`top` of at most _PART documents, the first of which has the index `start`.
 
-    A document's key holds its score and, below, how far it stands from the end, so that
-    keys differ and the largest is the best: no sorting, and no search for where it was.
-    Each best document costs a look at the maxima of the blocks and at one block.
+    A document's key is score * _PART + (_PART - 1 - index within the part). So keys
+    differ, the largest belongs to the best document, and the index can be read from it.
+    Each of the k steps takes the largest of the blocks' maxima and then replaces that
+    block's maximum with its next smaller key: nothing is sorted.
     """
     blocks = -(-scores.shape[0] // _BLOCK)
     from_end = _PART - 1 - jnp.arange(scores.shape[0], dtype=jnp.int32)
     keys = jnp.where(scores > 0, scores * _PART + from_end, 0)
     score, document = after
-    # Not above what an int32 has room for, which no document scores.
+    # The key of `after`, with its score bounded so that it fits int32.
     limit = jnp.minimum(score, 2**31 // _PART - 2) * _PART
     limit += _PART - 1 - jnp.clip(document - start, -1, _PART - 1)
     keys = jnp.pad(keys, (0, blocks * _BLOCK - keys.shape[0])).reshape(blocks, _BLOCK)
@@ -358,7 +362,7 @@ def _top_of_part(
     for _ in range(count):
         best = best_of_block.max()
         found.append(best)
-        # Of a key of 0, where none is left, the last block: it changes nothing.
+        # Once none is left, best is 0 and this is the last block: nothing changes.
         block = jnp.minimum((_PART - 1 - best % _PART) // _BLOCK, blocks - 1)
         rest = keys[block]
         rest = jnp.where(rest < best, rest, 0).max()

@@ -1,7 +1,8 @@
-"""Demonstrated replies on a board: what is seen where, a walk, and the answer.
+"""Demonstrated replies for boards: what is where, a planned walk, and the answer.
 
-The thought names the player's place and those of the landmarks, then walks the plan,
-each action with the place that it leads to; the answer repeats the actions:
+The thought names the places of the player and of the landmarks, then each action of the
+plan with the place that it leads to. The answer repeats the actions. FrozenLake's and
+Sokoban's demonstrations use this:
 
    At (0, 1), goal (2, 1): Down (1, 1), Down (2, 1).</think>
    <answer>Down || Down</answer>
@@ -21,10 +22,10 @@ _BEHIND = (":", ",", ".", "</think><answer>", "</answer>")
 def walk_phrases(
     landmarks: Sequence[str], side: int, names: Sequence[str]
 ) -> tuple[str, ...]:
-    """`Environment.reply_phrases` of what `walk_reply` writes.
+    """The `Environment.reply_phrases` that `walk_reply` indexes.
 
     Args:
-      landmarks: what is written before each one's place, as in ", goal".
+      landmarks: the text before the place of each, as in ", goal".
       side: S, rows and columns of the board.
       names: of the actions.
     """
@@ -48,15 +49,16 @@ def walk_reply(
     """int32[Md], one reply as phrase ids, without the end-of-turn token.
 
     Args:
-      actions: int32[longest], -1 behind the end of the plan.
-      walked: int32[longest], row * S + column of the place that each leads to.
+      actions: int32[longest], padded with -1.
+      walked: int32[longest], row * S + column of the place that each action leads to.
       player: int32[], row * S + column.
       landmarks: int32[] each, row * S + column, in the order of their phrases.
-      is_blind: bool[], whether the landmarks are left out.
+      is_blind: bool[], whether the thought leaves out the landmarks.
       side: S.
       names: how many actions there are.
       thinking: whether a thought stands before the answer.
     """
+    # The ids of phrases, or of the first of their kind, in the order of `walk_phrases`.
     colon = len(_BEFORE) + len(landmarks)
     comma, full_stop, close, end, place = (colon + i for i in range(1, 6))
     spaced = place + side * side

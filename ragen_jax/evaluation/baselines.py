@@ -1,8 +1,8 @@
-"""Players without a language model: how far chance, and how far good planning, gets.
+"""Baselines without a language model: random, rule-based and planning players.
 
-They play the levels that `evaluator.evaluate` plays under the same seed and split,
-and name one action at a time, seeing the environment after each, within the episode's
-actions. Turns, several actions in one reply and the reply format are not asked of them.
+They play the same levels as `evaluator.evaluate` with the same seed and split. They
+choose one action at a time and see the state after each, up to the episode's limit on
+actions. Limits on turns and the reply format do not apply to them.
 """
 
 import dataclasses
@@ -27,24 +27,24 @@ from ragen_jax.trajectory import END_OF_TURN, NO_REPLY, UNFINISHED, Episodes
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A player of one environment, on one game: `vmap` to batch."""
+    """A player of one environment. `act` and `study` handle one episode."""
 
     description: str  # for the table of results
-    # (key, what `study` or `plan` returned, State, actions left int32[]) -> action
+    # (key, result of `study` or `plan`, State, actions left int32[]) -> action
     act: Callable[[jax.Array, Any, Any, jax.Array], jax.Array]
-    # Level's State -> what is worth knowing of it.
+    # State at the start -> anything that `act` needs. Called once per episode.
     study: Callable[[Any], Any] = lambda state: ()
-    # Host side, level's State -> all actions, known before the first is played.
+    # Host side, in place of `study`: State at the start -> all actions.
     plan: Callable[[Any], tuple] | None = None
 
 
 def make_baseline(name: str, env: Environment, chosen: TaskSettings) -> Baseline:
-    """The baseline of that name for an environment.
+    """Makes the baseline of a given name for an environment.
 
     Args:
       name: "random", "rule" or "planner".
       env: made from `chosen`.
-      chosen: of the run that the baseline is compared with, limits filled in.
+      chosen: settings of the run to compare with, with its limits filled in.
 
     Raises:
       UserError: if the environment has no such baseline.
@@ -85,7 +85,7 @@ def _rule_player(env: Environment) -> Baseline:
 
 
 def _solver(env: Environment, options, actions: int) -> Baseline:
-    """The environment's own solver, where nothing is left to chance."""
+    """The environment's own solver; only for environments without randomness."""
     del options
     return Baseline(
         description="the environment's solver, which knows what is hidden",
@@ -95,7 +95,7 @@ def _solver(env: Environment, options, actions: int) -> Baseline:
 
 
 def _lake_planner(env: Environment, options, actions: int) -> Baseline:
-    """The best policy there is: finite-horizon value iteration over the true slip."""
+    """The optimal policy, by finite-horizon value iteration with the true slip."""
     lake = env_settings(options, FrozenLake)
 
     def study(state):
@@ -138,8 +138,8 @@ def play(
       seed: decides the levels, the environment's randomness and the player's.
 
     Returns:
-      B = P * n episodes as host arrays, for `evaluator.score`; each action, or
-      NO_ACTION, is a turn of its own, with a valid reply of no tokens.
+      B = P * n episodes as host arrays, for `evaluator.score`. Each action (or
+      NO_ACTION) counts as a turn with a valid reply of no tokens.
     """
     limits = TurnLimits(
         turns=actions, actions_per_turn=1, actions=actions, reply_tokens=0
@@ -154,7 +154,7 @@ def play(
 
 
 def _plans(env: Environment, baseline, actions: int, prompts: int, seed, split):
-    """int32[P, actions(, action_size)], planned ahead; NO_ACTION behind the last."""
+    """int32[P, actions(, action_size)], by `baseline.plan`, padded with NO_ACTION."""
     if baseline.plan is None:
         return None
     key = prng.iteration_key(seed, split, 0)
@@ -192,7 +192,7 @@ def _play_one(
     plans: jax.Array | None,
     episode: jax.Array,
 ) -> Episodes:
-    """One episode, every field without its leading axis."""
+    """One episode, with every field of `Episodes` without its leading axis."""
     group = episode // rollouts
     level = env.reset(prng.level_key(key, group), split)
     known = baseline.study(level) if plans is None else plans[group]

@@ -1,4 +1,7 @@
-"""Success of a policy on levels that were kept from training."""
+"""Evaluates a policy on held-out levels: success, pass@k, returns and standard errors.
+
+Used for validation and the final test in training, and by launch/evaluate.py.
+"""
 
 import dataclasses
 import itertools
@@ -19,15 +22,15 @@ from ragen_jax.trajectory import Episodes, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Success of n episodes from each of P levels, and what they were like.
+    """Results of n episodes from each of P levels.
 
-    Standard errors take levels as the independent draws; of one level they are NaN.
+    Standard errors treat levels as the independent samples; for one level they are NaN.
     """
 
     success: float  # mean over all episodes
     success_standard_error: float
     pass_at_k: tuple[float, ...]  # at k = 1..n, unbiased
-    pass_at_k_standard_error: tuple[float, ...]  # likewise
+    pass_at_k_standard_error: tuple[float, ...]  # at k = 1..n
     turns: float  # per episode
     actions: float  # per episode
     reply_tokens: float  # per turn
@@ -37,7 +40,7 @@ class Score:
     by_level: np.ndarray  # bool[P, n], each episode's success
 
     def metrics(self) -> dict[str, float]:
-        """By metric, without a prefix; pass@k if a level has several episodes."""
+        """By metric name, without a prefix; pass@k only if n is above 1."""
         values = {
             "success": self.success,
             "success_standard_error": self.success_standard_error,
@@ -63,8 +66,8 @@ class Evaluator:
     label: str  # of the environment
     rollout: Callable[..., Rollout]
     tokens: TaskTokens
-    prompts: int  # P in one call
-    rollouts: int  # n episodes from each
+    prompts: int  # levels in one call
+    rollouts: int  # n, episodes of each
 
 
 def make_evaluator(
@@ -83,18 +86,19 @@ def make_evaluator(
     window: int = 0,
     stop_at_answer: bool = False,
 ) -> Evaluator:
-    """Compiles nothing yet.
+    """Makes an evaluator, whose rollout is compiled at its first call.
 
     Args:
       rollout_context: as for training rollouts; its tasks are not read.
       task, tokens: the environment to play, and its texts' tokens.
-      prompts: P of the smallest evaluation wanted.
-      rollouts: n.
-      slots: episodes decoded at a time, at most, but one on each device; 0: all.
-      shards: devices that share rows.
+      prompts: levels of the smallest evaluation that will be asked for.
+      rollouts: n, episodes of each level.
+      slots: the most episodes decoded at a time, but at least one on each device; 0:
+        no limit.
+      shards: devices among which rows are divided.
       decode_chunk, buckets: as for `rollout.make_plan`.
-      greedy: temperature 0.
-      context, window, stop_at_answer: likewise.
+      greedy: whether the likeliest token is taken (temperature 0).
+      context, window, stop_at_answer: as for `rollout.make_plan`.
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     task = dataclasses.replace(task, prompts=each)
@@ -119,23 +123,24 @@ def make_evaluator(
 def _levels_at_a_time(prompts: int, rollouts: int, slots: int, shards: int) -> int:
     """Levels of one call: all, or as many as `slots` (0: no limit) have room for.
 
-    Every shard takes as many episodes as the others, whole levels or equal parts of
-    one: that may take more levels than were asked for, or than there is room for,
-    whose episodes wait for a slot then.
+    Every shard must get the same number of episodes: whole levels, or an equal part of
+    one level's. This may take more levels than were asked for, or more than there is
+    room for; then episodes wait for a slot.
     """
 
-    def is_shared(levels: int) -> bool:
+    def is_even(levels: int) -> bool:
+        """Whether the episodes of so many levels divide equally among the shards."""
         return levels % shards == 0 or (
             shards % levels == 0 and levels * rollouts % shards == 0
         )
 
-    # Ends: multiples of `shards` are shared.
-    whole = next(filter(is_shared, itertools.count(prompts)))
+    # The search ends: multiples of `shards` divide equally.
+    whole = next(filter(is_even, itertools.count(prompts)))
     room = slots // rollouts if slots else whole
     if whole <= room:
         return whole
-    fewer = next(filter(is_shared, range(room, 0, -1)), None)
-    return fewer or next(filter(is_shared, itertools.count(1)))
+    fewer = next(filter(is_even, range(room, 0, -1)), None)
+    return fewer or next(filter(is_even, itertools.count(1)))
 
 
 def evaluate(
@@ -157,9 +162,9 @@ def evaluate(
       split: base.VALIDATION or base.TEST (or TRAIN).
       seed: decides the levels, the environment's randomness and the sampling.
       temperature: not read by a greedy evaluator.
-      on_batch: sees each batch's first level and its record, as host arrays: the
-        rows of the whole batch, and the episodes of the levels that were asked for.
-        Called in order, on every process.
+      on_batch: called for each batch in order, on every process, with the index of its
+        first level, its rows and its episodes. These are host arrays; rows are those of
+        the whole batch, episodes only those of the levels that were asked for.
 
     Raises:
       UserError: if the environment showed longer observations than its
@@ -187,7 +192,7 @@ def evaluate(
 
 
 def _on_host(tree):
-    """The entries as NumPy arrays, on every process."""
+    """The whole arrays as NumPy arrays, on every process."""
     if jax.process_count() > 1:
         tree = multihost_utils.process_allgather(tree, tiled=True)
     return jax.tree.map(np.asarray, tree)
@@ -199,7 +204,7 @@ def _first(tree, count: int):
 
 
 def score(episodes: Episodes, rollouts: int) -> Score:
-    """The figures of P * n episodes, host arrays in the order of levels."""
+    """The results of P * n episodes, given as host arrays in the order of levels."""
     success = np.asarray(episodes.success).reshape(-1, rollouts)
     returns = np.asarray(episodes.reward).sum(axis=1).reshape(-1, rollouts)
     played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
@@ -220,9 +225,9 @@ def score(episodes: Episodes, rollouts: int) -> Score:
 
 
 def standard_error(levels: np.ndarray) -> float:
-    """Of the mean of P independent values (float[P]): sample std / sqrt(P).
+    """The standard error of the mean of P independent values: sample std / sqrt(P).
 
-    NaN for a single value, which says nothing of its own spread.
+    NaN for a single value, which has no sample std.
     """
     if len(levels) < 2:
         return math.nan
@@ -232,11 +237,12 @@ def standard_error(levels: np.ndarray) -> float:
 def pass_at_k(solved: np.ndarray, rollouts: int) -> np.ndarray:
     """float64[n, P], the probability that one of k episodes succeeds, for k = 1..n.
 
-    Unbiased: 1 - C(n - c, k) / C(n, k), with c of n episodes solved, as a product so
-    that nothing overflows. Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
+    Unbiased: 1 - C(n - c, k) / C(n, k), with c of n episodes solved. Computed as a
+    product, which cannot overflow. Source: Chen et al. 2021, arXiv:2107.03374, section
+    2.1.
 
     Args:
-      solved: int[P], episodes solved of each level.
+      solved: int[P], c, the solved episodes of each level.
       rollouts: n.
     """
     drawn = np.arange(rollouts)[:, None]
@@ -251,6 +257,6 @@ def reported_k(rollouts: int) -> tuple[int, ...]:
 
 
 def paired_difference(before: Score, after: Score) -> tuple[float, float]:
-    """Gain in success on the same levels, and its standard error over levels."""
+    """The gain in success on the same levels, and its standard error over levels."""
     gain = after.by_level.mean(axis=1) - before.by_level.mean(axis=1)
     return float(gain.mean()), standard_error(gain)

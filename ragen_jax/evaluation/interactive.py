@@ -1,4 +1,7 @@
-"""One game at a time, for a reader: played by a person, by chance or by a solver."""
+"""Plays one episode at a time and shows it; a person, a rule, a solver or chance acts.
+
+launch/play.py uses it, through `terminal`.
+"""
 
 import dataclasses
 import itertools
@@ -13,7 +16,7 @@ from ragen_jax.envs import base
 from ragen_jax.errors import UserError
 from ragen_jax.rollout import prng
 
-# (State as NumPy arrays, actions left) -> the next actions; None leaves the game.
+# (State as NumPy arrays, actions left) -> the next actions; None ends the game.
 Player = Callable[[Any, int], tuple[int, ...] | None]
 
 _WHITE = " \t\n\r\v\f"  # ASCII, as everywhere in replies.
@@ -21,17 +24,18 @@ _WHITE = " \t\n\r\v\f"  # ASCII, as everywhere in replies.
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Where games are played. Make it once: its functions are compiled once."""
+    """An environment with compiled functions, and where to show what happens. Make it
+    once, so that the functions are compiled once."""
 
     env: base.Environment
     reset: Callable
     step: Callable
     observe: Callable
-    show: Callable[[str], None]  # takes lines for the reader
+    show: Callable[[str], None]  # shows a text
 
 
 def make_table(env: base.Environment, show: Callable[[str], None]) -> Table:
-    """A table for games of the environment."""
+    """Makes a table for an environment."""
     return Table(
         env=env,
         reset=jax.jit(env.reset),
@@ -51,14 +55,14 @@ def play_episode(
     actions: int,
     show: Callable[[int, Any], None] = lambda number, state: None,
 ) -> bool:
-    """Plays the level that evaluations under the same seed and split know by `episode`.
+    """Plays level number `episode` of evaluations with the same seed and split.
 
     Args:
       table: the environment, and where to show what happens.
       player: names the actions.
       seed, split, episode: decide the level and the environment's randomness.
       actions: most actions.
-      show: is called with each state (NumPy arrays) and its number, from 0.
+      show: called with the number of each state, from 0, and the state (NumPy arrays).
 
     Returns:
       Whether the game came to an end; False if the player left it.
@@ -107,7 +111,7 @@ def _count(actions: int) -> str:
 
 
 def random_player(env: base.Environment, seed: int) -> Player:
-    """Actions as the environment draws them; else each equally likely."""
+    """Draws by `sample_action`; without it, each action is equally likely."""
     rng = random.Random(seed)
     if env.sample_action is None:
         return lambda state, left: (rng.randrange(len(env.action_names)),)
@@ -120,7 +124,7 @@ def random_player(env: base.Environment, seed: int) -> Player:
 
 
 def rule_player(env: base.Environment) -> Player:
-    """The environment's player by a fixed rule. Raises UserError if it has none."""
+    """Plays by the environment's `rule`. Raises UserError if it has none."""
     if env.rule is None:
         raise UserError(
             f"--policy=rule: the environment {env.name} has no rule-based player:"
@@ -131,7 +135,8 @@ def rule_player(env: base.Environment) -> Player:
 
 
 def solving_player(table: Table) -> Player:
-    """The environment's own solutions, looked for again wherever chance interferes."""
+    """Plays by the environment's `solve`. If results are random, solves again after
+    every action."""
     solve = table.env.solve
     if solve is None:
         raise UserError(
@@ -170,8 +175,8 @@ def human_player(table: Table, ask: Callable[[str], str | None]) -> Player:
     """A person who types lines; "q" or the end of the input leaves.
 
     Args:
-      table: the environment, and where to show what was not understood.
-      ask: shows a prompt and gives a line, or None at the end of the input.
+      table: the environment, and where to show errors.
+      ask: shows a prompt and returns a line, or None at the end of the input.
     """
 
     def play(state: Any, left: int) -> tuple[int, ...] | None:
@@ -189,10 +194,10 @@ def human_player(table: Table, ask: Callable[[str], str | None]) -> Player:
 
 
 def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
-    """The actions that a line names; none for an empty one.
+    """The actions that a line names; none for an empty line.
 
-    Segments between `||` are read as those of a reply. Where actions have fixed names,
-    unambiguous beginnings do, and commas or spaces separate as well.
+    Segments between `||` are read like those of a reply. If actions have fixed names,
+    unambiguous beginnings of them suffice, and commas or spaces also separate.
 
     Raises:
       ValueError: if a part of it is no action.
@@ -229,7 +234,7 @@ def _read_names(text: str, env: base.Environment) -> tuple[int, ...]:
 
 
 def _find(text: str, names: tuple[str, ...]) -> int | None:
-    """The action with that name, or the only one whose name begins so."""
+    """The action with that name, or the only one whose name begins with the text."""
     lowered, said = [base.as_read(name) for name in names], base.as_read(text)
     if said in lowered:
         return lowered.index(said)

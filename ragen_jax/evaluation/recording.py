@@ -1,4 +1,4 @@
-"""Evaluations on record: every episode as a line of JSON, some shown to a reader."""
+"""Evaluates and writes every episode as a line of JSON; returns some for people."""
 
 import contextlib
 import json
@@ -28,19 +28,19 @@ def play(
     out: Path | None,
     show: int,
 ) -> tuple[Score, list[str]]:
-    """Plays the levels and writes down every episode, batch by batch.
+    """Plays the levels and writes every episode, batch by batch.
 
     Args:
       evaluator: of the environment.
-      actor: plain parameters.
+      actor: the policy's parameters, adapters merged.
       reader: of the episodes' tokens.
       played: how many levels of which split, by which seed and temperature.
       console: for progress.
-      out: file of trajectories, in a folder that exists; None writes none.
+      out: file for the trajectories, in a folder that exists, or None.
       show: how many episodes to return as texts.
 
     Returns:
-      The score, and the first episodes as a reader wants them.
+      The score, and the first episodes as `transcripts.readable` texts.
     """
     shown: list[str] = []
     progress = _Progress(console, played.prompts)

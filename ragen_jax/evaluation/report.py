@@ -12,7 +12,7 @@ from ragen_jax.settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """Who played what."""
+    """What was evaluated: the player, the levels and how often each was played."""
 
     who: str  # checkpoint, model or baseline, in words
     policy: str  # "model", or a baseline's name
@@ -20,7 +20,7 @@ class Played:
     split: str  # one of base.SPLITS
     prompts: int  # P, levels
     rollouts: int  # n, episodes of each
-    temperature: float  # not read of a baseline
+    temperature: float  # not read for a baseline
 
     @property
     def is_model(self) -> bool:
@@ -28,7 +28,7 @@ class Played:
 
 
 def figures(score: Score, played: Played, seconds: float) -> dict[str, Any]:
-    """The numbers and what they belong to; JSON can hold it. What is unknown is None.
+    """The results and what was evaluated, for JSON. Unknown values are None.
 
     Args:
       score: of `evaluator.score`, under the names of metrics.EVALUATION.
@@ -36,7 +36,7 @@ def figures(score: Score, played: Played, seconds: float) -> dict[str, Any]:
       seconds: wall time.
     """
     values = score.metrics()
-    if not played.is_model:  # Whose turns and replies say nothing.
+    if not played.is_model:  # A baseline has no replies, and its turns are actions.
         for name in ("turns", "reply_tokens", "valid_reply_rate"):
             del values[name]
     settings = settings_lib.to_dict(played.settings)
@@ -59,7 +59,7 @@ def figures(score: Score, played: Played, seconds: float) -> dict[str, Any]:
 
 
 def table(score: Score, played: Played) -> str:
-    """The same for people; ± is one standard error over levels."""
+    """The results for the terminal; ± is one standard error over levels."""
     env, limits = played.settings.env, played.settings.rollout
     each = f"{played.rollouts} episode{'' if played.rollouts == 1 else 's'} each"
     rows = [

@@ -1,4 +1,4 @@
-"""Episodes in the terminal, with pictures beside them if they are wanted."""
+"""Plays episodes in the terminal, and writes pictures of their states if asked to."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +23,14 @@ def play(
     """Plays episodes of one environment on standard input and output.
 
     Args:
-      name: of the environment, for the titles; its stem begins the pictures' names, as
-        members of a mix may be one environment with other settings.
+      name: for titles and, as a path's stem, for the pictures' file names. `env.name`
+        would not do: members of a mix may be the same environment.
       env: the rules.
       policy: who plays, "human", "random", "rule" or "solver".
-      episodes: how many; a person who leaves ends them all.
-      actions: most of an episode.
+      episodes: their number; a person who leaves ends them all.
+      actions: the most of an episode.
       seed, split: decide the levels, as in evaluations.
-      pictures: folder for a PNG of each state; None: none.
+      pictures: folder for a PNG of each state, or None.
 
     Raises:
       UserError: if the environment has no such player or no pictures, or they cannot

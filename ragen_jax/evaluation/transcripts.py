@@ -1,7 +1,7 @@
-"""Episodes as text, on the host: chat messages for files, and tasks for a reader.
+"""Episodes as text, on the host: chat messages for files, and a form for people.
 
-Text is a view of the recorded tokens and is never tokenized again. A turn is read from
-the row that holds its reply as one: rows of whole episodes or windows.
+Texts are decoded from the recorded tokens and are never tokenized again. Each turn is
+read from the row that holds its reply, whether rows are whole episodes or windows.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class Turn:
     """A message of the environment and the reply to it."""
 
     message: str  # feedback on the turn before, observation, turn number, actions left
-    reply: str  # what was written for the policy and what it sampled, without the end
-    # Names of the actions that reached the environment; "?" each where only its state
-    # would say which: of free-form answers that could be read in part.
+    reply: str  # the prefix given to the policy and what it sampled, without end token
+    # Names of the actions that reached the environment. "?" for each one of a free-form
+    # answer of which some parts could not be read: which, only its state would tell.
     actions: tuple[str, ...]
     reward: float  # the environment's
     is_valid: bool
@@ -51,7 +51,7 @@ class Transcript:
     end: str  # one of ENDS
 
     def messages(self) -> list[dict[str, str]]:
-        """The conversation, as chat templates take it."""
+        """The conversation in the form that chat templates take."""
         spoken = [{"role": "system", "content": self.system}]
         for turn in self.turns:
             spoken.append({"role": "user", "content": turn.message})
@@ -59,7 +59,7 @@ class Transcript:
         return spoken
 
     def to_dict(self) -> dict[str, Any]:
-        """What a line of the trajectories' file holds; no number is None there."""
+        """A line of the trajectories' file. Numbers that are not finite become None."""
         return {
             "messages": self.messages(),
             "rewards": finite([turn.reward for turn in self.turns]),
@@ -74,14 +74,14 @@ class Transcript:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What it takes to read the records of one run. Made by `make_reader`."""
+    """What is needed to decode the records of one run. Made by `make_reader`."""
 
     env: Environment
     dialogue: Dialogue
-    openings: tuple[str, ...]  # what may stand before a message, as tokens say it
-    ending: str  # what stands between a message and its reply, likewise
-    token_bytes: tuple[bytes, ...]  # control tokens have none: they say nothing
-    written_bytes: tuple[bytes, ...]  # control tokens as they are written
+    openings: tuple[str, ...]  # texts that may precede a message, decoded from tokens
+    ending: str  # the text between a message and its reply, decoded from tokens
+    token_bytes: tuple[bytes, ...]  # by token id; empty for control tokens
+    written_bytes: tuple[bytes, ...]  # by token id; control tokens spelled out
 
 
 def make_reader(
@@ -98,8 +98,8 @@ def make_reader(
     written = list(spoken)
     for index, token in tokenizer.added_tokens_decoder.items():
         written[index] = token.content.encode()
-    # A tokenizer may compose characters, as in NFC, and its control tokens may swallow
-    # the white space beside them.
+    # Encoded and decoded, as tokenizers may change a text: by Unicode normalization, or
+    # by control tokens that swallow the white space beside them.
     openings, ending = prompts.frames(dialogue)
     *openings, ending = [
         _bytes(written, phrases.encode(tokenizer, text)).decode(errors="replace")
@@ -109,9 +109,9 @@ def make_reader(
 
 
 def text_of_tokens(reader: Reader, tokens: np.ndarray) -> str:
-    """The text of tokens (int[n]), control tokens written out.
+    """The text of tokens (int[n]), control tokens included.
 
-    What is no UTF-8 reads as U+FFFD; ids beyond the tokenizer's read as nothing.
+    Bytes that are no UTF-8 become U+FFFD; ids beyond the tokenizer's give no text.
     """
     return _bytes(reader.written_bytes, tokens.tolist()).decode(errors="replace")
 
@@ -125,7 +125,7 @@ def read(
       reader: of the same run.
       rows: host arrays; rows of episodes beyond `episodes` are left out.
       episodes: B episodes, host arrays.
-      first_episode: what `rows.episode` calls the first of them.
+      first_episode: the number of the first of them in `rows.episode`.
     """
     row_of = rows_of_turns(rows)
     rollouts: dict[int, int] = {}
@@ -151,7 +151,7 @@ def read(
 
 
 def rows_of_turns(rows: Rows) -> dict[tuple[int, int], int]:
-    """Which row holds the reply of an episode's turn."""
+    """(episode, turn) -> the row that holds the reply."""
     row, place = np.nonzero(rows.turn_end)
     ends = zip(rows.episode[row, place], rows.turn[row, place], row, strict=True)
     return {(int(episode), int(turn)): int(row) for episode, turn, row in ends}
@@ -181,12 +181,12 @@ def _read_turn(
 
 
 def spoken_bytes(reader: Reader, tokens: np.ndarray) -> bytes:
-    """The bytes of sampled tokens (int[n]); control tokens have none."""
+    """The bytes of sampled tokens (int[n]), without control tokens."""
     return _bytes(reader.token_bytes, tokens.tolist())
 
 
 def action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
-    """The names of a reply's actions; of free-form answers the texts themselves."""
+    """The names of a reply's actions; for free-form answers, the texts themselves."""
     prefix, most = reader.dialogue.reply_prefix, reader.dialogue.limits.actions_per_turn
     thinking = prefix == "<think>"
     if reader.env.read_action is None:
@@ -209,7 +209,7 @@ def action_names(reader: Reader, sampled: bytes) -> tuple[str, ...]:
 
 
 def _message(reader: Reader, fed: str) -> str:
-    """The user's message within the text that was fed before a reply."""
+    """The user's message within the text fed before a reply."""
     for opening in reader.openings:
         if fed.startswith(opening) and fed.endswith(reader.ending):
             return fed[len(opening) : len(fed) - len(reader.ending)]
@@ -221,7 +221,7 @@ def _bytes(table: Sequence[bytes], tokens: Iterable[int]) -> bytes:
     return b"".join(table[i] for i in tokens if i < len(table))
 
 
-# For a reader's eyes ------------------------------------------------------------------
+# For people --------------------------------------------------------------------------
 
 
 def readable(transcript: Transcript) -> str:
@@ -245,7 +245,7 @@ def readable(transcript: Transcript) -> str:
 
 
 def _thought_and_answer(reply: str) -> tuple[str | None, str]:
-    """The two parts of a reply; without a thought, or not in the form, all of it."""
+    """A reply's thought and answer; (None, the reply) if it has no such form."""
     if reference_parser.WITH_THOUGHT.search(reply.encode()) is None:
         return None, reply
     thought, _, rest = reply.partition("</think>")
@@ -253,7 +253,7 @@ def _thought_and_answer(reply: str) -> tuple[str | None, str]:
 
 
 def _shown(text: str) -> str:
-    """On one line, and harmless to a terminal: a sampled byte may be any."""
+    """On one line, without control characters, which could upset a terminal."""
     return "".join(c if c.isprintable() else "·" for c in text.replace("\n", " "))
 
 

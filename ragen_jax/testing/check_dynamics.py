@@ -1,4 +1,4 @@
-"""Checks of an environment's rules: types, randomness, ends, levels and helpers."""
+"""The checks of `check_env` on types, randomness, ends and an environment's helpers."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ class Functions:
 def compile_functions(env: base.Environment) -> Functions:
     """The environment's functions, each compiled when it is first called.
 
-    Each is wrapped, so that what is compiled is counted for this environment alone.
+    Wrapped in new objects, so that jit's cache counts only what is compiled here.
     """
     return Functions(
         reset=jax.jit(functools.partial(env.reset)),
@@ -63,7 +63,7 @@ def compile_functions(env: base.Environment) -> Functions:
 
 
 def make_player(env: base.Environment, plays: int, steps: int) -> Callable[[], Plays]:
-    """A function that makes the same B >= `plays` random plays of T = `steps`."""
+    """A function that returns the same B >= `plays` random plays at each call."""
     levels = -(-plays // (_MEMBERS * len(base.SPLITS)))
     shape = (levels, len(base.SPLITS), _MEMBERS)
     level, split, _ = (index.reshape(-1) for index in np.indices(shape, np.int32))
@@ -93,14 +93,14 @@ def _play(env: base.Environment, steps: int, level, split, index) -> Plays:
 
 
 def level_key(level) -> jax.Array:
-    """The key of `reset` for a level, by its number int32[]."""
+    """The key of `reset` for a level's number, int32[]."""
     return jax.random.fold_in(jax.random.key(5), level)
 
 
 def _random_actions(
     env: base.Environment, steps: int, index
 ) -> tuple[jax.Array, jax.Array]:
-    """The keys [T] and the actions int32[T] of one play's steps."""
+    """One play's keys [T], and its actions int32[T] or int32[T, action_size]."""
     key = jax.random.fold_in(jax.random.key(6), index)
     step_key, action_key = jax.random.split(key)
     draw = functools.partial(base.random_action, env=env)
@@ -117,7 +117,7 @@ def _random_actions(
 
 
 def check_types(env: base.Environment) -> None:
-    """Traces the functions: a step keeps the state's types, outcomes are scalars."""
+    """`interface.check_functions`, which traces the functions, with a CheckError."""
     try:
         interface.check_functions(env)
     except interface.InterfaceError as error:
@@ -135,7 +135,7 @@ def check_types(env: base.Environment) -> None:
 
 
 def check_finite(plays: Plays) -> None:
-    """No state and no reward is infinite or not a number."""
+    """Requires that all floats in states and outcomes are finite."""
     for leaf in jax.tree.leaves((plays.states, plays.outcome)):
         if np.issubdtype(leaf.dtype, np.floating):
             require(
@@ -148,7 +148,7 @@ def check_finite(plays: Plays) -> None:
 def check_repeats(
     env: base.Environment, functions: Functions, plays: Plays, again: Plays
 ) -> None:
-    """The same keys give the same plays: once more, and outside the batch."""
+    """Requires the same plays from the same keys: again, and outside the batch."""
     _require_same(plays, again, "the same key gives another play when it is repeated")
     index = plays.level.size - 2
     keys, actions = _random_actions(env, plays.actions.shape[1], index)
@@ -175,7 +175,7 @@ def check_repeats(
 
 
 def _require_same(left: Any, right: Any, sentence: str) -> None:
-    """Exactly, but for the rounding of floating-point numbers."""
+    """Requires equal leaves, up to rounding where they are floats."""
     for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         is_float = np.issubdtype(one.dtype, np.floating)
         tolerance = 1e-5 if is_float else 0
@@ -184,7 +184,7 @@ def _require_same(left: Any, right: Any, sentence: str) -> None:
 
 
 def check_starts(plays: Plays) -> None:
-    """Plays of one level begin alike."""
+    """Requires that plays of one level begin in the same state."""
     first = [leaf[:, 0] for leaf in jax.tree.leaves(plays.states)]
     first.append(plays.observation[:, 0])
     for leaf in first:
@@ -196,7 +196,7 @@ def check_starts(plays: Plays) -> None:
 
 
 def check_end(plays: Plays, *, must_end: bool) -> None:
-    """After `done` nothing changes and nothing is earned; success comes once, at it."""
+    """Requires that success comes with `done`, and that nothing changes after it."""
     outcome, done = plays.outcome, plays.outcome.done
     require(
         done[:, -1].any() or not must_end,
@@ -224,8 +224,8 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
 
 
 def check_no_action(plays: Plays) -> None:
-    """NO_ACTION is no move."""
-    # The first number of an action of several says whether it is one.
+    """Requires that NO_ACTION changes and earns nothing."""
+    # Of an action of several numbers, the first tells whether it is NO_ACTION.
     kinds = plays.actions.reshape(*plays.outcome.done.shape, -1)[..., 0]
     is_idle, outcome = kinds == base.NO_ACTION, plays.outcome
     require(is_idle.any(), "NO_ACTION was never played: make more or longer plays")
@@ -235,7 +235,7 @@ def check_no_action(plays: Plays) -> None:
 
 
 def _require_unchanged(states: Any, where: np.ndarray, sentence: str) -> None:
-    """Every leaf [B, T + 1, ...] is the same before and after the steps `where`."""
+    """Requires states (leaves [B, T + 1, ...]) not to change in steps bool[B, T]."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(states):
         require(
             (leaf[:, :-1][where] == leaf[:, 1:][where]).all(),
@@ -247,7 +247,7 @@ def _require_unchanged(states: Any, where: np.ndarray, sentence: str) -> None:
 
 
 def check_landmarks(env: base.Environment, plays: Plays) -> None:
-    """(row, column) pairs, or (-1, -1)."""
+    """Requires landmarks to be (row, column), each from 0 to 9, or (-1, -1)."""
     states = jax.tree.map(lambda leaf: leaf[:, -1], plays.states)
     marks = np.asarray(jax.jit(jax.vmap(env.landmarks))(states))
     require(
@@ -267,7 +267,7 @@ def check_landmarks(env: base.Environment, plays: Plays) -> None:
 
 
 def check_picture(env: base.Environment, plays: Plays) -> None:
-    """uint8[h, w, 3] of one size, for fresh and later states."""
+    """Requires pictures uint8[h, w, 3] of one size, of first and last states."""
     shapes = set()
     for play in range(0, len(plays.level), 8):
         for time in (0, -1):
@@ -285,7 +285,7 @@ def check_picture(env: base.Environment, plays: Plays) -> None:
 
 
 def check_choices(env: base.Environment, plays: Plays) -> None:
-    """What `sample_action` and `rule` choose are actions, or NO_ACTION."""
+    """Requires `sample_action` and `rule` to give actions or NO_ACTION."""
     chosen = {}
     if env.sample_action is not None:
         keys = jax.random.split(jax.random.key(7), _DRAWN)
@@ -304,14 +304,14 @@ def check_choices(env: base.Environment, plays: Plays) -> None:
 
 
 class Solved(NamedTuple):
-    """What solutions showed."""
+    """What playing solutions has shown."""
 
-    has_ended: bool  # some play ended, and it was seen that the end absorbs
+    has_ended: bool  # a play has ended, and stayed as it was after a further action
     has_succeeded: bool
 
 
 def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> Solved:
-    """Solutions hold actions and, where the result is not random, lead to success."""
+    """Requires solutions of valid actions that succeed, unless results are random."""
     last = _SOLVED * len(base.SPLITS) * _MEMBERS
     found, ended, succeeded = 0, False, False
     for play in range(0, min(last, len(plays.level)), _MEMBERS):
@@ -367,6 +367,7 @@ def _replay(functions: Functions, state, plan, seed: int) -> tuple[Any, bool, bo
 
 
 def _check_absorbs(functions: Functions, state, action) -> None:
+    """Requires that an action after the end changes and earns nothing."""
     action = jnp.asarray(action, jnp.int32)
     after, outcome = functions.step(jax.random.key(0), state, action)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), state, after)

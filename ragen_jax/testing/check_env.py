@@ -1,11 +1,11 @@
-"""Checks that an environment keeps the promises of `base.Environment`.
+"""Checks that an environment does what `base.Environment` says.
 
   python -m ragen_jax.testing.check_env my_env.py --size=4
 
-plays an environment (a file's, or a built-in one's) at random with its own settings,
-says what was checked, and ends with "ok" or with one sentence and exit code 1. Further
-flag: --endless, for an environment that random actions never end and that cannot solve
-itself.
+plays an environment (one in a file, or a built-in one) at random with these settings,
+prints a line for each check passed, and ends with "ok", or with one sentence and exit
+code 1. The flag --endless is for an environment that random actions never end and that
+has no solver.
 """
 
 import os
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 
 if __name__ == "__main__":
-    # Before transformers is imported: it advises to install PyTorch, which nothing
-    # here needs.
+    # Before transformers is imported: it would advise installing PyTorch, which is not
+    # needed here.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from ragen_jax import envs
@@ -31,7 +31,7 @@ from ragen_jax.utils import user_modules
 __all__ = ["CheckError", "check_env"]
 
 _ENDLESS = "--endless"
-_LONGER = 8  # times the steps, if no play ended
+_LONGER = 8  # factor on the number of steps, if no play ended
 
 
 def check_env(
@@ -42,15 +42,15 @@ def check_env(
     must_end: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Plays at random, and checks what `base.Environment` promises.
+    """Plays at random, and checks what `base.Environment` says.
 
     Args:
       env: any environment.
-      plays: how many, spread over the splits.
+      plays: their least number, spread over the splits.
       steps: random actions in each.
-      must_end: whether random play, or a solution, must end some play, so that the
-        absorbing end is really seen. Off only where neither does.
-      report: is called with a line about each check that was passed.
+      must_end: whether some play must end, at random or by a solution, so that the
+        checks see an ended episode. Turn it off only if no play can.
+      report: called with a line about each check passed.
 
     Raises:
       CheckError: in one sentence, for the first check that fails.
@@ -184,4 +184,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # Not sys.exit: a level may still be searched for, in a thread.
+    os._exit(code)  # Not sys.exit: a thread may still be drawing a level.

@@ -1,4 +1,4 @@
-"""Checks of levels: that every split has some, and that none is of two splits."""
+"""Checks that every split has levels, and that no level is in two splits."""
 
 import functools
 import threading
@@ -14,8 +14,8 @@ from ragen_jax.testing.check_dynamics import level_key, require
 
 _BATCH = 256  # levels of each split that are drawn at once
 _BATCHES = 8
-_SECONDS = 5.0  # No batch begins later: some levels are slow to draw.
-_PATIENCE = 60.0  # seconds, for a single level
+_SECONDS = 5.0  # after which no further batch is drawn: some levels are slow to draw
+_PATIENCE = 60.0  # seconds to wait for a single level
 _PAIRS = (
     (base.TEST, base.TRAIN),
     (base.VALIDATION, base.TRAIN),
@@ -26,16 +26,16 @@ _PAIRS = (
 class Drawn(NamedTuple):
     """Levels that `check_splits` drew."""
 
-    count: int  # of each split
-    different: tuple[int, ...]  # by split, how many of those were different levels
+    count: int  # drawn of each split
+    different: tuple[int, ...]  # by split, how many of these are different
 
 
 def check_levels_come(env: base.Environment) -> None:
-    """Draws one level of each split, by a clock: a search for one may never end.
+    """Draws one level of each split, with a time limit: the search may never end.
 
     Raises:
-      CheckError: if one does not come within a minute. The search then goes on in a
-        thread that ends with the process.
+      CheckError: if a draw takes longer than a minute. It then goes on in a thread that
+        ends with the process.
     """
     reset = jax.jit(env.reset).lower(level_key(0), jnp.int32(0)).compile()
     for split, name in enumerate(base.SPLITS):
@@ -58,9 +58,9 @@ def check_levels_come(env: base.Environment) -> None:
 def check_splits(env: base.Environment) -> Drawn:
     """Draws levels of each split, and compares them.
 
-    Two levels are one where all that is shown of them and all whole numbers of their
-    states agree. Floats and uint32, of which keys consist, do not count: noise that is
-    drawn in advance makes no other level.
+    Two levels are equal if their first observations and all integers of their states
+    agree. Floats are not compared, nor is uint32, the type of a key's data: randomness
+    that a state has drawn in advance makes no different level.
 
     Raises:
       CheckError: if a level came up in two splits, and how many did; if every key

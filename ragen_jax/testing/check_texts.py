@@ -1,6 +1,6 @@
-"""Checks of an environment's texts: observations, and the reading of actions.
+"""Checks of an environment's texts: observations, and how answers are read.
 
-Texts go through the tokenizer of the embedded model, which knows every byte.
+Texts are tokenized by the embedded model's tokenizer, which can encode every byte.
 """
 
 import functools
@@ -19,7 +19,7 @@ from ragen_jax.text import phrases, reference_parser, reply_parser, token_bytes
 from ragen_jax.text.reply_automaton import WHITE
 
 _REPLIES = 300  # random replies that are parsed
-_ANSWERS = 1000  # random free-form answers that are read, beside known texts
+_ANSWERS = 1000  # random free-form answers that are read, besides the known texts
 _MOST_ACTIONS = 3  # of a reply
 _PREFIX = b"<think>"
 
@@ -33,7 +33,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def check_observations(env: base.Environment, plays: Plays) -> None:
-    """Phrase ids in range, filled up at the end; texts that a message can hold."""
+    """Requires phrase ids in range, padded at the end, and texts of the right form."""
     ids = plays.observation  # int32[B, T + 1, M]
     require(ids.dtype == np.int32, f"observe gives {ids.dtype}: make it int32")
     require(
@@ -63,7 +63,10 @@ def check_observations(env: base.Environment, plays: Plays) -> None:
 
 
 def check_longest(env: base.Environment, plays: Plays) -> None:
-    """No observation has more tokens than declared, however phrases are cut."""
+    """Requires `longest_observation` to hold for random numbers of tokens in phrases.
+
+    A tokenizer may split phrases in any way.
+    """
     ids = plays.observation
     generator = np.random.default_rng(0)
     for _ in range(20):
@@ -84,10 +87,10 @@ def check_longest(env: base.Environment, plays: Plays) -> None:
 
 
 def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
-    """The tokens that are joined on device read as the text on the host.
+    """Requires that tokens joined on device decode to the text joined on the host.
 
     Returns:
-      The most tokens of an observation looked at, and the room that is kept for one.
+      The most tokens of the observations that were checked, and the room for one.
     """
     ids = plays.observation.reshape(-1, env.observation_phrases)
     ids = np.unique(ids, axis=0)
@@ -126,7 +129,7 @@ def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
 
 
 def check_names(env: base.Environment) -> None:
-    """Replies with the action names mean on device what they do on the host."""
+    """Requires replies with action names to be read on device as by the reference."""
     tokenizer = _tokenizer()
     bytes_of = token_bytes.token_bytes(tokenizer)
     tables = reply_parser.reply_tables(
@@ -188,7 +191,7 @@ def _parse(tables: reply_parser.ReplyTables, tokens: jax.Array):
 
 
 def _random_replies(env: base.Environment, rng: random.Random) -> Iterator[str]:
-    """Replies that are nearly right, or right."""
+    """Replies that are right or nearly right."""
     words = [
         *[form(name) for name in env.action_names for form in (str, str.upper)],
         *(name[:-1] for name in env.action_names),
@@ -208,11 +211,11 @@ def _random_replies(env: base.Environment, rng: random.Random) -> Iterator[str]:
 
 
 def check_free_form(env: base.Environment, plays: Plays) -> None:
-    """`read_action` equals `read_action_text` on any bytes, in random plays."""
+    """Requires `read_action` to equal `read_action_text`, on any bytes and states."""
     rng = random.Random(2)
     seeds = _seeds(env)
     segments = [s for s in map(_as_segment, seeds) if 0 < len(s) <= env.answer_bytes]
-    # A byte 0 is one like others, and not the end of a text.
+    # A zero byte is part of the text like any other, not its end.
     segments += [s + b"\0" for s in segments if len(s) < env.answer_bytes]
     most = len(segments) + _ANSWERS
     while len(segments) < most:
@@ -225,7 +228,7 @@ def check_free_form(env: base.Environment, plays: Plays) -> None:
     for row, segment in zip(texts, segments, strict=True):
         row[: len(segment)] = np.frombuffer(segment, np.uint8)
     plays_of = np.arange(count) % len(plays.level)
-    # Half of them where plays begin, for some are soon over.
+    # Half of the states are at the beginning, as some plays are soon over.
     times = np.random.default_rng(3).integers(0, plays.actions.shape[1] + 1, count)
     times[::2] = 0
     states = jax.tree.map(lambda leaf: leaf[plays_of, times], plays.states)
@@ -257,11 +260,11 @@ def check_free_form(env: base.Environment, plays: Plays) -> None:
 
 
 def check_written(env: base.Environment, plays: Plays) -> str:
-    """What the environment writes itself can be read: its solutions' first actions.
+    """Requires that the texts of solutions' first actions are read as these actions.
 
     Returns:
-      A line on `example_actions`, some of which may be meant for no level that was
-      seen, or as a description.
+      A line that says whether `example_actions` are read as actions. They need not be:
+      an example may fit none of the levels drawn, or be a description.
     """
     levels = [
         jax.tree.map(lambda leaf, index=index: leaf[index, 0], plays.states)
@@ -299,24 +302,24 @@ def check_written(env: base.Environment, plays: Plays) -> str:
 
 
 def _spread(plays: Plays) -> np.ndarray:
-    """The indices of some plays, each of another level."""
+    """The indices of plays of different levels, one for each level."""
     return np.unique(plays.level * len(base.SPLITS) + plays.split, return_index=True)[1]
 
 
 def _seeds(env: base.Environment) -> list[bytes]:
-    """Texts that answers of the environment may resemble."""
+    """Texts from which random answers are made."""
     words = [phrase.strip(" \n,.:;()") for phrase in env.phrases[:500]]
     texts = (*env.action_names[:500], *env.example_actions, *words)
     return [text.encode() for text in texts if text]
 
 
 def _as_segment(text: bytes) -> bytes:
-    """A segment as it is left when a reply is read."""
+    """A segment as `read_action` receives it: stripped and lower-cased."""
     return text.strip(WHITE).lower()
 
 
 def _mutated(seeds: list[bytes], rng: random.Random, most: int) -> bytes:
-    """A random text of at most so many bytes."""
+    """A random text of at most `most` bytes: mostly seeds with a few bytes changed."""
     if rng.random() < 0.1:
         return rng.randbytes(rng.randint(1, most))
     text = bytearray(rng.choice(seeds))

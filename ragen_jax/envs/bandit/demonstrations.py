@@ -1,9 +1,9 @@
-"""Imperfect demonstrations for Bandit: replies of a player that knows how names sound.
+"""Imperfect demonstrations for Bandit, for the supervised start of small models.
 
-The thought says of each arm how its name sounds, then what such an arm is good for;
-which of the two is picked is random, whatever pays. How a name sounds is
-what a large model knows from its reading, of the names of every split; so here it is
-taught for all of them, in random pairs. What sounds pay is left to experience.
+The thought says of each arm how its name sounds, then what such an arm pays; the arm
+is picked at random, whatever pays more. A large model knows from its pretraining how a
+name sounds, those of the test split included. So this is taught for the names of all
+splits, in random pairs; which sound pays more is left to RL.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ _SOUNDS = (("steady", "bold"), ("safe", "risky"), ("careful", "daring"))
 _REASONS = (" Steady pays for sure.", " Bold may pay much.")
 _CLOSE, _END = 0, 1
 _FIXED = ("</think><answer>", "</answer>")
-_REASON = len(_FIXED)  # the first phrase of each kind, from here on
-_BARE = _REASON + len(_REASONS)
-_WEIGHED = _BARE + len(NAMES)
-_SOUND = _WEIGHED + len(NAMES)
-_SOUND_LAST = _SOUND + 2 * len(_SOUNDS)
+# The ids of the first phrase of each kind, in the order of `reply_phrases`.
+_REASON = len(_FIXED)
+_NAME = _REASON + len(_REASONS)
+_NAME_COLON = _NAME + len(NAMES)
+_SOUND_COMMA = _NAME_COLON + len(NAMES)
+_SOUND_STOP = _SOUND_COMMA + 2 * len(_SOUNDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def with_demonstrations(
 
     Args:
       env: made from `settings`.
-      settings: of either direction; names sound the same in both.
+      settings: not read; with `reverse` names sound the same.
       player: how it chooses.
       thinking: whether replies begin within `<think>`, else within `<answer>`.
     """
@@ -63,7 +64,7 @@ def with_demonstrations(
 
 
 def _reset_any(key: jax.Array, split: int) -> bandit.State:
-    """Any name that sounds steady against any that sounds risky, whatever the split."""
+    """Pairs any steady name with any risky one, whatever the split."""
     del split
     pair_key, order_key = jax.random.split(key)
     pair = jax.random.randint(pair_key, (2,), 0, len(NAMES) // 2)
@@ -81,11 +82,11 @@ def _demonstrate(
     is_high = jax.random.bernoulli(choice_key, player.risky)
     place = jnp.where(is_high, state.high, 1 - state.high)
     chosen = state.arms[place]
-    answer = [_BARE + chosen, _END]
+    answer = [_NAME + chosen, _END]
     if thinking:
         sounds_risky = state.arms % 2
         words = 2 * jax.random.randint(words_key, (), 0, len(_SOUNDS)) + sounds_risky
-        weighed = [_WEIGHED + state.arms[0], _SOUND + words[0]]
-        weighed += [_WEIGHED + state.arms[1], _SOUND_LAST + words[1]]
+        weighed = [_NAME_COLON + state.arms[0], _SOUND_COMMA + words[0]]
+        weighed += [_NAME_COLON + state.arms[1], _SOUND_STOP + words[1]]
         answer = [*weighed, _REASON + chosen % 2, _CLOSE, *answer]
     return jnp.stack([jnp.asarray(phrase, jnp.int32) for phrase in answer])

@@ -1,9 +1,9 @@
 """Bandit: two arms named by professions; pull one, once, by its name.
 
-The low-risk arm pays little for sure, the high-risk arm much or nothing, more on
-average, as in RAGEN (arXiv:2504.20073, section 3). Usually the names show which is
-which; `reverse` makes them mislead (BanditRev). Every function is on one pair of arms:
-`vmap` to batch.
+As in RAGEN (arXiv:2504.20073, section 3), the low-risk arm always pays a little; the
+high-risk arm pays much or nothing, and more on average. The names hint at which is
+which; with `reverse` the hint is wrong (BanditRev). Every function handles one pair of
+arms: `vmap` to batch.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from flax import struct
 
 from ragen_jax.envs import base, rendering
 
-# Pairs of a profession that sounds steady and one that sounds risky, by split. No name
-# is in two pairs. The paper gives the numbers of pairs, and (Librarian, Investor).
+# By split: pairs of a profession that sounds steady and one that sounds risky. No name
+# is in two pairs. The numbers of pairs and (Librarian, Investor) are the paper's.
 PAIRS = {
     base.TRAIN: (
         ("Librarian", "Investor"),
@@ -50,12 +50,13 @@ PAIRS = {
         ("Registrar", "Paratrooper"),
     ),
 }
-# Names in the order of the pairs: even ones sound steady, odd ones risky.
+# In the order of the pairs: names at even indices sound steady, at odd ones risky.
 NAMES = tuple(name for split in PAIRS for pair in PAIRS[split] for name in pair)
 ACTION_NAMES = ("first arm", "second arm")  # Action a pulls the arm shown at place a.
 ANSWER_BYTES = 32
 _COUNTS = tuple(len(PAIRS[split]) for split in PAIRS)  # pairs by split
-_TITLE, _NAME = 0, 1  # Phrases: the title, names before a comma, names that end a line.
+# First ids of phrases: the title, names before a comma; names that end a line follow.
+_TITLE, _NAME = 0, 1
 _COLOUR = (236, 224, 190)  # of both arms, since neither's kind is shown
 
 
@@ -78,7 +79,7 @@ class State:
 
 
 def make(settings: Bandit) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no sense."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="bandit",
@@ -125,7 +126,8 @@ def check(settings: Bandit) -> None:
 def reset(key: jax.Array, split: jax.Array, settings: Bandit) -> State:
     """Draws one of the split's pairs, and which of the two is named first.
 
-    The split says directly which pairs are possible: a hash could not keep names apart.
+    Each split lists its own pairs instead of being decided by a hash, so that no name
+    occurs in two splits.
 
     Args:
       key: decides the pair and its order.
@@ -184,14 +186,14 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
     """int32[], the place of the arm that a text names, or base.NO_ACTION.
 
     Args:
-      text: uint8[ANSWER_BYTES], in lower case, 0 behind its end.
+      text: uint8[ANSWER_BYTES], in lower case, padded with 0.
       length: int32[], its bytes.
       state: the two arms.
     """
     lowered = [name.lower().encode() for name in NAMES]
     table = np.array([list(n.ljust(ANSWER_BYTES, b"\0")) for n in lowered], np.uint8)
     lengths = np.array([len(n) for n in lowered], np.int32)
-    # Zeros may be part of a text, hence the lengths.
+    # Lengths are compared too, since a text may itself end in zero bytes.
     is_text = (jnp.asarray(table)[state.arms] == text[None]).all(axis=1)
     is_named = is_text & (jnp.asarray(lengths)[state.arms] == length)
     place = jnp.argmax(is_named).astype(jnp.int32)

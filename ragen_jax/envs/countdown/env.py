@@ -1,8 +1,8 @@
 """Countdown: make the target from the given numbers with one arithmetic expression.
 
-Rules as in RAGEN and TinyZero, whose rewards these are, but numbers may be left over
-(unless `use_all`), divisions must come out even, and an episode may continue after a
-wrong answer. Every function is on one puzzle: `vmap` to batch.
+Rules and rewards are those of RAGEN and TinyZero, except that numbers may be left over
+(unless `use_all`), divisions must leave no remainder, and an episode may continue after
+a wrong answer. Every function handles one puzzle: `vmap` to batch.
 """
 
 import functools
@@ -26,7 +26,7 @@ _NUMBER_COLOUR, _TARGET_COLOUR = (214, 226, 240), (252, 214, 120)
 
 
 def make(settings: Countdown) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no puzzle."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="countdown",
@@ -53,7 +53,7 @@ def make(settings: Countdown) -> base.Environment:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
-    """Draws a puzzle that has a solution and belongs to the split.
+    """Draws a solvable puzzle that belongs to the split.
 
     Args:
       key: decides the puzzle.
@@ -66,15 +66,14 @@ def reset(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
 def step(
     key: jax.Array, state: State, action: jax.Array, settings: Countdown
 ) -> tuple[State, base.Outcome]:
-    """Records what an answer came to; the target ends the episode.
+    """Records the verdict on an answer; the target ends the episode.
 
-    In all 1 is paid if the target is made, and no more than `partial_reward` if not,
-    however many answers there are: what a first legal answer of another value has
-    earned, the target does not pay again.
+    The first legal answer earns `partial_reward`, and the target the rest of 1. So an
+    episode that makes the target earns 1 in all, however many answers came before.
 
     Args:
       key: not used; nothing is random.
-      state: one puzzle; after the end it does not change.
+      state: one puzzle; once `done`, it does not change.
       action: int32[], index in ACTION_NAMES, or base.NO_ACTION.
       settings: the partial reward.
     """
@@ -96,7 +95,7 @@ def step(
 def read_action(
     text: jax.Array, length: jax.Array, state: State, settings: Countdown
 ) -> jax.Array:
-    """int32[], what an answer comes to, or base.NO_ACTION if it cannot be read.
+    """int32[], the verdict on an answer, or base.NO_ACTION if it cannot be read.
 
     Args:
       text: uint8[ANSWER_BYTES]; see expression.py for what can be read.
@@ -114,7 +113,7 @@ def read_action_text(text: bytes, state: State, settings: Countdown) -> int:
 
 
 def sample_action(key: jax.Array) -> jax.Array:
-    """int32[], an answer against the rules or of another value, as random ones are."""
+    """int32[], REFUSED or OTHER: the verdicts that a random answer would have."""
     return jax.random.randint(key, (), 0, TARGET)
 
 

@@ -1,14 +1,16 @@
-"""The reading of Countdown answers: defined in plain Python, equalled on device.
+"""Parses and judges Countdown answers: `read_text` in Python, `read_bytes` on device.
 
-  answer     = sum, and perhaps "=" with a whole number, perhaps behind "-"
-  sum        = perhaps "-", then products with "+" or "-" between them
-  product    = factors with "*" or "/" between them
-  factor     = a whole number in digits, or a sum in parentheses
+The two give the same verdicts; `read_text` defines them. The grammar:
+
+  answer     = sum [ "=" [ "-" ] digits ]
+  sum        = [ "-" ] product { ( "+" | "-" ) product }
+  product    = factor { ( "*" | "/" ) factor }
+  factor     = digits | "(" sum ")"
 
 evaluated from left to right, with ASCII white space anywhere but within a number. Other
 texts cannot be read. A text that can be read is refused if it uses a number that is not
-given or one too often, if a division by 0 or with a remainder comes up, if a result
-lies beyond LIMIT, or if the number behind "=" is not the sum's value.
+given, or uses one too often; if it divides by 0 or with a remainder; if the absolute
+value of a result is above LIMIT; or if the number behind "=" is not the sum's value.
 """
 
 import collections
@@ -37,8 +39,8 @@ def read_text(
 
     Args:
       text: any bytes.
-      numbers: those given, each to be used at most once; zeros only fill up.
-      target: what the value should be.
+      numbers: those given, each to be used at most once; zeros are padding.
+      target: the value that the answer should have.
       use_all: whether every number given must be used.
 
     Returns:
@@ -122,11 +124,12 @@ def _apply(operator: bytes, left: int | None, right: int | None) -> int | None:
     return result if abs(result) <= LIMIT else None
 
 
-# On device: the same in one pass over the bytes. Each open parenthesis holds one frame,
-# the part of its sum that is already read: total + sign * (term * or / what comes).
+# On device: the same in one pass over the bytes. Each open parenthesis has a frame with
+# what has been read of its sum: total + sign * (term times, or divided by, the rest).
 
-_DEPTH = ANSWER_BYTES // 2  # With more open parentheses some stay open.
-_START, _OPERAND, _OPERATOR = range(3)  # What may come next; "-" only at a start.
+_DEPTH = ANSWER_BYTES // 2  # An answer has no room to close more parentheses.
+# What may come next: an operand at a start (also "-"), an operand, or an operator.
+_START, _OPERAND, _OPERATOR = range(3)
 _SPACES = tuple(b" \t\n\r\x0b\x0c")
 
 
@@ -140,18 +143,18 @@ class _Frame:
 
 @struct.dataclass
 class _Reader:
-    """How far the text is read. Scalars unless a shape is given."""
+    """The state of the parser between two bytes. Scalars unless a shape is given."""
 
     frame: _Frame  # of the innermost open parenthesis
     outer: _Frame  # leaves [_DEPTH], the frames around it
     depth: jax.Array  # int32, open parentheses
-    number: jax.Array  # int32, the number within whose digits we are, else -1
+    number: jax.Array  # int32, value of the digits just read, -1 outside a number
     expects: jax.Array  # int32, _START, _OPERAND or _OPERATOR
-    used: jax.Array  # bool[N], which given numbers are; True where none is given
-    claims: jax.Array  # bool, behind "="
-    value: jax.Array  # int32, what stands before "="
-    is_readable: jax.Array  # bool, so far
-    is_allowed: jax.Array  # bool, so far
+    used: jax.Array  # bool[N], which given numbers have been used; True for padding
+    claims: jax.Array  # bool, whether "=" has been read
+    value: jax.Array  # int32, value of the sum before "="
+    is_readable: jax.Array  # bool, whether the text so far follows the grammar
+    is_allowed: jax.Array  # bool, whether nothing so far makes the verdict REFUSED
 
 
 def read_bytes(
@@ -161,12 +164,12 @@ def read_bytes(
     target: jax.Array,
     use_all: bool = False,
 ) -> jax.Array:
-    """int32[], what `read_text` gives for the same text.
+    """int32[], what `read_text` returns for the same text.
 
     Args:
       text: uint8[ANSWER_BYTES].
       length: int32[], the bytes that count.
-      numbers: int32[N], each from 1 to LIMIT, or 0 where there is none.
+      numbers: int32[N], each from 1 to LIMIT, padded with 0.
       target: int32[].
       use_all: static; whether every number given must be used.
     """
@@ -192,7 +195,7 @@ def read_bytes(
 
 
 def _new_frame() -> _Frame:
-    """0 + 1 * (1 * what comes)."""
+    """A sum of which nothing has been read: 0 + 1 * (1 times the rest)."""
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     return _Frame(total=zero, sign=one, term=one, divides=jnp.zeros((), bool))
 
@@ -214,7 +217,7 @@ def _new_reader(numbers: jax.Array) -> _Reader:
 
 
 def _read_byte(reader: _Reader, byte: jax.Array, numbers: jax.Array) -> _Reader:
-    """One byte further; a byte that may not stand here leaves only its mark."""
+    """Reads one byte. One that may not stand here only makes the text unreadable."""
     is_digit = (byte >= ord("0")) & (byte <= ord("9"))
     reader = _end_number(reader, numbers, ~is_digit)
     is_in_number, depth = reader.number >= 0, reader.depth
@@ -234,7 +237,7 @@ def _read_byte(reader: _Reader, byte: jax.Array, numbers: jax.Array) -> _Reader:
     total, fits = _sum(reader.frame)
     around = jax.tree.map(lambda leaf: leaf[jnp.maximum(depth - 1, 0)], reader.outer)
     closed, is_exact = _scale(around, total)
-    # In order: fresh after "(", "=" and each sign; the outer one after ")".
+    # A new frame after "(", "=" and each sign; below, the enclosing one after ")".
     frame = _choose(opens | equates | adds | negates, _new_frame(), reader.frame)
     frame = frame.replace(
         total=jnp.where(adds, total, frame.total),
@@ -261,7 +264,7 @@ def _read_byte(reader: _Reader, byte: jax.Array, numbers: jax.Array) -> _Reader:
 
 
 def _end_number(reader: _Reader, numbers: jax.Array, is_at_end: jax.Array) -> _Reader:
-    """Uses the number whose digits are over, if there is one."""
+    """Where a number has just ended, marks it as used and applies it to the term."""
     ends = is_at_end & (reader.number >= 0)
     is_match = (numbers == reader.number) & ~reader.used
     is_taken = is_match & (jnp.arange(len(numbers)) == jnp.argmax(is_match))
@@ -277,7 +280,7 @@ def _end_number(reader: _Reader, numbers: jax.Array, is_at_end: jax.Array) -> _R
 
 
 def _sum(frame: _Frame) -> tuple[jax.Array, jax.Array]:
-    """The frame's sum, int32[], 0 beyond LIMIT; bool[], whether it is within."""
+    """The frame's sum, int32[], 0 if it is beyond LIMIT; bool[], whether it is not."""
     total = frame.total + frame.sign * frame.term
     fits = jnp.abs(total) <= LIMIT
     return jnp.where(fits, total, 0), fits
@@ -287,7 +290,7 @@ def _scale(frame: _Frame, factor: jax.Array) -> tuple[_Frame, jax.Array]:
     """The frame with one more factor, int32[]; bool[], whether that is allowed."""
     divisor = jnp.where(factor == 0, 1, factor)
     is_exact = (factor != 0) & (frame.term % divisor == 0)
-    # No product is made that could overflow: |term| <= LIMIT.
+    # Keeps |term| <= LIMIT. A product beyond it, which might overflow, is dropped.
     fits = jnp.abs(factor) <= LIMIT // jnp.maximum(jnp.abs(frame.term), 1)
     is_allowed = jnp.where(frame.divides, is_exact, fits)
     term = jnp.where(frame.divides, frame.term // divisor, frame.term * factor)

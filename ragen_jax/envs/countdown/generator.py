@@ -1,4 +1,4 @@
-"""Countdown puzzles of a split that have a solution, drawn on device."""
+"""Draws solvable Countdown puzzles of a split, on device."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from ragen_jax.envs.countdown.types import MOST_NUMBERS, Countdown, State
 
 
 def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
-    """A puzzle that has a solution and belongs to the split.
+    """A solvable puzzle that belongs to the split.
 
-    The target is none of the numbers: at least one operation is needed.
+    The target is not among the numbers, so that at least one operation is needed.
 
     Args:
       key: decides the puzzle.
@@ -33,7 +33,7 @@ def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
     )
-    # Ends: `check` lets pass only settings that more than 1 draw in 60 fits.
+    # The loop ends: with any settings that `check` accepts, 1 draw in 60 or more fits.
     _, numbers, target, _ = jax.lax.while_loop(lambda carry: ~carry[3], redraw, start)
     return State(
         numbers=numbers,
@@ -45,13 +45,12 @@ def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
 
 
 def split_of(numbers: jax.Array, target: jax.Array) -> jax.Array:
-    """int32[], the split of a puzzle: its numbers without their order, and its target.
+    """int32[], the split of a puzzle, by its numbers in any order and its target.
 
-    Settings do not matter: a puzzle of three numbers is of one split, whether or not
-    others of the same settings have four.
+    It does not depend on `max_numbers`, to which the numbers are padded.
 
     Args:
-      numbers: int32[N], 0 behind the last.
+      numbers: int32[N], padded with 0.
       target: int32[].
     """
     numbers = jnp.pad(numbers, (0, MOST_NUMBERS - numbers.size))
@@ -59,11 +58,11 @@ def split_of(numbers: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.Array]:
-    """Random numbers, int32[N], and what a random expression of all makes, int32[].
+    """Random numbers, int32[N], and the value of a random expression of all, int32[].
 
-    Again and again two of the values at hand become one: their sum, their difference,
-    their product if it stays within LIMIT (else the sum) or their quotient if it is
-    whole (else the difference). The result may be unfit for a target.
+    Repeatedly two of the remaining values are replaced by one: their sum, difference,
+    product (the sum if that is beyond LIMIT) or quotient (the difference if that has a
+    remainder). The value may be unfit for a target.
     """
     most = settings.max_numbers
     count_key, number_key, pair_key, operator_key = jax.random.split(key, 4)
@@ -83,7 +82,7 @@ def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.A
         product = jnp.where(high <= LIMIT // divisor, high * low, high + low)
         quotient = jnp.where(is_whole, high // divisor, high - low)
         results = jnp.stack([high + low, high - low, product, quotient])
-        joins = is_left.sum() > 1
+        joins = is_left.sum() > 1  # False once a single value is left.
         values = jnp.where(joins & (place == one), results[operator], values)
         return (values, is_left & ~(joins & (place == two))), None
 

@@ -1,9 +1,9 @@
-"""An expression that makes a Countdown target, searched on the host."""
+"""Searches for an expression that makes a Countdown target, on the host."""
 
 from ragen_jax.envs.countdown.expression import LIMIT
 from ragen_jax.envs.countdown.types import Countdown, State
 
-_SUM, _PRODUCT, _ATOM = range(3)  # kinds of texts, for parentheses
+_SUM, _PRODUCT, _ATOM = range(3)  # kinds of expressions, by how tightly they bind
 
 
 def solution_text(state: State, settings: Countdown) -> str | None:
@@ -18,13 +18,13 @@ def solution_text(state: State, settings: Countdown) -> str | None:
 
 
 def _search(terms: list, target: int, use_all: bool, failed: set) -> str | None:
-    """Joins two terms in every way, then the rest; `failed` keeps what led nowhere.
+    """Joins two terms in every possible way, and searches on with the joined one.
 
     Args:
-      terms: (value, text, _SUM, _PRODUCT or _ATOM) of each.
-      target: the value that one text should have.
-      use_all: whether that text must hold all terms.
-      failed: the tuples of values that were searched in vain; grows.
+      terms: (value, text, kind) of each; kind is _SUM, _PRODUCT or _ATOM.
+      target: the value to make.
+      use_all: whether the expression must contain all terms.
+      failed: tuples of values that have been searched without success; grows.
     """
     for value, text, _ in terms:
         if value == target and (len(terms) == 1 or not use_all):
@@ -43,7 +43,7 @@ def _search(terms: list, target: int, use_all: bool, failed: set) -> str | None:
 
 
 def _joins(high: tuple, low: tuple) -> list[tuple]:
-    """The terms that two others make; the first has the higher value, or the same."""
+    """The terms that two others make; `high` has the higher value, or the same."""
     (a, _, _), (b, _, _) = high, low
     made = [(a + b, " + ", _SUM), (a - b, " - ", _SUM), (a * b, " * ", _PRODUCT)]
     if b and a % b == 0:
@@ -56,6 +56,6 @@ def _joins(high: tuple, low: tuple) -> list[tuple]:
 
 
 def _enclosed(term: tuple, least: int) -> str:
-    """The term's text, in parentheses if it binds less than it has to."""
+    """The term's text, in parentheses if it binds less tightly than `least`."""
     _, text, kind = term
     return text if kind >= least else f"({text})"

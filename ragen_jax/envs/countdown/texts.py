@@ -27,7 +27,7 @@ def observe(state: State, settings: Countdown) -> jax.Array:
 
 
 def phrases(settings: Countdown) -> tuple[str, ...]:
-    """Labels, numbers followed by another, and numbers that end a line."""
+    """Labels, numbers before a comma, and numbers that end a line."""
     listed = (f" {n}," for n in range(1, settings.highest_number + 1))
     ending = (f" {n}\n" for n in range(1, settings.highest_target + 1))
     return (*_LABELS, *listed, *ending)

@@ -5,8 +5,9 @@ import dataclasses
 import jax
 from flax import struct
 
-ACTION_NAMES = ("refused", "other value", "target")  # verdicts on an answer
-MOST_NUMBERS = 6  # that any settings give
+# An action is the verdict on an answer, which `read_action` finds.
+ACTION_NAMES = ("refused", "other value", "target")
+MOST_NUMBERS = 6  # upper limit of the setting `max_numbers`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Countdown:
 
 @struct.dataclass
 class State:
-    """One puzzle and what the last answer came to."""
+    """One puzzle and the verdict on the last answer."""
 
-    numbers: jax.Array  # int32[N], 0 behind the last
+    numbers: jax.Array  # int32[N], padded with 0
     target: jax.Array  # int32[]
     verdict: jax.Array  # int32[], the last action, or base.NO_ACTION before the first
     is_paid: jax.Array  # bool[], whether the partial reward has been paid
@@ -35,7 +36,7 @@ class State:
 
 
 def check(settings: Countdown) -> None:
-    """Raises ValueError, in one sentence, unless puzzles can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     fewest, most = settings.min_numbers, settings.max_numbers
     if fewest not in range(2, MOST_NUMBERS + 1):
         raise ValueError(
@@ -52,7 +53,7 @@ def check(settings: Countdown) -> None:
             f"countdown.highest_number = {settings.highest_number} is not possible:"
             " choose a whole number from 10 to 999"
         )
-    # With lower targets too few random expressions would come out as one.
+    # With lower targets, too few random expressions would have a value in range.
     if settings.highest_target not in range(settings.highest_number, 10_000):
         raise ValueError(
             f"countdown.highest_target = {settings.highest_target} is not possible:"

@@ -1,9 +1,9 @@
-"""Imperfect demonstrations for FrozenLake: replies of a player that reads boards well.
+"""Imperfect demonstrations for FrozenLake, for the supervised start of small models.
 
-The thought names where the player and the goal are, then walks the plan: each action
-with the tile it should lead to. Plans are sensible but not good: some ignore the holes,
-some actions are random, the length takes no account of the slippery ice, and a share of
-them never looks for the goal and wanders.
+The thought names where the player and the goal are, then each action of a plan with the
+tile it should lead to. Boards are always read correctly, but plans are only sensible:
+some ignore the holes, some actions are random, slipping is not accounted for, and a
+share of plans is all random.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ _LANDMARKS = (", goal",)
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrator:
-    """How far from good the demonstrations are."""
+    """How imperfect the demonstrations are."""
 
     ignore_holes: float = 0.5  # share of plans that walk straight through holes
-    random_plan: float = 0.0  # share of plans that do not look for the goal: all random
+    random_plan: float = 0.0  # share of plans that ignore the goal: all actions random
     noise: float = 0.1  # share of actions drawn at random in the other plans
     longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
 
@@ -67,13 +67,13 @@ def plan(
 
     Args:
       key: consumed.
-      state: not over.
+      state: of an episode that is not over.
       player: how imperfect the plan is.
 
     Returns:
-      int32[longest] actions and int32[longest] the tiles (row * S + column) that they
-      should lead to on firm ice; -1 behind the end of the plan. bool[], whether the
-      goal was not looked for.
+      int32[longest], the actions; int32[longest], the tiles (row * S + column) that
+      they lead to without slipping; both padded with -1. bool[], whether the plan is
+      one of random actions.
     """
     size = state.tiles.shape[0]
     ignore_holes_key, random_plan_key, length_key, key = jax.random.split(key, 4)

@@ -1,7 +1,8 @@
 """FrozenLake: cross the slippery ice to the goal, and keep out of the holes.
 
-Rules of Gymnasium's FrozenLake-v1; random start, goal and holes, and the symbols, as
-in RAGEN (arXiv:2504.20073, section 3). Every function is on one lake: `vmap` to batch.
+The rules are those of Gymnasium's FrozenLake-v1; random start, goal and holes, and the
+symbols, are as in RAGEN (arXiv:2504.20073, section 3). Every function handles one lake:
+`vmap` to batch.
 """
 
 import functools
@@ -17,7 +18,7 @@ from ragen_jax.envs.frozen_lake.types import FrozenLake, State, check
 
 
 def make(settings: FrozenLake) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no lake."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="frozen_lake",
@@ -54,24 +55,25 @@ def step(
 ) -> tuple[State, base.Outcome]:
     """Tries an action; the ice decides where the player goes.
 
-    Gymnasium's FrozenLake-v1: the intended direction with `success_probability`, each
-    direction at a right angle with half of the rest.
+    As in Gymnasium's FrozenLake-v1, the player moves in the intended direction with
+    `success_probability`, and to either side of it with half of the rest.
 
     Args:
       key: decides whether, and to which side, the player slips.
-      state: one lake; after the end it does not change.
+      state: one lake; once `done`, it does not change.
       action: int32[], a direction (index in texts.ACTION_NAMES) or base.NO_ACTION.
-      settings: the probability of success.
+      settings: of which `success_probability` is read.
     """
     success = settings.success_probability
     drawn = jax.random.uniform(key)
+    # Quarter turns from the intended direction: none, or 1 or 3 (to either side).
     turn = jnp.where(drawn < success, 0, jnp.where(drawn < (1 + success) / 2, 1, 3))
     direction = jnp.where(action == base.NO_ACTION, action, (action + turn) % 4)
     return move(state, direction)
 
 
 def move(state: State, direction: jax.Array) -> tuple[State, base.Outcome]:
-    """Moves the player one tile; a border, base.NO_ACTION or the end leaves it there.
+    """Moves the player one tile, unless a border, NO_ACTION or the end prevents it.
 
     Args:
       state: one lake.
@@ -95,5 +97,5 @@ def move(state: State, direction: jax.Array) -> tuple[State, base.Outcome]:
 
 
 def solve(state: State) -> tuple[int, ...]:
-    """A shortest path to the goal over ice that never slips; empty where none is."""
+    """A shortest path to the goal if nothing slips; empty if there is none."""
     return () if state.done else planning.shortest_path(state.tiles, state.player)

@@ -36,7 +36,7 @@ def draw(key: jax.Array, split: jax.Array, settings: FrozenLake) -> State:
         player=jnp.zeros((2,), jnp.int32),
         done=jnp.zeros((), bool),
     )
-    # Ends: `check` lets pass only settings with a fair share of lakes in every split.
+    # The loop ends: `types.check` ensures that each split has enough lakes.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 

@@ -1,7 +1,8 @@
-"""Planners on S x S grids: breadth-first distances and values of a slippery walk.
+"""Planners on S x S grids: breadth-first distances, and value iteration with slipping.
 
-Pure, `vmap`-able, and free of any environment's state: rules, generators and
-demonstrations use them alike; `shortest_path` alone runs on the host.
+The generator, the demonstrations, the solver and the planner baseline use them. They
+are pure functions of arrays and work under `vmap`, but for `shortest_path`, which runs
+on the host.
 """
 
 import jax
@@ -40,7 +41,7 @@ def distances(passable: jax.Array, goal: jax.Array) -> jax.Array:
         nearer = jnp.where(open_tiles, nearer, UNREACHABLE)
         return nearer, jnp.any(nearer != steps)
 
-    # Each pass adds one ring, so the loop ends after at most S * S passes.
+    # Pass d settles the tiles at distance d: the loop ends after at most S * S passes.
     steps, _ = jax.lax.while_loop(lambda carry: carry[1], widen, (start, True))
     return steps
 
@@ -48,28 +49,29 @@ def distances(passable: jax.Array, goal: jax.Array) -> jax.Array:
 def slip_values(
     tiles: jax.Array, success_probability: float, horizon: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Best chance of reaching the goal in time, for a planner that knows the slip.
+    """The best probability of reaching the goal within h moves, and the actions for it.
 
     Finite-horizon value iteration (Bellman 1957). With h moves left on ice,
       V_h(s) = max_a  p V_{h-1}(s + a) + (1 - p) / 2 sum_side V_{h-1}(s + side(a)),
-    V = 1 on the goal and 0 in holes for every h, V_0 = 0 on ice; a move over the
-    border stays. Equally good actions are ordered by the expected distance that
-    is left, so that the planner does not dawdle when time is plenty, then by order.
+    V = 1 on the goal and 0 in holes for every h, V_0 = 0 on ice; a move across the
+    border leaves the player in place. Ties between actions go to the smallest expected
+    distance from the goal, so that the planner does not dawdle with many moves left,
+    then to the lowest index.
 
     Args:
       tiles: int32[S, S], each ICE, HOLE or GOAL, one GOAL.
-      success_probability: p in [0, 1]; both sides share the rest equally.
-      horizon: H, the most moves looked ahead; static.
+      success_probability: p in [0, 1]; either side has (1 - p) / 2.
+      horizon: H, the most moves left; static.
 
     Returns:
-      float32[H + 1, S, S], success probabilities, first axis moves left, and
-      int32[H + 1, S, S], the best direction; NO_ACTION off the ice and at 0 moves.
+      float32[H + 1, S, S], V by moves left and tile, and int32[H + 1, S, S], the best
+      direction; NO_ACTION off the ice and with 0 moves left.
     """
     side = tiles.shape[0]
     is_ice = tiles == ICE
     is_goal = tiles == GOAL
     goal = jnp.stack(jnp.divmod(jnp.argmax(is_goal), side))
-    # A bounded distance, so that a slip into a hole cannot drown all the others.
+    # Bounded, so that a possible slip into a hole does not dominate the expectation.
     steps = jnp.minimum(distances(is_ice, goal), side * side).astype(jnp.float32)
     steps_left = _after_slip(steps, success_probability)
 
@@ -92,7 +94,7 @@ def slip_values(
 
 
 def neighbours(grid: jax.Array) -> jax.Array:
-    """[4, S, S], each tile's neighbour in every direction; its own value at borders.
+    """[4, S, S], the value of each tile's neighbour by direction; at borders its own.
 
     Args:
       grid: [S, S], of any type.
@@ -105,7 +107,7 @@ def neighbours(grid: jax.Array) -> jax.Array:
 
 
 def _after_slip(grid: jax.Array, success_probability: float) -> jax.Array:
-    """float32[4, S, S], mean of `grid` over where each intended direction may lead."""
+    """float32[4, S, S], the mean of `grid` after a move in each intended direction."""
     there = neighbours(grid)
     to_sides = jnp.roll(there, 1, axis=0) + jnp.roll(there, -1, axis=0)
     return success_probability * there + (1 - success_probability) / 2 * to_sides

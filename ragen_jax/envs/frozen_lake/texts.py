@@ -14,7 +14,7 @@ _PLAYER, _GOAL, _HOLES, _NONE = range(len(_LABELS))
 
 
 def observe(state: State, settings: FrozenLake) -> jax.Array:
-    """int32[M], the lake as indices into `phrases(settings)`; NO_PHRASE fills up."""
+    """int32[M], the lake as indices into `phrases(settings)`, padded with NO_PHRASE."""
     parts = []
     if settings.observation != "coordinates":
         parts.append(grid_text.grid_ids(_symbols_of(state), len(MEANINGS)))
@@ -35,7 +35,7 @@ def phrases(settings: FrozenLake) -> tuple[str, ...]:
 
 
 def observation_phrases(settings: FrozenLake) -> int:
-    """M. A lake has at most S * S - 2 holes: start and goal are none."""
+    """M. A lake has at most S * S - 2 holes, as start and goal are not holes."""
     tiles = settings.size**2
     grid, coordinates = 1 + tiles, 5 + tiles - 2
     return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[

@@ -33,7 +33,7 @@ class State:
 
 
 def check(settings: FrozenLake) -> None:
-    """Raises ValueError, in one sentence, unless lakes can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.size not in range(2, 11):
         raise ValueError(
             f"frozen_lake.size = {settings.size} is not possible: choose a whole number"
@@ -44,8 +44,9 @@ def check(settings: FrozenLake) -> None:
             raise ValueError(
                 f"frozen_lake.{name} = {value} is no probability: choose 0 to 1"
             )
-    # On other settings at least 1 draw in 350 is solvable and of a given split, even
-    # without ice (a goal beside the start); on 2 x 2 all test lakes have a hole.
+    # With all other settings at least 1 draw in 350 is solvable and of a given split,
+    # even without ice (the goal lies beside the start). But every 2 x 2 lake of the
+    # test split has a hole.
     if settings.size == 2 and settings.frozen_probability > 0.95:
         raise ValueError(
             f"frozen_lake.frozen_probability = {settings.frozen_probability} with"

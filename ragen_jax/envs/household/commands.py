@@ -1,6 +1,7 @@
-"""The commands of the household as numbers and texts, and which of them do something.
+"""The commands of the household as numbers and texts, and which of them are possible.
 
-Actions count through the verbs: those with a receptacle, those with an object, others.
+Actions are numbered verb by verb: first the verbs with a receptacle, for each of them;
+then those with an object, for each of them; then the others.
 """
 
 from typing import Any
@@ -26,14 +27,15 @@ _R = len(RECEPTACLES)
 VERBS = ("go to", "open", "close", "take", "put", "clean", "heat", "cool")
 VERBS += ("use desklamp 1", "look")
 GO, OPEN, CLOSE, TAKE, PLACE, CLEAN_IT, HEAT_IT, COOL_IT, USE, LOOK_AROUND = range(10)
-# What stands between the object and the receptacle.
+# The word between the object and the receptacle.
 BETWEEN = {TAKE: "from", PLACE: "in/on", CLEAN_IT: "with", HEAT_IT: "with"}
 BETWEEN[COOL_IT] = "with"
 _WITH = {CLEAN_IT: SINK, HEAT_IT: MICROWAVE, COOL_IT: FRIDGE}
 
 
 def verbs_of(objects: int) -> tuple[np.ndarray, np.ndarray]:
-    """int32[n] each: the verb of every action, and its receptacle or object."""
+    """int32[n] each, for all actions: the verb, and the index of its receptacle or
+    object."""
     rows = [(verb, at) for verb in (GO, OPEN, CLOSE) for at in range(_R)]
     rows += [(verb, one) for verb in range(TAKE, USE) for one in range(objects)]
     rows += [(USE, 0), (LOOK_AROUND, 0)]
@@ -42,13 +44,13 @@ def verbs_of(objects: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode(action: jax.Array, objects: int) -> tuple[jax.Array, jax.Array]:
-    """int32[] each, the verb of an action, and its receptacle or object."""
+    """int32[] each: an action's verb, and the index of its receptacle or object."""
     verb, which = verbs_of(objects)
     return jnp.asarray(verb)[action], jnp.asarray(which)[action]
 
 
 def action_names(objects: int) -> tuple[str, ...]:
-    """Names that hold in every house: objects are numbered."""
+    """Names that fit every house, as "object 3": types differ from house to house."""
     verb, which = verbs_of(objects)
     names = []
     for v, w in zip(verb.tolist(), which.tolist(), strict=True):
@@ -66,7 +68,12 @@ def numbers(types: jax.Array) -> jax.Array:
 
 
 def other_place(verb: jax.Array, at: jax.Array) -> jax.Array:
-    """int32[...], the receptacle that a verb's command names behind the object."""
+    """int32[...], the receptacle named behind the object in a command with this verb.
+
+    Args:
+      verb: int32[...].
+      at: int32[], the receptacle where the person is.
+    """
     fixed = np.full(len(VERBS), -1, np.int32)
     for one, where in _WITH.items():
         fixed[one] = where
@@ -75,7 +82,7 @@ def other_place(verb: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def is_possible(state: Any) -> jax.Array:
-    """bool[n], which commands do something."""
+    """bool[n], for each action whether it is possible in this state."""
     at = state.at
     here = jnp.maximum(at, 0)
     is_here = jnp.arange(_R) == at
@@ -102,7 +109,7 @@ def is_possible(state: Any) -> jax.Array:
 
 
 def _table(texts) -> tuple[np.ndarray, np.ndarray]:
-    """uint8[n, longest], 0 behind each end, and int32[n] lengths."""
+    """uint8[n, longest], the texts padded with 0, and int32[n], their lengths."""
     encoded = [text.encode() for text in texts]
     longest = max(map(len, encoded))
     rows = [np.frombuffer(text.ljust(longest, b"\0"), np.uint8) for text in encoded]
@@ -110,12 +117,12 @@ def _table(texts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _object_names(objects: int) -> list[str]:
-    """The names of objects, type after type, `objects` numbers of each."""
+    """The names that objects can have: types numbered from 1 to `objects`."""
     return [f"{kind} {n + 1}" for kind in TYPES for n in range(objects)]
 
 
 def _join(pieces) -> jax.Array:
-    """uint8[ANSWER_BYTES], texts (uint8[k], int32[] length) one after the other."""
+    """uint8[ANSWER_BYTES], the concatenation of texts (uint8[k], int32[] length)."""
     place, start = jnp.arange(ANSWER_BYTES), jnp.zeros((), jnp.int32)
     joined = jnp.zeros(ANSWER_BYTES, jnp.uint8)
     for text, length in pieces:
@@ -127,15 +134,15 @@ def _join(pieces) -> jax.Array:
 
 
 def read_action(text: jax.Array, length: jax.Array, state: Any) -> jax.Array:
-    """int32[], what `read_action_text` gives.
+    """int32[], what `read_action_text` returns.
 
     Args:
-      text: uint8[ANSWER_BYTES], 0 behind its end.
+      text: uint8[ANSWER_BYTES], padded with 0.
       length: int32[], its bytes.
-      state: the house, whose objects have names and numbers.
+      state: the house, which gives the objects their names.
     """
-    # Behind the end of a text, and of those that it is compared to, all is 0: a text
-    # that holds a 0 itself must not pass for a shorter one.
+    # Texts are compared padded with zeros, so one with a zero byte of its own must not
+    # be taken for a shorter one.
     is_text = ((text != 0) | (jnp.arange(ANSWER_BYTES) >= length)).all()
     count = state.types.shape[0]
     verb, which = (jnp.asarray(part) for part in verbs_of(count))
@@ -167,12 +174,13 @@ def read_action(text: jax.Array, length: jax.Array, state: Any) -> jax.Array:
         ), ~has_object | (where >= 0)
 
     spelled, is_command = jax.vmap(spell)(verb, which)
-    is_it = (spelled == text[None]).all(axis=1) & is_command & is_text & ~state.done
-    return jnp.where(is_it.any(), jnp.argmax(is_it), base.NO_ACTION).astype(jnp.int32)
+    is_read = (spelled == text[None]).all(axis=1) & is_command & is_text & ~state.done
+    action = jnp.where(is_read.any(), jnp.argmax(is_read), base.NO_ACTION)
+    return action.astype(jnp.int32)
 
 
 def command_texts(state: Any) -> tuple[str | None, ...]:
-    """The text of every action in this house, None where it has none. Host side."""
+    """The text of each action in this house, None if it has none. Host side."""
     types, at = np.asarray(state.types), int(state.at)
     count, names = len(types), []
     for one, kind in enumerate(types):
@@ -193,9 +201,9 @@ def command_texts(state: Any) -> tuple[str | None, ...]:
 
 
 def read_action_text(text: bytes, state: Any) -> int:
-    """The action of a command; NO_ACTION of what is none in this house.
+    """The action of a command, or NO_ACTION if it is no command in this house.
 
-    A command that can be read need not do anything.
+    A command that can be read may still be impossible: then nothing happens.
     """
     if bool(state.done):
         return base.NO_ACTION
@@ -205,5 +213,5 @@ def read_action_text(text: bytes, state: Any) -> int:
 
 
 def action_text(action: Any, state: Any) -> str:
-    """The command of an action, or "nothing" where it has none."""
+    """The command of an action, or "nothing" if it has none."""
     return command_texts(state)[int(action)] or "nothing"

@@ -1,8 +1,8 @@
-"""A house in which things are found, treated and put in place, by commands in words.
+"""Household: find objects, treat them and put them in place, by commands in words.
 
-The six kinds of tasks and the commands of ALFWorld (Shridhar et al., arXiv:2010.03768,
-section 2); solving the task earns 10, as in RAGEN. Every function is on one episode:
-`vmap` to batch.
+The six kinds of tasks and the commands are those of ALFWorld (Shridhar et al.,
+arXiv:2010.03768, section 2); solving the task earns 10, as in RAGEN. Every function
+handles one episode: `vmap` to batch.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ from ragen_jax.envs.household.house import (
 )
 from ragen_jax.envs.household.planner import plan
 
-NOWHERE = -1  # Where a person stands at first: at no receptacle.
+NOWHERE = -1  # The person is at no receptacle, as at the beginning.
 SOLVED_REWARD = 10.0
 
 
@@ -69,23 +69,22 @@ class Household:
 class State:
     """One house with a task."""
 
-    task: jax.Array  # int32[], of TASKS
-    wanted: jax.Array  # int32[], the type of object that it is about, of TYPES
-    target: jax.Array  # int32[], the kind of receptacle to put it in, of KINDS
-    types: jax.Array  # int32[O], of TYPES
-    place: jax.Array  # int32[O], receptacle, or HELD
+    task: jax.Array  # int32[], index in TASKS
+    wanted: jax.Array  # int32[], the type of object that the task asks for, in TYPES
+    target: jax.Array  # int32[], the kind of receptacle to put it in, in KINDS
+    types: jax.Array  # int32[O], of the objects, indices in TYPES
+    place: jax.Array  # int32[O], index in RECEPTACLES, or HELD
     warmth: jax.Array  # int32[O], PLAIN, HOT or COLD
-    is_clean: jax.Array  # bool[O]
-    is_open: jax.Array  # bool[R]; True of what needs no opening
+    is_clean: jax.Array  # bool[O], whether an object has been cleaned
+    is_open: jax.Array  # bool[R]; always True for receptacles without a door or lid
     at: jax.Array  # int32[], the receptacle where the person stands, or NOWHERE
     happened: jax.Array  # bool[], False where the last command did nothing
     done: jax.Array  # bool[], True once the task is solved
 
 
 def make(settings: Household) -> base.Environment:
-    """Binds the settings into an environment; ValueError if they fit no house."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
-    bound = functools.partial
     return base.Environment(
         name="household",
         action_names=commands.action_names(settings.objects),
@@ -94,11 +93,11 @@ def make(settings: Household) -> base.Environment:
             settings.objects, settings.list_commands
         ),
         instruction=instruction(settings),
-        reset=bound(reset, settings=settings),
+        reset=functools.partial(reset, settings=settings),
         step=step,
-        observe=bound(texts.observe, list_commands=settings.list_commands),
+        observe=functools.partial(texts.observe, list_commands=settings.list_commands),
         example_actions=("go to desk 1", "take apple 1 from sofa 1"),
-        longest_observation=bound(
+        longest_observation=functools.partial(
             texts.longest_observation,
             objects=settings.objects,
             list_commands=settings.list_commands,
@@ -110,14 +109,14 @@ def make(settings: Household) -> base.Environment:
         action_text=commands.action_text,
         picture=rendering.text_view(
             texts.phrases(settings.objects),
-            bound(texts.observe, list_commands=settings.list_commands),
+            functools.partial(texts.observe, list_commands=settings.list_commands),
         ),
         solve=plan,
     )
 
 
 def check(settings: Household) -> None:
-    """Raises ValueError, in one sentence, unless there can be such a household."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.objects not in range(3, 17):
         raise ValueError(
             f"household.objects = {settings.objects} is not possible: choose a whole"
@@ -139,7 +138,7 @@ def check(settings: Household) -> None:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Household) -> State:
-    """Draws a house with a task of the split, which is not solved yet.
+    """Draws a house with an unsolved task of the split.
 
     A task (what to do with which type of object, and where) belongs to one split,
     whatever the house: validation and test ask for what was never asked in training.
@@ -153,17 +152,17 @@ def reset(key: jax.Array, split: jax.Array, settings: Household) -> State:
         return key, state, _split_of(wish) == split
 
     start = key, draw(key, settings), jnp.zeros((), bool)
-    # Ends: a draw in eight is of the rarest split.
+    # The loop ends: `check` ensures that each split has tasks.
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
 
 def _split_of(wish: jax.Array) -> jax.Array:
-    """int32[], the split of a task: int32[3], what to do, type and target."""
+    """int32[], the split of a task, given as int32[3]: task, type and target."""
     return base.split_of(base.content_hash(wish))
 
 
 def wishes(settings: Household) -> np.ndarray:
-    """int32[n, 3], all that can be asked for: task, type, kind of receptacle."""
+    """int32[n, 3], all that can be asked for: task, type and kind of receptacle."""
     rows = []
     for task in map(TASKS.index, dict.fromkeys(settings.tasks)):
         types = WASHABLE if task in (CLEAN, HEAT, COOL) else len(TYPES)
@@ -173,9 +172,10 @@ def wishes(settings: Household) -> np.ndarray:
 
 
 def draw(key: jax.Array, settings: Household) -> State:
-    """A random house. The first two objects are of the type that the task wants.
+    """A random house with a task.
 
-    No object of that type lies where the task wants it.
+    The first two objects are of the type that the task asks for. None of that type is
+    in a receptacle of the target's kind.
     """
     keys = jax.random.split(key, 6)
     count = settings.objects
@@ -187,7 +187,7 @@ def draw(key: jax.Array, settings: Household) -> State:
     types = jax.random.randint(keys[2], (count,), 0, len(TYPES))
     types = jnp.where(jnp.arange(count) < 2, wanted, types)
     target = jnp.asarray(TARGETS)[jax.random.randint(keys[3], (), 0, len(TARGETS))]
-    # Of a task without a target it stays the first, so that it decides nothing.
+    # LOOK has no target: it gets a fixed one, so that only the type decides its split.
     target = jnp.where(task == LOOK, int(TARGETS[0]), target)
     chances = jax.random.uniform(keys[4], (count, len(RECEPTACLES)))
     is_target = jnp.asarray(KIND_OF) == target
@@ -209,19 +209,19 @@ def draw(key: jax.Array, settings: Household) -> State:
 
 
 def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.Outcome]:
-    """Does what the command says, if it can be done; else nothing happens.
+    """Carries out the command if that is possible; otherwise nothing happens.
 
     Args:
-      key: not used; nothing is left to chance.
-      state: one house; a finished task changes no more.
+      key: not used; nothing is random.
+      state: one house; once `done`, it does not change.
       action: int32[], index in `commands.action_names`, or base.NO_ACTION.
     """
     del key
     count = state.types.shape[0]
     is_idle = state.done | (action == base.NO_ACTION)
     verb, which = decode(jnp.maximum(action, 0), count)
-    is_there = commands.is_possible(state)[jnp.maximum(action, 0)] & ~is_idle
-    does = jnp.where(is_there, verb, -1)
+    is_possible = commands.is_possible(state)[jnp.maximum(action, 0)] & ~is_idle
+    does = jnp.where(is_possible, verb, -1)
     is_object = jnp.arange(count) == which
     is_place = jnp.arange(len(RECEPTACLES)) == which
 
@@ -237,7 +237,7 @@ def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.O
         is_clean=state.is_clean | ((does == CLEAN_IT) & is_object),
         is_open=is_open,
         at=jnp.where(does == GO, which, state.at),
-        happened=jnp.where(is_idle, state.happened, is_there),
+        happened=jnp.where(is_idle, state.happened, is_possible),
     )
     success = ~is_idle & is_solved(after, does == USE)
     done = state.done | success
@@ -248,7 +248,12 @@ def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.O
 
 
 def is_solved(state: State, uses_lamp: jax.Array) -> jax.Array:
-    """bool[], whether the task is solved; `uses_lamp`: by the last command."""
+    """bool[], whether the task is solved.
+
+    Args:
+      state: after the last command.
+      uses_lamp: bool[], whether that command used the lamp.
+    """
     is_wanted = state.types == state.wanted
     kind = jnp.asarray(KIND_OF)[jnp.minimum(state.place, HELD - 1)]
     in_place = is_wanted & (state.place < HELD) & (kind == state.target)

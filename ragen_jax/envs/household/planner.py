@@ -1,4 +1,4 @@
-"""A player who knows where everything is, for solutions of the household's tasks."""
+"""Solves the household's tasks, knowing where everything is. Host side."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ from ragen_jax.envs.household.house import (
     TWO,
 )
 
-# Task -> where an object is treated, and how.
+# Task -> the receptacle where an object is treated, and the verb.
 _TREATMENTS = {
     CLEAN: (SINK, CLEAN_IT),
     HEAT: (MICROWAVE, HEAT_IT),
@@ -41,7 +41,7 @@ _TREATMENTS = {
 
 
 class _Walk:
-    """The person's way through a copy of the house; `actions` grows."""
+    """A simulated person in a copy of the house, who records the actions."""
 
     def __init__(self, state: Any):
         verb, which = commands.verbs_of(len(state.types))
@@ -56,7 +56,7 @@ class _Walk:
         self.actions.append(self.number[verb, which])
 
     def go(self, where: int, *, opens: bool = True) -> None:
-        """Goes there, unless the person is there, and opens what is closed."""
+        """Goes to a receptacle, unless already there, and opens it if closed."""
         if self.at != where:
             self.do(GO, where)
             self.at = where
@@ -70,7 +70,7 @@ class _Walk:
         self.place[one] = where
 
     def take(self, one: int) -> None:
-        """Takes an object, after putting down what is carried."""
+        """Takes an object, after putting down any other."""
         if self.place[one] == HELD:
             return
         for other in np.flatnonzero(self.place == HELD):
@@ -116,7 +116,7 @@ def plan(state: Any) -> tuple[int, ...]:
 
 
 def _is_treated(state: Any, task: int, one: int) -> bool:
-    """Whether the object is as the task wants it."""
+    """Whether the object is already clean, hot or cold, as the task asks."""
     if task == CLEAN:
         return bool(state.is_clean[one])
     return int(state.warmth[one]) == {HEAT: HOT, COOL: COLD}[task]

@@ -60,8 +60,9 @@ def phrases(objects: int) -> tuple[str, ...]:
 
 
 def _most_commands(objects: int) -> int:
-    """Commands that do something, at most: go to others, open or close, then others."""
-    # With empty hands: take each object; else put, and clean, heat or cool one.
+    """The most commands that are possible at once."""
+    # Go to the other receptacles, open or close this one; use the lamp, look. And with
+    # empty hands take each object; otherwise put the one that is carried, or treat it.
     return len(RECEPTACLES) + 1 + max(objects, 2) + 2
 
 
@@ -72,7 +73,7 @@ def observation_phrases(objects: int, list_commands: bool) -> int:
 
 
 def observe(state: Any, list_commands: bool) -> jax.Array:
-    """int32[M], the task, what is seen and carried, and the commands if listed."""
+    """int32[M], the task, what is seen and carried, and the listed commands, if any."""
     count = state.types.shape[0]
     at, none = phrase_tables.first_ids(_tables(count)), base.NO_PHRASE
     here = jnp.maximum(state.at, 0)
@@ -114,7 +115,7 @@ def observe(state: Any, list_commands: bool) -> jax.Array:
 
 
 def _objects(state: Any, which: jax.Array, at: dict[str, int]) -> jax.Array:
-    """int32[2 O], the names and conditions of objects."""
+    """int32[2 O], names and conditions of the objects where bool[O] `which` is True."""
     count = state.types.shape[0]
     name = at["object"] + state.types * count + commands.numbers(state.types)
     condition = state.warmth + 3 * state.is_clean
@@ -124,7 +125,7 @@ def _objects(state: Any, which: jax.Array, at: dict[str, int]) -> jax.Array:
 
 
 def _commands(state: Any, at: dict[str, int]) -> jax.Array:
-    """int32[4 n], the commands that do something, in the order of their numbers."""
+    """int32[4 n], the possible commands, in the order of their numbers; n in all."""
     count, none = state.types.shape[0], base.NO_PHRASE
     verb, which = (jnp.asarray(part) for part in commands.verbs_of(count))
     has_object = (verb >= TAKE) & (verb < USE)

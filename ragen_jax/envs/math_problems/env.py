@@ -1,7 +1,7 @@
-"""Word problems: somebody has a number of things, and some steps change it.
+"""Math: word problems in which steps change the number of things that somebody has.
 
-Several attempts; a right answer after k wrong ones earns 1 / 2^k, as in RAGEN's
-MetaMathQA. Every function is on one problem: `vmap` to batch.
+There are several attempts; a right answer after k wrong ones earns 1 / 2^k, as in
+RAGEN's MetaMathQA. Every function handles one problem: `vmap` to batch.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from flax import struct
 
 from ragen_jax.envs import base, phrase_tables, rendering
 
-ACTION_NAMES = ("wrong", "right")  # What an answer comes to.
+ACTION_NAMES = ("wrong", "right")  # An action is the verdict on an answer.
 WRONG, RIGHT = range(2)
 ANSWER_BYTES = 24
 MOST_STEPS = 8
-_HIGHEST_TRIES = 30  # wrong answers that are told apart, and shown
-_NUMERATOR_DIGITS, _DENOMINATOR_DIGITS = 6, 4
-# Bounds of what somebody has, so that products of an answer's parts stay below 2^31.
+_HIGHEST_TRIES = 30  # wrong answers are counted, and shown, up to this
+_NUMERATOR_DIGITS, _DENOMINATOR_DIGITS = 6, 4  # at most, of an answer
+# Bounds on amounts, so that products with an answer's parts stay below 2^31.
 _MOST, _MOST_DENOMINATOR = 99_999, 999
 _NAMES = "Ada Ben Cleo Dan Eva Finn Gina Hal Iris Jack Kim Leo".split()
 _THINGS = ("apples", "pencils", "stickers", "marbles", "cards", "shells")
 _MEASURED = ("litres of juice", "metres of rope", "kilos of flour")
-# Of each operation: words before the first number, between the two, and at the end. The
-# second number is a pack's; the others have none.
+# By operation: words before its first number, between its two numbers, and at the end.
+# Only BUY and HELP have a second number.
 _OPERATIONS = (
     ("gets", None, "more.\n"),
     ("gives away", None, "of that.\n"),
@@ -55,22 +55,22 @@ class State:
     """One problem and how often it was answered wrongly."""
 
     name: jax.Array  # int32[], of _NAMES
-    thing: jax.Array  # int32[], of the things
-    start: jax.Array  # int32[], how much there is at first
-    operation: jax.Array  # int32[S], NO_OPERATION behind the last
+    thing: jax.Array  # int32[], of _THINGS, or of _MEASURED with `fractions`
+    start: jax.Array  # int32[], the amount at first
+    operation: jax.Array  # int32[S], ADD, ..., HELP, padded with NO_OPERATION
     first: jax.Array  # int32[S], each operation's first number
-    second: jax.Array  # int32[S], of BUY and HELP; else 0
+    second: jax.Array  # int32[S], the second number of BUY and HELP, otherwise 0
     numerator: jax.Array  # int32[], of the answer, in lowest terms
     denominator: jax.Array  # int32[], above 0
     tries: jax.Array  # int32[], wrong answers so far
-    done: jax.Array  # bool[], True once it was answered
+    done: jax.Array  # bool[], True once it was answered rightly
 
 
 NO_OPERATION = -1
 
 
 def make(settings: Math) -> base.Environment:
-    """Binds the settings into an environment; ValueError if there is no problem."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="math",
@@ -97,7 +97,7 @@ def make(settings: Math) -> base.Environment:
 
 
 def check(settings: Math) -> None:
-    """Raises ValueError, in one sentence, unless problems can be made."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     limits = {
         "max_steps": range(1, MOST_STEPS + 1),
         "min_steps": range(1, settings.max_steps + 1),
@@ -113,7 +113,7 @@ def check(settings: Math) -> None:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Math) -> State:
-    """Draws a problem of the split that `split_of` says."""
+    """Draws a problem that `split_of` assigns to the split."""
 
     def redraw(carry):
         key, _, _ = carry
@@ -126,15 +126,15 @@ def reset(key: jax.Array, split: jax.Array, settings: Math) -> State:
         jax.eval_shape(lambda key: draw(key, settings), key),
     )
     start = key, empty, jnp.zeros((), bool)
-    # Ends: a draw in eight is of the rarest split.
+    # The loop ends: about 1 draw in 8 is of the rarest split.
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
 
 def split_of(state: State) -> jax.Array:
-    """int32[], the split of a problem, which its numbers and operations decide.
+    """int32[], the split of a problem, by its numbers and operations.
 
-    Names and things do not, nor do settings: a problem of one step is of one split,
-    whether or not others of the same settings have more.
+    It does not depend on names and things, nor on `max_steps`, to which operations are
+    padded.
     """
     missing = (0, MOST_STEPS - state.operation.size)
     return base.split_of(
@@ -148,7 +148,7 @@ def split_of(state: State) -> jax.Array:
 
 
 def draw(key: jax.Array, settings: Math) -> State:
-    """A random problem; a step that cannot be made is an addition instead."""
+    """A random problem. A step whose result would be out of bounds becomes an ADD."""
     most = settings.max_steps
     keys = jax.random.split(key, 6)
     highest = settings.highest_number
@@ -198,7 +198,7 @@ def draw(key: jax.Array, settings: Math) -> State:
 
 
 def apply(value, operation, first, second) -> tuple[jax.Array, jax.Array]:
-    """A fraction (numerator, denominator), in lowest terms, after an operation."""
+    """The amount after an operation, as (numerator, denominator) in lowest terms."""
     top, bottom = value
     pack = jnp.where(second > 0, first * second, first)
     adds = jnp.where((operation == TAKE) | (operation == HELP), -pack, pack)
@@ -210,11 +210,11 @@ def apply(value, operation, first, second) -> tuple[jax.Array, jax.Array]:
 
 
 def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.Outcome]:
-    """Takes note of an answer; the right one ends the episode.
+    """Records the verdict on an answer; the right one ends the episode.
 
     Args:
-      key: not used; nothing is left to chance.
-      state: one problem; an answered one does not change.
+      key: not used; nothing is random.
+      state: one problem; once `done`, it does not change.
       action: int32[], index in ACTION_NAMES, or base.NO_ACTION.
     """
     del key
@@ -232,10 +232,10 @@ def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.O
 
 
 def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
-    """int32[], what `read_action_text` gives.
+    """int32[], what `read_action_text` returns.
 
     Args:
-      text: uint8[ANSWER_BYTES], 0 behind its end.
+      text: uint8[ANSWER_BYTES], padded with 0.
       length: int32[], its bytes.
       state: the problem.
     """
@@ -251,7 +251,7 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
     slash = jnp.where(has_slash, jnp.argmax(is_slash), length)
 
     def number(start, end, digits: int) -> tuple[jax.Array, jax.Array]:
-        """A number of so many digits at most, and whether it is one."""
+        """The number in text[start:end], and whether it has 1 to `digits` digits."""
         at = start + jnp.arange(digits)
         digit = text[jnp.clip(at, 0, ANSWER_BYTES - 1)].astype(jnp.int32) - ord("0")
         is_mine = at < end
@@ -273,9 +273,9 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
 
 
 def read_action_text(text: bytes, state: State) -> int:
-    """What an integer or a fraction comes to; NO_ACTION of other texts.
+    """The verdict on an integer or a fraction; NO_ACTION for other texts.
 
-    White space does not count. A fraction need not be in lowest terms.
+    White space is ignored. A fraction need not be in lowest terms.
     """
     match = re.fullmatch(
         rb"(-?[0-9]{1,%d})(?:/([0-9]{1,%d}))?"
@@ -290,13 +290,13 @@ def read_action_text(text: bytes, state: State) -> int:
 
 
 def sample_action(key: jax.Array) -> jax.Array:
-    """int32[], a wrong answer, as random ones are."""
+    """int32[], WRONG: the verdict that a random answer would have."""
     del key
     return jnp.full((), WRONG, jnp.int32)
 
 
 def action_text(action: Any, state: State) -> str:
-    """The right answer, or one that is wrong by one."""
+    """The right answer, or for WRONG the right answer plus 1."""
     value = Fraction(int(state.numerator), int(state.denominator))
     return str(value + (int(action) == WRONG))
 

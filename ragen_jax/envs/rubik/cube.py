@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 
-# Face f, seen from outside: (name, the way out of the cube, to the right, and down),
-# x to the right, y up and z to the front, seen by the player. Each face's stickers
-# are read row by row, as in Jumanji's rubiks_cube/utils.py.
+# For each face: its name, and unit vectors that point out of the cube and, as seen from
+# outside, to the face's right and down. For the player, x points to the right, y up and
+# z to the front. The stickers of a face are in reading order, as in Jumanji's
+# rubiks_cube/utils.py.
 SIDES = (
     ("Up", (0, 1, 0), (1, 0, 0), (0, 0, 1)),
     ("Front", (0, 0, 1), (1, 0, 0), (0, -1, 0)),
@@ -28,11 +29,11 @@ def power(permutation: np.ndarray, times: int) -> np.ndarray:
 
 
 def _rotation(face: int, *, whole: bool) -> np.ndarray:
-    """int32[24], where each sticker's colour comes from in a clockwise quarter turn.
+    """int32[24], for each sticker the one whose colour it takes in a quarter turn.
 
     Args:
-      face: whose layer turns, as seen from outside.
-      whole: the whole cube turns with it.
+      face: the face whose layer turns, clockwise as seen from outside.
+      whole: whether the whole cube turns instead of the layer.
     """
     places = [
         (out + (2 * column - 1) * right + (2 * row - 1) * down, out)
@@ -54,7 +55,7 @@ def _rotation(face: int, *, whole: bool) -> np.ndarray:
 
 
 def _ways_to_hold() -> np.ndarray:
-    """int32[24, 24], the solved cube's stickers in every way to hold it."""
+    """int32[24, 24], the colours of the solved cube in each of its 24 orientations."""
     ways = [tuple(np.arange(6, dtype=np.int32).repeat(4).tolist())]
     rotations = [_rotation(face, whole=True) for face in range(len(SIDES))]
     for held in ways:  # Grows while it is read.

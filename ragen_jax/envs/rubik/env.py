@@ -1,7 +1,7 @@
 """The 2 x 2 x 2 Rubik's cube: turn faces until each shows a single colour.
 
-Stickers lie as in Jumanji's RubiksCube. Cubes are held in a random way, so that few
-turns make many levels. Every function is on one cube: `vmap` to batch.
+Stickers are in the order of Jumanji's RubiksCube. The orientation is random, so that
+few turns make many levels. Every function handles one cube: `vmap` to batch.
 """
 
 import dataclasses
@@ -28,12 +28,10 @@ _RGB = np.array(
     ],
     np.uint8,
 )
-FACES = ("URF", "URFDLB")  # of which the turns are actions; opposites are 3 apart
-_AMOUNTS = {
-    1: "",
-    3: "'",
-    2: "2",
-}  # quarter turns clockwise -> end of the action's name
+# The setting `faces`, whose turns are the actions. Opposite faces are 3 apart.
+FACES = ("URF", "URFDLB")
+# Number of clockwise quarter turns -> the ending of the action's name.
+_AMOUNTS = {1: "", 3: "'", 2: "2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +48,12 @@ class Rubik:
 class State:
     """One cube."""
 
-    stickers: jax.Array  # int32[24], colours 0..5, four of each face in turn
+    stickers: jax.Array  # int32[24], colours 0..5, four for each face of cube.SIDES
     done: jax.Array  # bool[], True once it is solved
 
 
 def make(settings: Rubik) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no cube."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     names = action_names(settings)
     return base.Environment(
@@ -75,7 +73,7 @@ def make(settings: Rubik) -> base.Environment:
 
 
 def check(settings: Rubik) -> None:
-    """Raises ValueError, in one sentence, unless cubes can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.depth not in range(1, 21):
         raise ValueError(
             f"rubik.depth = {settings.depth} is not possible, and no cube needs more"
@@ -94,10 +92,10 @@ def check(settings: Rubik) -> None:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Rubik) -> State:
-    """Scrambles a cube, not solved, that belongs to the split.
+    """Draws a scrambled cube that is not solved and belongs to the split.
 
     Args:
-      key: decides how the cube is held and turned.
+      key: decides the orientation and the turns.
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
       settings: depth and faces.
     """
@@ -109,23 +107,24 @@ def reset(key: jax.Array, split: jax.Array, settings: Rubik) -> State:
         is_fit = base.split_of(base.content_hash(stickers)) == split
         return key, stickers, is_fit & ~is_solved(stickers)
 
-    # Ends: even one turn makes 144 different cubes, of which each split has its share.
+    # The loop ends: even one turn makes 144 different cubes, and each split has some.
     start = (key, jnp.zeros((cube.STICKERS,), jnp.int32), jnp.zeros((), bool))
     stickers = jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
     return State(stickers=stickers, done=jnp.zeros((), bool))
 
 
 def scramble(key: jax.Array, settings: Rubik) -> jax.Array:
-    """int32[24], a solved cube, held in any way, after `depth` random turns.
+    """int32[24], a solved cube in any orientation after `depth` random turns.
 
-    No turn has its predecessor's face or the opposite one, which it could undo.
+    No turn is of the same axis as the one before, which it could undo.
     """
     depth, sides = settings.depth, len(settings.faces) // 3
     amounts = len(_amounts(settings))
-    # Whole numbers so large that their remainders are all but equally likely.
+    # Integers from so wide a range that their remainders are nearly uniform.
     numbers = jax.random.randint(key, (2 + 3 * depth,), 0, 2**30)
     held, first = jnp.asarray(cube.HELD)[numbers[0] % len(cube.HELD)], numbers[1]
     further, side, amount = numbers[2:].reshape(3, depth)
+    # Each axis is 1 or 2 further than the one before; a face is 3 * side + axis.
     axes = (first % 3 + jnp.cumsum(1 + further % 2)) % 3
     side, amount = side % sides, amount % amounts
     actions = (3 * side + axes) * amounts + amount
@@ -144,13 +143,13 @@ def step(
 
     Args:
       key: not used; nothing is random.
-      state: one cube; a solved one does not change.
+      state: one cube; once `done`, it does not change.
       action: int32[], index in `action_names`, or base.NO_ACTION.
       settings: the actions and the reward of a step.
 
     Returns:
       The next state and what happened: reward 1 on the turn that solves the cube, else
-      `step_reward`. Solved is a cube whose faces have one colour each, however held.
+      `step_reward`. A cube is solved if each face has one colour, in any orientation.
     """
     del key
     acts = ~state.done & (action != base.NO_ACTION)
@@ -172,7 +171,7 @@ def is_solved(stickers: jax.Array) -> jax.Array:
 
 
 def action_names(settings: Rubik) -> tuple[str, ...]:
-    """Singmaster's names: U is a quarter turn clockwise, U' one back, U2 a half."""
+    """In Singmaster's notation: U turns a quarter clockwise, U' back, U2 a half."""
     return tuple(
         face + _AMOUNTS[amount]
         for face in settings.faces
@@ -181,7 +180,7 @@ def action_names(settings: Rubik) -> tuple[str, ...]:
 
 
 def turns(settings: Rubik) -> np.ndarray:
-    """int32[actions, 24]: after action a, sticker i has the colour of turns[a, i]."""
+    """int32[actions, 24]: action a gives sticker i the colour of turns[a, i]."""
     return np.stack(
         [
             cube.power(cube.QUARTER_TURNS[cube.FACE_OF[face]], amount)
@@ -238,15 +237,15 @@ def picture(state: State) -> np.ndarray:
 def solve(state: State, settings: Rubik) -> tuple[int, ...]:
     """A shortest solution; empty if the cube is solved.
 
-    Turns of Up, Right and Front suffice, for those of the faces opposite only hold the
-    result in another way.
+    Turns of Up, Right and Front suffice: turning the opposite face instead gives the
+    same cube in another orientation.
     """
     moves = turns(dataclasses.replace(settings, faces=FACES[0]))
     return solver.shortest_solution(state.stickers, moves, _amounts(settings))
 
 
 def _amounts(settings: Rubik) -> tuple[int, ...]:
-    """Quarter turns clockwise of each face's actions."""
+    """The clockwise quarter turns of a face's actions, in their order."""
     return tuple(_AMOUNTS) if settings.half_turns else tuple(_AMOUNTS)[:2]
 
 

@@ -14,25 +14,26 @@ def shortest_solution(
 
     Args:
       stickers: int32[24], colours 0..5.
-      moves: int32[3 * len(amounts), 24]: after move m, sticker i has the colour of
-        moves[m, i]; the turns of three faces that meet in a corner, one face after
-        the other.
-      amounts: quarter turns of each face's moves, in their order.
+      moves: int32[3 * len(amounts), 24]: move m gives sticker i the colour of sticker
+        moves[m, i]. All turns of one face, then of the next, for three faces that meet
+        in a corner.
+      amounts: clockwise quarter turns of a face's moves, in their order.
 
     Returns:
       Indices into `moves`; empty if the cube is solved.
     """
     moves = moves.tolist()
     start = tuple(np.asarray(stickers).tolist())
-    # The corner that these turns leave alone says how the solved cube is held.
+    # No turn moves the opposite corner, which thus tells the solved cube's orientation.
     fixed = [s for s in range(STICKERS) if all(move[s] == s for move in moves)]
     (goal,) = (
         tuple(held) for held in HELD.tolist() if all(held[s] == start[s] for s in fixed)
     )
-    ways = [{start: ()}, {goal: ()}]  # from the start, and from the goal
+    # Cube -> the moves that lead to it: from the start, and from the goal.
+    ways = [{start: ()}, {goal: ()}]
     fronts = [[start], [goal]]
     while not (met := ways[0].keys() & ways[1].keys()):
-        near = int(len(fronts[1]) < len(fronts[0]))
+        near = int(len(fronts[1]) < len(fronts[0]))  # The smaller side goes on.
         front, fronts[near] = fronts[near], []
         for seen in front:
             for action, move in enumerate(moves):
@@ -41,6 +42,7 @@ def shortest_solution(
                     ways[near][further] = (*ways[near][seen], action)
                     fronts[near].append(further)
     middle = min(met, key=lambda m: len(ways[0][m]) + len(ways[1][m]))
+    # The moves from the goal, inverted and in reverse: from the middle to the goal.
     undone = [amounts.index(4 - amount) for amount in amounts]
     back = [
         action - action % len(amounts) + undone[action % len(amounts)]

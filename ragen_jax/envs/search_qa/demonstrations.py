@@ -1,9 +1,9 @@
-"""Imperfect demonstrations for SearchQA: a reader that looks up, or does not care to.
+"""Imperfect demonstrations for SearchQA, for the supervised start of small models.
 
-A careful reader searches for the fact that it lacks, repeats the passage that has it
-and gives its last name. A careless one guesses without searching, searches for
-anything, or gives the last name of any passage it sees. A reader is the one or the
-other at each reply, so that what pays is left to experience.
+A careful reader searches for the fact that it lacks, repeats the passage that states it
+and answers with the name at its end. A careless one guesses without searching, searches
+for anything, or answers with the name at the end of any passage shown. A reader is
+drawn anew for each reply, so that RL has to find out what pays.
 """
 
 import dataclasses
@@ -19,18 +19,19 @@ from ragen_jax.envs.search_qa.encyclopedia import RELATIONS, Encyclopedia
 _FIXED = ("</think><answer>search[", "</think><answer>finish[", "]</answer>", ".")
 _FIXED += (" I look it up.", " I guess.", " I look around.", " I take one.")
 _SEARCH, _FINISH, _END, _STOP, _LOOK, _GUESS, _AROUND, _ANY = range(len(_FIXED))
-# What is searched for beside the subject of a fact, by its relation.
+# By relation: the word to search for together with the subject of a fact.
 _WORDS = (" born", " worked", " written", " appeared", " town", " place", " won")
-_WORD = len(_FIXED)  # the first phrase of each kind, from here on
+# The ids of the first phrase of each kind, in the order of `reply_phrases`.
+_WORD = len(_FIXED)
 _BETWEEN = _WORD + len(_WORDS)
 _NAME = _BETWEEN + len(RELATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrator:
-    """How the demonstrations choose."""
+    """How imperfect the demonstrations are."""
 
-    random_plan: float = 0.5  # share of replies, where there is a choice, without care
+    random_plan: float = 0.5  # share of careless replies, where there is a choice
 
 
 def with_demonstrations(
@@ -86,7 +87,7 @@ def _demonstrate(
     random_plan = jax.random.bernoulli(keys[0], player.random_plan)
     some = jax.random.randint(keys[1], (2,), 0, jnp.array([book.documents, 1 << 20]))
 
-    # A passage that is shown, any of them as likely; and an answer out of the blue.
+    # For careless replies: any passage shown, and any entity of the answer's kind.
     shown = (state.passages >= 0).sum()
     shown_fact = state.passages[some[1] % jnp.maximum(shown, 1)]
     kind = jnp.asarray(book.entity_kind)
@@ -102,14 +103,11 @@ def _demonstrate(
     thought = jnp.where(roams, _AROUND, _LOOK)
     thought = jnp.where(guesses, _GUESS, jnp.where(takes_any, _ANY, thought))
     repeats = answers & ~guesses & ~takes_any
-    said = jnp.stack(
+    passage = jnp.stack(
         [_NAME + subject[fact], _BETWEEN + relation[fact], _NAME + goal[fact], _STOP]
     )
-    said = (
-        jnp.where(repeats, said, NO_PHRASE)
-        .at[0]
-        .set(jnp.where(repeats, said[0], thought))
-    )
+    said = jnp.where(repeats, passage, NO_PHRASE)
+    said = said.at[0].set(jnp.where(repeats, passage[0], thought))
     if not thinking:
         said = jnp.full_like(said, NO_PHRASE)
     answer = jnp.where(guesses, guessed, goal[jnp.where(takes_any, shown_fact, fact)])

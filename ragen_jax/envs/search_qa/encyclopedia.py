@@ -32,7 +32,7 @@ _OCCUPATIONS = (
 ).split(",")
 
 PERSON, PLACE, COUNTRY, WORK, EVENT, JOB, YEAR = range(7)  # The kinds of entity.
-# Relation -> kinds of subject and object, and what stands between them in the passage.
+# By relation: kinds of the subject and object, and the text between them in a passage.
 RELATIONS = (
     (PERSON, PLACE, " was born in"),
     (PERSON, JOB, " worked as"),
@@ -43,7 +43,8 @@ RELATIONS = (
     (EVENT, PERSON, " was won by"),
 )
 BORN, WORKED, WRITTEN, APPEARED, LIES, HELD, WON = range(7)
-# Question -> the relations that lead to its answer, and its words around the subject.
+# By kind of question: the relations that lead from the entity asked about to the answer
+# (one or two hops), and the text before and after that entity.
 QUESTIONS = (
     ((BORN,), "In which town was", " born?\n"),
     ((WORKED,), "What was the occupation of", "?\n"),
@@ -62,7 +63,7 @@ QUESTIONS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encyclopedia:
-    """E entities, D facts, each a passage, and Q questions, as NumPy arrays."""
+    """E entities, D facts with a passage each, and Q questions, as NumPy arrays."""
 
     names: tuple[str, ...]  # E
     entity_kind: np.ndarray  # int32[E], PERSON, PLACE, ...
@@ -72,11 +73,12 @@ class Encyclopedia:
     kind: np.ndarray  # int32[Q], index in QUESTIONS
     asked: np.ndarray  # int32[Q], the entity that a question names
     answer: np.ndarray  # int32[Q], entity
-    answer_words: np.ndarray  # int32[E, MOST_ANSWER_WORDS], of `answers`; -1 fills up
-    path: np.ndarray  # int32[Q, 2], the facts that lead to the answer; -1 fills up
+    # int32[E, MOST_ANSWER_WORDS], the words of each name as ids of `answers`; -1 pads
+    answer_words: np.ndarray
+    path: np.ndarray  # int32[Q, 2], the facts that lead to the answer; -1 pads
     of_split: tuple[np.ndarray, ...]  # int32[q] questions of train, validation and test
     index: search.Index  # of the passages
-    answers: search.Index  # whose words are those of names, as they are
+    answers: search.Index  # the words of names, not stemmed; for reading answers alone
 
     @property
     def documents(self) -> int:
@@ -85,17 +87,17 @@ class Encyclopedia:
 
 
 def answer_words(text: str | bytes) -> list[str]:
-    """What is compared of an answer: its words without articles."""
+    """The words of an answer that are compared: all but articles."""
     return [word for word in search.plain_words(text) if word not in ARTICLES]
 
 
 def make_encyclopedia(people: int, seed: int, hops: int) -> Encyclopedia:
-    """The encyclopedia of a seed: as many works as people, half as many events.
+    """Generates an encyclopedia: as many works as people, and half as many events.
 
     Args:
-      people: how many.
+      people: their number.
       seed: decides all of it.
-      hops: the facts that a question takes: 1, 2, or 0 for both kinds.
+      hops: facts that lead to an answer: 1, 2, or 0 for questions of both kinds.
 
     Raises:
       ValueError: if a split would have too few questions.
@@ -146,7 +148,7 @@ def make_encyclopedia(people: int, seed: int, hops: int) -> Encyclopedia:
 
 
 def _splits(content: np.ndarray, people: int) -> tuple[np.ndarray, ...]:
-    """The questions of each split, by a hash of question, subject and answer."""
+    """The questions of each split, by a hash of kind, entity asked about and answer."""
     of_split = split_lists.by_content(content)
     for name, own in zip(base.SPLITS, of_split, strict=True):
         if len(own) < LEAST_QUESTIONS:
@@ -189,7 +191,7 @@ def _entities(generator, people: int) -> tuple[tuple[str, ...], np.ndarray]:
 
     families = unique(lambda: syllables(2).capitalize(), max(40, people // 12))
     towns = unique(lambda: syllables(2).capitalize() + "a", max(8, people // 3))
-    # Of titles only: no title names the town that somebody asks for.
+    # Used in titles only, so that no title contains the name of a town.
     regions = unique(lambda: syllables(2).capitalize() + "o", max(8, people // 3))
     countries = unique(lambda: syllables(1).capitalize() + "land", 12)
     groups = {

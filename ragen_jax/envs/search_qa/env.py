@@ -1,8 +1,8 @@
-"""SearchQA: look up what is asked with search[words], then finish[answer].
+"""SearchQA: look up the answer with search[words], then give it with finish[answer].
 
-Actions and reward of RAGEN's search environment (1 for an exact answer, F1 from 0.3 on,
-else 0), over an encyclopedia that is generated from a seed. Every function is on one
-episode: `vmap` to batch.
+Actions and reward are those of RAGEN's search environment (1 for an exact answer, else
+the F1 if it is at least 0.3, else 0), over an encyclopedia generated from a seed. Every
+function handles one episode: `vmap` to batch.
 """
 
 import dataclasses
@@ -28,11 +28,12 @@ from ragen_jax.envs.search_qa.encyclopedia import (
 
 ACTION_NAMES = ("search", "finish")
 SEARCH, FINISH = range(2)
-# Kind, then of a search its words; of an answer whether it is exact, how many of its
-# words are the right one's, and how many it has.
+# An action is SEARCH and the ids of the query's words, or FINISH and three numbers that
+# judge the answer: whether it is exact, its words in common with the right answer, and
+# its words. The rest is padding.
 ACTION_SIZE = 1 + search.QUERY_WORDS
 ANSWER_BYTES = 96
-LEAST_F1 = 0.3  # below it an answer earns nothing
+LEAST_F1 = 0.3  # An answer with a lower F1 earns nothing.
 MOST_PEOPLE = 3750  # 20,000 passages
 HOPS = ("one", "two", "both")
 
@@ -53,13 +54,13 @@ class State:
 
     question: jax.Array  # int32[]
     has_searched: jax.Array  # bool[]
-    passages: jax.Array  # int32[k], of the last search; search.NOTHING fills up
-    score: jax.Array  # float32[], of the answer; 0 before
+    passages: jax.Array  # int32[k], of the last search, padded with search.NOTHING
+    score: jax.Array  # float32[], of the answer; 0 before it
     done: jax.Array  # bool[], True once an answer was given
 
 
 def make(settings: SearchQA) -> base.Environment:
-    """Binds the settings into an environment. Raises ValueError if there is none."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     book = book_of(settings)
     bound = {"book": book, "settings": settings}
@@ -92,7 +93,7 @@ def make(settings: SearchQA) -> base.Environment:
 
 
 def book_of(settings: SearchQA) -> Encyclopedia:
-    """The encyclopedia of these settings, made once a process."""
+    """The encyclopedia of these settings, made once per process."""
     hops = {"one": 1, "two": 2, "both": 0}[settings.hops]
     return _encyclopedia(settings.people, settings.seed, hops)
 
@@ -101,7 +102,7 @@ _encyclopedia = functools.cache(encyclopedia.make_encyclopedia)
 
 
 def check(settings: SearchQA) -> None:
-    """Raises ValueError, in one sentence, unless there can be such an encyclopedia."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     limits = {
         "people": range(12, MOST_PEOPLE + 1),
         "seed": range(2**32),
@@ -129,7 +130,7 @@ def reset(
 
 
 def start(question: jax.Array, settings: SearchQA) -> State:
-    """The State in which a reader with that question begins."""
+    """The State at the beginning, for a given question."""
     return State(
         question=jnp.asarray(question, jnp.int32),
         has_searched=jnp.zeros((), bool),
@@ -146,11 +147,11 @@ def step(
     book: Encyclopedia,
     settings: SearchQA,
 ) -> tuple[State, base.Outcome]:
-    """Searches, or judges an answer, which ends the episode.
+    """Searches, or scores an answer, which ends the episode.
 
     Args:
-      key: not used; nothing is left to chance.
-      state: one reader; after the answer nothing changes.
+      key: not used; nothing is random.
+      state: one reader; once `done`, it does not change.
       action: int32[ACTION_SIZE].
       book: the encyclopedia.
       settings: how many passages are shown.
@@ -174,7 +175,7 @@ def step(
 
 
 def _score(question, action: jax.Array, book: Encyclopedia):
-    """bool[] and float32[], whether an answer is exact, and RAGEN's score of it.
+    """bool[], whether an answer is exact, and float32[], RAGEN's score of it.
 
     F1 = 2 * common / (words of one + words of the other), as in SQuAD.
     """
@@ -187,7 +188,7 @@ def _score(question, action: jax.Array, book: Encyclopedia):
 
 
 def _gold(question: jax.Array, book: Encyclopedia) -> jax.Array:
-    """int32[MOST_ANSWER_WORDS], the words of the answer, -1 fills up."""
+    """int32[MOST_ANSWER_WORDS], the words of the right answer, padded with -1."""
     return jnp.asarray(book.answer_words[book.answer])[question]
 
 
@@ -195,7 +196,7 @@ def _gold(question: jax.Array, book: Encyclopedia) -> jax.Array:
 
 
 def observe(state: State, book: Encyclopedia) -> jax.Array:
-    """int32[5 + 3 k], the question, and the passages or the score."""
+    """int32[5 + 3 k], the question, then the passages or the score, as phrase ids."""
     at = texts.first_ids(book)
     kind = jnp.asarray(book.kind)[state.question]
     asked = jnp.asarray(book.asked)[state.question]
@@ -224,12 +225,12 @@ def observe(state: State, book: Encyclopedia) -> jax.Array:
 def read_action(
     text: jax.Array, length: jax.Array, state: State, book: Encyclopedia
 ) -> jax.Array:
-    """int32[ACTION_SIZE], what `read_action_text` gives.
+    """int32[ACTION_SIZE], what `read_action_text` returns.
 
     Args:
-      text: uint8[ANSWER_BYTES], 0 behind its end.
+      text: uint8[ANSWER_BYTES], padded with 0.
       length: int32[], its bytes.
-      state: whose question an answer is judged by.
+      state: of the question that an answer is judged by.
       book: the encyclopedia.
     """
     searches, query, count = search.enclosed(text, length, b"search[")
@@ -263,10 +264,10 @@ def _judge(answer, length, state: State, book: Encyclopedia) -> tuple[jax.Array,
 
 
 def read_action_text(text: bytes, state: State, book: Encyclopedia) -> tuple[int, ...]:
-    """The action of `search[words]` or `finish[answer]`; NO_ACTION of other texts.
+    """The action of `search[words]` or `finish[answer]`; NO_ACTION for other texts.
 
     Args:
-      text: stripped, in lower case.
+      text: stripped and lower-cased.
       state: NumPy arrays.
       book: the encyclopedia.
     """
@@ -283,7 +284,7 @@ def read_action_text(text: bytes, state: State, book: Encyclopedia) -> tuple[int
 
 
 def action_text(action: Any, state: State, book: Encyclopedia) -> str:
-    """The text of an action; of an answer that is not exact "finish[...]"."""
+    """The text of an action; "finish[...]" for an answer that is not exact."""
     kind, *rest = (int(part) for part in np.asarray(action))
     if kind == SEARCH:
         return f"search[{search.words_text(book.index, rest)}]"
@@ -293,9 +294,9 @@ def action_text(action: Any, state: State, book: Encyclopedia) -> str:
 
 
 def sample_action(key: jax.Array, book: Encyclopedia) -> jax.Array:
-    """int32[ACTION_SIZE]: a search for three random words, one time in eight an answer.
+    """int32[ACTION_SIZE]: a search for three random words; one time in 8 an answer.
 
-    The answer is wrong, as random ones are.
+    The answer is wrong, as random ones would be.
     """
     kind_key, word_key = jax.random.split(key)
     words = search.random_query(word_key, book.index)
@@ -315,10 +316,8 @@ def _question_words(book: Encyclopedia) -> np.ndarray:
 
 
 def follow_rule(state: State, book: Encyclopedia) -> jax.Array:
-    """int32[ACTION_SIZE]: searches for the question, then answers by the first passage.
-
-    The answer is the last name in the passage.
-    """
+    """int32[ACTION_SIZE]: searches for the question, then answers from the first
+    passage, with the name at its end."""
     words = jnp.asarray(_question_words(book))[state.question]
     wanted = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
     spelled = jnp.asarray(book.answer_words)

@@ -11,7 +11,7 @@ LINES = (
     "Passages:\n",
     "The answer is given. Score:",
 )
-FIRST, NOTHING, FOUND, GIVEN = range(len(LINES))  # Of the lines.
+FIRST, NOTHING, FOUND, GIVEN = range(len(LINES))  # indices in LINES
 
 
 def tables(book: Encyclopedia) -> dict[str, tuple[str, ...]]:

@@ -1,10 +1,10 @@
-"""Imperfect demonstrations for Sokoban, by a player that reads the room.
+"""Imperfect demonstrations for Sokoban, for the supervised start of small models.
 
-The thought names where the player, the box and the target are, then walks the plan:
-each action with the cell that the player is in after it. Plans are sensible but not
-good: some push the box whichever way it goes, some actions are random, and a share of
-them never looks at the box and wanders. Of two boxes a plan names one, and its target,
-and takes the other for a wall.
+The thought names where the player, the box and the target are, then each action of a
+plan with the player's cell after it. Places are read correctly, but plans are only
+sensible: some push the box without regard to the target, some actions are random, and a
+share of plans is all random. With two boxes a plan names one of them and its target,
+and treats the other as a wall.
 """
 
 import dataclasses
@@ -27,15 +27,15 @@ _LANDMARKS = (", box", ", target")
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrator:
-    """How far from good the demonstrations are."""
+    """How imperfect the demonstrations are."""
 
-    ignore_target: float = 0.3  # share of plans that push the box whichever way it goes
-    random_plan: float = 0.0  # share of plans that do not look at the box: all random
+    ignore_target: float = 0.3  # share of plans that push the box anywhere
+    random_plan: float = 0.0  # share of plans that ignore the box: all actions random
     noise: float = 0.1  # share of actions drawn at random in the other plans
     longest: int = 5  # actions in a plan at most; lengths up to it are equally likely
-    midway: int = 0  # actions played before a room is shown, at most, by the same plan
-    # Share of plans that go through walls and the other box, as if they were not there.
-    # Each room has its own, at most this, two thirds of it on average.
+    midway: int = 0  # most actions of a plan that are played before the room is shown
+    # Share of plans that ignore walls and the other box, in the rooms where it is
+    # largest. Each room has a share of its own, on average two thirds of this.
     misread: float = 0.0
 
 
@@ -45,7 +45,7 @@ def with_demonstrations(
     """`env` with `reply_phrases` and `demonstrate` filled in.
 
     Raises:
-      ValueError: if there are more than two boxes, whose order is not planned.
+      ValueError: for more than two boxes, as their order is not planned.
     """
     if settings.boxes > 2:
         raise ValueError(
@@ -97,8 +97,8 @@ def _reset_midway(
     boxes: int,
 ) -> State:
     """A room in which a plan has been carried out, unless that solves it."""
-    start = env.reset(key, split)
-    key = jax.random.fold_in(key, 1)  # The level itself is as without.
+    start = env.reset(key, split)  # The level is the same as without `midway`.
+    key = jax.random.fold_in(key, 1)
     player = dataclasses.replace(player, longest=player.midway)
     actions, _, _ = plan(key, start, next_task(start, boxes), player)
 
@@ -115,70 +115,70 @@ class Task(NamedTuple):
     box: jax.Array  # int32[], row * S + column
     target: jax.Array  # int32[], the same
     is_open: jax.Array  # bool[S * S], no wall and no other box
-    left: distances.Distances  # to the target, the other box being a wall
+    left: distances.Distances  # to the target, with the other box as a wall
 
 
 class Pairs(NamedTuple):
-    """Each way to go on with two boxes: which comes first, and to which target."""
+    """The four ways to go on with two boxes: the one to push first, and its target."""
 
-    box: jax.Array  # int32[4], row * S + column; the first one's, twice, comes first
-    target: jax.Array  # int32[4], the same, either one in turn
-    # int32[4], about how many actions are left; UNSOLVABLE and more: it leads nowhere.
-    cost: jax.Array
+    box: jax.Array  # int32[4], row * S + column: box 0, 0, 1, 1
+    target: jax.Array  # int32[4], row * S + column: target 0, 1, 0, 1
+    cost: jax.Array  # int32[4], about how many actions are left; >= UNSOLVABLE: no way
     is_open: jax.Array  # bool[4, S * S], no wall and no other box
-    left: distances.Distances  # to the target, the other box being a wall
+    left: distances.Distances  # to the target, with the other box as a wall
 
 
 def next_task(state: State, boxes: int) -> Task:
-    """The box to push next: the only one, or that of the shortest way to the solution.
+    """The box to push next: the only one, or the first on the shortest way to solve.
 
-    Rooms that no pair solves have plans as those of rooms beyond hope have.
+    If no order of the two boxes solves the room, the plan is like those in rooms that
+    cannot be solved.
 
     Args:
-      state: with 1 or 2 boxes; not over.
+      state: with 1 or 2 boxes, of an episode that is not over.
       boxes: how many there are.
     """
     is_open = state.tiles != WALL
-    stand = jnp.argwhere(state.boxes, size=boxes).astype(jnp.int32)
-    homes = jnp.argwhere(state.tiles == TARGET, size=boxes).astype(jnp.int32)
+    places = jnp.argwhere(state.boxes, size=boxes).astype(jnp.int32)
+    targets = jnp.argwhere(state.tiles == TARGET, size=boxes).astype(jnp.int32)
     size = state.tiles.shape[0]
-    stand, homes = stand @ jnp.array([size, 1]), homes @ jnp.array([size, 1])
+    places, targets = places @ jnp.array([size, 1]), targets @ jnp.array([size, 1])
     if boxes == 1:
-        left = distances.measure(is_open, homes[0])
-        return Task(stand[0], homes[0], is_open.reshape(-1), left)
-    found = pairs(is_open, _player_at(state), stand, homes)
+        left = distances.measure(is_open, targets[0])
+        return Task(places[0], targets[0], is_open.reshape(-1), left)
+    found = pairs(is_open, _player_at(state), places, targets)
     best = jnp.argmin(found.cost)
     left = jax.tree.map(lambda leaf: leaf[best], found.left)
     return Task(found.box[best], found.target[best], found.is_open[best], left)
 
 
 def pairs(
-    is_open: jax.Array, player: jax.Array, stand: jax.Array, homes: jax.Array
+    is_open: jax.Array, player: jax.Array, boxes: jax.Array, targets: jax.Array
 ) -> Pairs:
-    """What it costs to push either of two boxes to either target, and then the other.
+    """The cost of pushing either of two boxes to either target, and then the other box.
 
-    The other box is a wall meanwhile, and the first one is when it has arrived. A few
-    rooms can be solved only otherwise.
+    While one box is pushed, the other is a wall, before and after it. A few rooms can
+    be solved only in another way.
 
     Args:
       is_open: bool[S, S], no wall.
       player: int32[], row * S + column.
-      stand, homes: int32[2], the boxes and the targets, the same.
+      boxes, targets: int32[2], row * S + column.
     """
     size = is_open.shape[0]
     first, goal = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
     box, other, target, rest = (
-        stand[first],
-        stand[1 - first],
-        homes[goal],
-        homes[1 - goal],
+        boxes[first],
+        boxes[1 - first],
+        targets[goal],
+        targets[1 - goal],
     )
     without = jax.vmap(lambda cell: is_open.reshape(-1).at[cell].set(False))
     square = lambda cells: cells.reshape(-1, size, size)
     opens = without(other)
     before = jax.vmap(distances.measure)(square(opens), target)
-    # The first target being a wall, whichever box stands on it.
-    after = jax.vmap(distances.measure)(square(without(homes)), homes[::-1])
+    # Then the other box goes to the other target, with the first target as a wall.
+    after = jax.vmap(distances.measure)(square(without(targets)), targets[::-1])
     after = jax.tree.map(lambda leaf: leaf[goal], after)
     count = jax.vmap(distances.actions_left)
     now = count(before, jnp.broadcast_to(player, (4,)), box)
@@ -188,26 +188,30 @@ def pairs(
         after, beside, jnp.broadcast_to(other[:, None], (4, 4))
     )
     cost = now + jnp.where(other == rest, 0, later)
-    cost = jnp.where(box == target, 4 * UNSOLVABLE, cost)  # It is there already.
+    cost = jnp.where(box == target, 4 * UNSOLVABLE, cost)  # Nothing to push.
     return Pairs(box, target, cost, opens, before)
 
 
 def _misread(key: jax.Array, state: State, task: Task, most: float) -> Task:
-    """`task`, or what it would be if nothing were in the way but the border.
+    """`task`, or what it would be if nothing but the border were in the way.
 
-    Who misreads a room misreads it again: where a plan runs into something, the next
-    one is likely to do the same.
+    How often a room is misread is a fixed property of it: after a plan that runs into a
+    wall, the next one in the same room is likely to do so too.
 
     Args:
       key: consumed.
-      state: of the room; how often it is misread follows from its walls and targets.
-      task: as it is.
-      most: share of plans in the room that is misread most, 0 .. 1; two thirds of it
-        on average.
+      state: of the room.
+      task: read correctly.
+      most: share of plans, 0 to 1, that misread the room which is misread most; the
+        mean over rooms is two thirds of it.
     """
     size = state.tiles.shape[0]
-    digits = np.random.default_rng(0).integers(2**32, size=size * size, dtype=np.uint32)
-    room = (state.tiles.reshape(-1).astype(jnp.uint32) * digits).sum(dtype=jnp.uint32)
+    # A hash of the walls and targets, which decides the room's share.
+    factors = np.random.default_rng(0).integers(
+        2**32, size=size * size, dtype=np.uint32
+    )
+    room = (state.tiles.reshape(-1).astype(jnp.uint32) * factors).sum(dtype=jnp.uint32)
+    # The square root of a uniform number has the mean 2 / 3.
     share_key = jax.random.fold_in(jax.random.key(0), room)
     share = most * jnp.sqrt(jax.random.uniform(share_key))
     is_misread = jax.random.bernoulli(key, share)
@@ -224,14 +228,14 @@ def plan(
 
     Args:
       key: consumed.
-      state: not over.
+      state: of an episode that is not over.
       task: the box to push.
       player: how imperfect the plan is.
 
     Returns:
-      int32[longest] actions and int32[longest] the cells (row * S + column) in which
-      the player is after them; -1 behind the end of the plan. bool[], whether the box
-      was not looked at.
+      int32[longest], the actions; int32[longest], the player's cell (row * S + column)
+      after each; both padded with -1. bool[], whether the plan is one of random
+      actions.
     """
     ignore_target_key, random_plan_key, length_key, key = jax.random.split(key, 4)
     random_plan = jax.random.bernoulli(random_plan_key, player.random_plan)
@@ -245,7 +249,7 @@ def plan(
         at, box, over, step = carry
         choice_key, noise_key, random_key = jax.random.split(key, 3)
         next_at, next_box = after(at, box, task.is_open)
-        # Plans without regard to the target go straight to the box and push on.
+        # Plans that ignore the target approach the box and push on.
         ahead = at + jnp.asarray(_steps(size))
         rows, columns = ahead // size - box // size, ahead % size - box % size
         cost = jnp.where(
@@ -258,7 +262,7 @@ def plan(
         best = jnp.argmin(cost + jax.random.uniform(choice_key, cost.shape))
         random = jax.random.randint(random_key, (), 0, len(MOVES))
         is_random = jax.random.bernoulli(noise_key, noise)
-        # Not against the other box, which this plan does not follow.
+        # No random push of the other box, whose place the plan does not track.
         is_random &= task.is_open[ahead[random]] | is_wall[ahead[random]]
         action = jnp.where(is_random, random, best)
         now_over = over | (step >= length)
@@ -280,7 +284,7 @@ def plan(
 def after(
     at: jax.Array, box: jax.Array, is_open: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """int32[4] each, where player and box are after each action.
+    """int32[4] each, the cells of player and box after each of the four actions.
 
     Args:
       at, box: int32[], row * S + column.

@@ -1,7 +1,8 @@
-"""How far a box is from its target: the fewest actions from every place, on device.
+"""The fewest actions that push one box to its target, from every state, on device.
 
-Breadth first from the solved places, all of a pass at once: a row of places of the
-player is one word of bits, and what is found is counted in planes of bits.
+A breadth-first search backwards from the solved states; each pass handles all states of
+one distance at once. A state is (box, player). The player's columns within a row are
+the bits of one word, and distances are stored in bit planes: plane k has their bit k.
 """
 
 from typing import NamedTuple
@@ -13,30 +14,28 @@ import numpy as np
 from ragen_jax.envs.sokoban.generator import MOVES
 
 UNSOLVABLE = 100_000  # Stands for an infinite number of actions.
-_PLANES = 8  # Bits of the number of actions; what is farther counts as unsolvable.
+_PLANES = 8  # Bits of a distance; states farther than that count as unsolvable.
 
 
 class Distances(NamedTuple):
-    """Fewest actions by box and player; bit c of a word is the player's column.
+    """Fewest actions by state: (box's row, box's column, player's row), and bit c of a
+    word for the player's column c."""
 
-    Indexed by the box's row and column and the player's row.
-    """
-
-    is_reached: jax.Array  # uint32[S, S, S], where play leads to the target
-    planes: jax.Array  # uint32[8, S, S, S], the bits of how many actions it takes
+    is_reached: jax.Array  # uint32[S, S, S], states from which the box can arrive
+    planes: jax.Array  # uint32[8, S, S, S], plane k holds bit k of the fewest actions
 
 
 def measure(is_open: jax.Array, target: jax.Array) -> Distances:
-    """Fewest actions to the solution from every place of player and one box.
+    """Fewest actions to the solution from every state of the player and one box.
 
     Args:
-      is_open: bool[S, S], the cells where both may go; none is on the border.
-      target: int32[], row * S + column, where the box belongs.
+      is_open: bool[S, S], cells that player and box may enter; none on the border.
+      target: int32[], row * S + column of the box's target.
     """
     size = is_open.shape[0]
     columns = jnp.uint32(1) << jnp.arange(size, dtype=jnp.uint32)
     rows = jnp.where(is_open, columns[None], jnp.uint32(0)).sum(1)
-    # uint32[S, S, S], by box and the player's row: where the player is the box's cell.
+    # uint32[S, S, S]: the states, impossible ones, with the player in the box's cell.
     here = np.zeros((size,) * 3, np.uint32)
     for row in range(size):
         here[row, :, row] = 1 << np.arange(size, dtype=np.uint32)
@@ -45,11 +44,12 @@ def measure(is_open: jax.Array, target: jax.Array) -> Distances:
 
     def widen(carry):
         reached, planes, _, count = carry
-        # Shifts go around the border, where nothing is open: nobody comes from there.
+        # Shifts and rolls wrap around, but only at the border, where nothing is open.
         found = reached | reached << 1 | reached >> 1
         found |= jnp.roll(reached, 1, axis=2) | jnp.roll(reached, -1, axis=2)
         for row, column in MOVES:
-            # A push: to the player in the box's old place, the box one further.
+            # A push, reversed. After it the box is one cell further and the player in
+            # the box's old cell; before it the player is behind that cell.
             pushed = jnp.roll(reached, (-row, -column), axis=(0, 1)) & here
             behind = np.roll(here, -row, axis=2) if row else _sideways(here, column)
             found |= jnp.where((pushed != 0).any(2, keepdims=True), behind, 0)
@@ -62,7 +62,7 @@ def measure(is_open: jax.Array, target: jax.Array) -> Distances:
     solved = jnp.where(is_target, free, jnp.uint32(0))
     planes = jnp.zeros((_PLANES, *solved.shape), jnp.uint32)
     start = (solved, planes, (solved != 0).any(), jnp.uint32(1))
-    # Ends: each pass but the last adds at least one of finitely many places.
+    # The loop ends: each pass but the last adds at least one of finitely many states.
     reached, planes, _, _ = jax.lax.while_loop(
         lambda carry: carry[2] & (carry[3] < 1 << _PLANES), widen, start
     )
@@ -70,10 +70,10 @@ def measure(is_open: jax.Array, target: jax.Array) -> Distances:
 
 
 def actions_left(found: Distances, player: jax.Array, box: jax.Array) -> jax.Array:
-    """int32[...], the fewest actions; `UNSOLVABLE` where no play leads to the target.
+    """int32[...], the fewest actions; `UNSOLVABLE` where the box cannot arrive.
 
     Args:
-      found: of the room.
+      found: from `measure`, for the room and the box's target.
       player, box: int32[...], row * S + column. The same cell counts as unsolvable.
     """
     size = found.is_reached.shape[0]
@@ -85,5 +85,5 @@ def actions_left(found: Distances, player: jax.Array, box: jax.Array) -> jax.Arr
 
 
 def _sideways(words: np.ndarray, column: int) -> np.ndarray:
-    """Bits moved against a move's column: those of the player behind the box."""
+    """The bits of the cell behind the box, for a push to the right (1) or left (-1)."""
     return words >> 1 if column > 0 else words << 1

@@ -1,8 +1,8 @@
-"""Sokoban: push every box onto a target, and mind the walls: a box cannot be pulled.
+"""Sokoban: push every box onto a target; boxes cannot be pulled.
 
-Rules and rewards of gym-sokoban 0.0.6, whose four push actions are the actions here;
-symbols as in RAGEN (arXiv:2504.20073, section 3). Every function is on one level:
-`vmap` to batch.
+Rules and rewards are those of gym-sokoban 0.0.6, with its four push actions; symbols
+are as in RAGEN (arXiv:2504.20073, section 3). Every function handles one level: `vmap`
+to batch.
 """
 
 import functools
@@ -20,7 +20,7 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 def make(settings: Sokoban) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no room."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     return base.Environment(
         name="sokoban",
@@ -42,7 +42,7 @@ def make(settings: Sokoban) -> base.Environment:
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
-    """Draws a level that can be solved, is not solved, and belongs to the split.
+    """Draws a solvable level of the split that is not solved yet.
 
     Args:
       key: decides the level.
@@ -55,20 +55,20 @@ def reset(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
 def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.Outcome]:
     """Moves the player, and the box ahead if the cell behind it is free.
 
-    gym-sokoban's `_push` and `_calc_reward`: every action costs 0.1, a box that comes
-    onto a target earns 1, one that leaves a target loses 1 (from one target onto
-    another: 0), the last box in place earns 10 more. A move that cannot be made leaves
-    all as it is, and costs 0.1 too.
+    As gym-sokoban's `_push` and `_calc_reward`: every action costs 0.1, a box pushed
+    onto a target earns 1 and one pushed off a target costs 1 (from one target onto
+    another: 0), and the last box in place earns 10 more. An impossible move costs 0.1
+    and changes nothing.
 
     Args:
       key: not used; nothing is random.
-      state: one room; after the end it does not change.
+      state: one level; once `done`, it does not change.
       action: int32[], index in texts.ACTION_NAMES, or base.NO_ACTION.
     """
     del key
     size = state.tiles.shape[0]
     change = jnp.asarray(MOVES)[action]
-    # Behind the border is only more border: what is clipped is never free.
+    # Clipped indices lie on the border, which is wall and thus never free.
     ahead = jnp.clip(state.player + change, 0, size - 1)
     beyond = jnp.clip(ahead + change, 0, size - 1)
     place, further = ahead[0] * size + ahead[1], beyond[0] * size + beyond[1]
@@ -99,6 +99,6 @@ def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.O
 
 
 def solve(state: State) -> tuple[int, ...]:
-    """A shortest solution; empty where there is none, or nothing left to do."""
+    """A shortest solution; empty if there is none, or the level is solved."""
     found = solver.shortest_solution(state.tiles, state.boxes, state.player)
     return found or ()

@@ -1,7 +1,7 @@
-"""Rooms among more walls, so that drawings have any number of rows and columns.
+"""Rooms framed by more walls, so that drawings have many numbers of rows and columns.
 
-For demonstrations alone: who has seen few sizes learns each of them by heart, and where
-a cell is in a drawing of another size must be counted.
+Used in demonstrations only. A model that sees few sizes memorizes where each cell is in
+the text of each size; one that sees many has to count rows and columns.
 """
 
 import dataclasses
@@ -27,13 +27,17 @@ class FramedState(State):
 def in_frames(
     env: Environment, settings: Sokoban, shapes: Sequence[tuple[int, int]]
 ) -> tuple[Environment, Sokoban]:
-    """`env` whose rooms lie anywhere in drawings of one of `shapes`, and its settings.
+    """`env` with its rooms at random places in drawings of one of `shapes`.
 
     Args:
-      env: of `settings`, drawn as a grid.
-      settings: of the rooms; those that are returned have the size of the board.
+      env: made from `settings`.
+      settings: of the rooms, shown as a grid.
       shapes: (rows, columns), none smaller than a room; each is equally likely. The
         instruction names the first of them.
+
+    Returns:
+      The environment, and its settings: those of the rooms with the size of the board
+      that holds every shape.
 
     Raises:
       ValueError: if a shape is smaller than a room, or the board is not a grid.
@@ -75,7 +79,7 @@ def in_frames(
 def with_named_shape(
     env: Environment, named: tuple[int, int], shape: tuple[int, int]
 ) -> Environment:
-    """`env` whose instruction names another (rows, columns) than `named`."""
+    """`env` with (rows, columns) `named` replaced by `shape` in its instruction."""
     text = "room of {} x {} cells"
     instruction = env.instruction.replace(text.format(*named), text.format(*shape))
     return dataclasses.replace(env, instruction=instruction)
@@ -83,8 +87,8 @@ def with_named_shape(
 
 def shape_index(state: FramedState, shapes: Sequence[tuple[int, int]]) -> jax.Array:
     """int32[], which of `shapes` a room is drawn in."""
-    is_it = (jnp.array(shapes, jnp.int32) == state.shape[None]).all(axis=1)
-    return jnp.argmax(is_it).astype(jnp.int32)
+    is_shape = (jnp.array(shapes, jnp.int32) == state.shape[None]).all(axis=1)
+    return jnp.argmax(is_shape).astype(jnp.int32)
 
 
 def observe(state: FramedState) -> jax.Array:

@@ -1,7 +1,7 @@
 """Sokoban levels, made on device: a walk digs the room, reverse play places the boxes.
 
 After gym-sokoban 0.0.6 (room_utils.py), which follows arXiv:1707.06203, appendix.
-Every function is on one level: `vmap` to batch.
+Every function handles one level: `vmap` to batch.
 """
 
 import jax
@@ -17,7 +17,8 @@ MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)
 # Probability that the digging walk draws a new direction, as in gym-sokoban.
 _TURN = 0.35
 _PULL = 0.8  # Probability that a move away from a box pulls it along.
-# What the walk digs around each place, gym-sokoban's masks; the place itself is in all.
+# gym-sokoban's masks: (row, column) offsets of the cells that are dug at each place of
+# the walk. Each mask contains the place itself, repeated up to four entries.
 _MASKS = np.array(
     [
         [[0, 0], [0, -1], [0, 1], [0, 0]],
@@ -31,11 +32,11 @@ _MASKS = np.array(
 
 
 def draw(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
-    """A level that can be solved and whose room belongs to the split.
+    """A solvable level whose room belongs to the split.
 
-    The room, walls and targets as they lie, decides the split: no room of the test
-    split ever comes up in training as it is, but most do turned or mirrored, as
-    `turn_to_fit` says.
+    The tiles (walls and targets, in their orientation) decide the split. No room of the
+    test split occurs in training in the same orientation, but most do rotated or
+    mirrored: see `turn_to_fit`.
 
     Args:
       key: decides the level.
@@ -59,7 +60,7 @@ def draw(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
         player=jnp.zeros((2,), jnp.int32),
         done=jnp.zeros((), bool),
     )
-    # Ends: of settings that `types.check` lets pass, 1 draw in 60 or more is fit.
+    # The loop ends: with any settings that `check` accepts, at least 1 draw in 60 fits.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
 
@@ -72,7 +73,7 @@ def dig(key: jax.Array, size: int) -> jax.Array:
       size: S, rows and columns.
     """
     steps = int(1.7 * (size + size))  # gym-sokoban's default
-    # One draw for all, since each call of a random function takes long to compile.
+    # One draw for everything, as each call of a random function takes long to compile.
     uniforms = jax.random.uniform(key, (steps + 1, 3))
     start, (turns, drawn, mask) = uniforms[0, :2], uniforms[1:].T
     drawn = jnp.asarray(MOVES)[_below(len(MOVES), drawn)]
@@ -89,7 +90,7 @@ def dig(key: jax.Array, size: int) -> jax.Array:
     masks = jnp.asarray(_MASKS)[_below(len(_MASKS), mask)]
     dug = (places[:, None] + masks).reshape(-1, 2)
     index = jnp.arange(size)
-    # Row r of the room as bits, one for each column: the dug cells of that row.
+    # int32[S], the dug cells of each row as a bit set: bit c stands for column c.
     bits = jnp.where(index[None] == dug[:, :1], 1 << dug[:, 1:], 0)
     rows = jnp.bitwise_or.reduce(bits, axis=0)
     is_dug = (rows[:, None] >> index[None]) % 2 == 1
@@ -100,20 +101,21 @@ def dig(key: jax.Array, size: int) -> jax.Array:
 def place_targets(
     key: jax.Array, floor: jax.Array, boxes: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Puts targets on floor cells from which a box alone could be pulled.
+    """Puts targets on random floor cells from which a box alone could be pulled.
 
     Args:
       key: consumed.
       floor: bool[S, S].
-      boxes: how many targets; cells that will do are equally likely.
+      boxes: the number of targets; suitable cells are equally likely.
 
     Returns:
-      int32[S, S], tiles, and bool[], whether there were cells enough.
+      int32[S, S], tiles, and bool[], whether there were enough suitable cells.
     """
-    will_do = floor & _can_pull(floor).any(axis=0)
-    order = jnp.where(will_do, jax.random.uniform(key, floor.shape), -1.0).reshape(-1)
+    is_fit = floor & _can_pull(floor).any(axis=0)
+    order = jnp.where(is_fit, jax.random.uniform(key, floor.shape), -1.0).reshape(-1)
     cells = jnp.arange(order.size)
-    for _ in range(boxes):  # Far cheaper than to sort all cells.
+    # Marks the next largest with -2, `boxes` times: far cheaper than sorting all cells.
+    for _ in range(boxes):
         is_room = order.max() >= 0
         order = jnp.where(cells == jnp.argmax(order), -2.0, order)
     is_target = (order == -2.0).reshape(floor.shape)
@@ -124,11 +126,12 @@ def place_targets(
 def play_backward(
     key: jax.Array, tiles: jax.Array, boxes: int, moves: int
 ) -> tuple[State, jax.Array]:
-    """Plays from the solved room: a player at random walks and pulls boxes.
+    """Plays in reverse from the solved room: a random player walks and pulls boxes.
 
-    What was pulled can be pushed back, so every place that it comes to is a level that
-    can be solved. Kept is the one with the boxes farthest from their own targets, each
-    off every target, and the last of equally good ones: the player has strolled on.
+    Every pull can be undone by a push, so every state on the way is a solvable level.
+    The one that is kept has the largest sum of distances (Manhattan) between the boxes
+    and their own targets, and no box on any target; among equals it is the last, in
+    which the player has walked on from the boxes.
 
     Args:
       key: consumed.
@@ -137,25 +140,26 @@ def play_backward(
       moves: how many are tried, some of them against walls; the first is a pull.
 
     Returns:
-      The level, and bool[], whether there is one. With one box there is, if a box on
-      the target can be pulled.
+      The level, and bool[], whether one was found. With one box it always is, if the
+      box can be pulled off its target.
     """
     size = tiles.shape[0]
     start_key, move_key = jax.random.split(key)
     is_target = (tiles == TARGET).reshape(-1)
     is_open = (tiles != WALL).reshape(-1)
     (home,) = jnp.nonzero(is_target, size=boxes, fill_value=0)
-    # The first pull: any that no wall and no other box prevents.
+    # The first pull, drawn from all that neither a wall nor another box prevents.
     can_pull = (_can_pull(tiles == FLOOR) & (tiles == TARGET)[None]).reshape(-1)
     order = jnp.where(can_pull, jax.random.uniform(start_key, can_pull.shape), -1.0)
     first, box = jnp.divmod(jnp.argmax(order), size * size)
-    # Places are row * S + column. No move leaves the room, for its border is wall.
+    # Places are row * S + column. No move leaves the room, as its border is wall.
     steps = jnp.asarray(MOVES @ [size, 1], jnp.int32)
     uniforms = jax.random.uniform(move_key, (2, moves))
     directions, pulls = _below(len(MOVES), uniforms[0]), uniforms[1] < _PULL
     inputs = steps[directions.at[0].set(first)], pulls.at[0].set(True)
 
     def move(carry, inputs):
+        # int32[] player; int32[boxes] at, the boxes; best: (score, player, at) so far.
         player, at, best = carry
         step, pulls = inputs
         ahead = player + step
@@ -187,13 +191,14 @@ def play_backward(
 def turn_to_fit(
     key: jax.Array, level: State, split: jax.Array
 ) -> tuple[State, jax.Array]:
-    """The level turned and mirrored at random, so that its room is of the split.
+    """Rotates and mirrors the level at random, so that its room is of the split.
 
-    Each of the eight ways to look at a room has a hash of its own, so that far fewer
-    rooms must be dug than if their first looks decided. The price: a room has looks in
-    several splits. Of 256 test rooms (6 x 6) none is among those of 20,000 training
-    levels as it is, but 246 are when turned or mirrored; 198 among 1,600. To a policy
-    that reads the room, another look is another text and asks for other moves.
+    Each of a room's eight orientations has a hash of its own, so that far fewer rooms
+    must be dug than if only the first orientation could fit. The price is that a room
+    has orientations in several splits. Of 256 test rooms (6 x 6), none is among those
+    of 20,000 training levels in the same orientation, but 246 are rotated or mirrored
+    (198 among 1,600). To a policy that reads the room, another orientation is another
+    text and needs other moves.
 
     Args:
       key: consumed.
@@ -201,23 +206,23 @@ def turn_to_fit(
       split: int32[], base.TRAIN, base.VALIDATION or base.TEST.
 
     Returns:
-      The level, each way to look at it that fits being equally likely, and bool[],
-      whether one does.
+      The level, in an orientation drawn from those that fit, and bool[], whether one
+      fits.
     """
     size = level.tiles.shape[0]
     is_player = grid_text.is_at(level.player, size)
-    drawn = jnp.stack([level.tiles, level.boxes, is_player]).astype(jnp.int32)
-    looks = jnp.stack(
+    layers = jnp.stack([level.tiles, level.boxes, is_player]).astype(jnp.int32)
+    orientations = jnp.stack(
         [
-            jnp.rot90(look, turns, (1, 2))
-            for look in (drawn, drawn.swapaxes(1, 2))
+            jnp.rot90(image, turns, (1, 2))
+            for image in (layers, layers.swapaxes(1, 2))
             for turns in range(4)
         ]
-    )
-    hashes = jax.vmap(base.content_hash)(looks[:, 0])
+    )  # int32[8, 3, S, S]
+    hashes = jax.vmap(base.content_hash)(orientations[:, 0])
     is_fit = base.split_of(hashes) == split
     order = jnp.where(is_fit, jax.random.uniform(key, is_fit.shape), -1.0)
-    tiles, boxes, player = looks[jnp.argmax(order)]
+    tiles, boxes, player = orientations[jnp.argmax(order)]
     place = jnp.divmod(jnp.argmax(player.reshape(-1)), size)
     level = level.replace(
         tiles=tiles, boxes=boxes == 1, player=jnp.stack(place).astype(jnp.int32)
@@ -231,12 +236,12 @@ def _can_pull(is_free: jax.Array) -> jax.Array:
     Args:
       is_free: bool[S, S], where player and box may go; False on the border.
     """
-    # Shifted around the border, which is never free: no cell sees the other side.
+    # Rolling wraps around, but only behind a border cell, which is never free.
     near = [jnp.roll(is_free, (-r, -c), (0, 1)) for r, c in MOVES]
     far = [jnp.roll(is_free, (-2 * r, -2 * c), (0, 1)) for r, c in MOVES]
     return jnp.stack(near) & jnp.stack(far)
 
 
 def _below(count: int, uniforms: jax.Array) -> jax.Array:
-    """int32, of the shape of `uniforms`, floats in [0, 1): whole numbers from 0."""
+    """Integers in [0, count), int32, from `uniforms`, floats in [0, 1) of any shape."""
     return (uniforms * count).astype(jnp.int32)

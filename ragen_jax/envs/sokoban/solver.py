@@ -33,21 +33,21 @@ def shortest_solution(
     came_from = {start: (start, -1)}
     queue = collections.deque([start])
     while queue:
-        at, stand = here = queue.popleft()
+        at, placed = here = queue.popleft()  # (player, boxes)
         for action, step in enumerate(steps):
-            ahead, now = at + step, stand
+            ahead, moved = at + step, placed
             if is_wall[ahead]:
                 continue
-            if ahead in stand:
+            if ahead in placed:
                 beyond = ahead + step
-                if is_wall[beyond] or beyond in stand or dead[beyond]:
+                if is_wall[beyond] or beyond in placed or dead[beyond]:
                     continue
-                now = stand - {ahead} | {beyond}
-            there = (ahead, now)
+                moved = placed - {ahead} | {beyond}
+            there = (ahead, moved)
             if there in came_from:
                 continue
             came_from[there] = (here, action)
-            if now is not stand and now <= targets:
+            if moved is not placed and moved <= targets:
                 return _actions(came_from, start, there)
             queue.append(there)
     return None
@@ -56,9 +56,10 @@ def shortest_solution(
 def _dead_cells(
     is_wall: list[bool], targets: frozenset[int], steps: list[int]
 ) -> list[bool]:
-    """Cells from which a box, alone, reaches no target: pulls from targets miss them.
+    """For each cell whether a box on it, even alone, can reach no target.
 
-    A box is pulled from a cell to the next if the player fits behind it there.
+    Found by pulling boxes away from the targets. A box can be pulled to the next cell
+    if the cell after that is free for the player, who goes ahead of it.
     """
     dead = [True] * len(is_wall)
     queue = list(targets)
@@ -66,7 +67,8 @@ def _dead_cells(
         dead[cell] = False
         for step in steps:
             pulled = cell + step
-            # Two steps from an inner cell may leave the board: the wall comes first.
+            # Checked in this order: two steps from an inner cell may leave the board,
+            # but the step before has then met the wall.
             if dead[pulled] and not (is_wall[pulled] or is_wall[pulled + step]):
                 dead[pulled] = False
                 queue.append(pulled)
@@ -74,6 +76,7 @@ def _dead_cells(
 
 
 def _actions(came_from: dict, start, state) -> tuple[int, ...]:
+    """The actions from `start` to `state`, read backwards."""
     actions = []
     while state != start:
         state, action = came_from[state]

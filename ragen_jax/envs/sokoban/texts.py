@@ -15,7 +15,7 @@ _PLAYER_AT, _BOXES_AT, _TARGETS_AT, _WALLS_AT, _NONE = range(len(_LABELS))
 
 
 def observe(state: State, settings: Sokoban) -> jax.Array:
-    """int32[M], the room as indices into `phrases(settings)`; NO_PHRASE fills up."""
+    """int32[M], the room as indices into `phrases(settings)`, padded with NO_PHRASE."""
     parts = []
     if settings.observation != "coordinates":
         parts.append(grid_text.grid_ids(symbols_of(state), len(MEANINGS)))
@@ -36,7 +36,7 @@ def phrases(settings: Sokoban) -> tuple[str, ...]:
 
 
 def observation_phrases(settings: Sokoban) -> int:
-    """M."""
+    """M. Coordinates: 4 labels, the player, boxes, targets, and all possible walls."""
     cells = settings.size**2
     grid = 1 + cells
     coordinates = 5 + 2 * settings.boxes + _most_walls(settings.size, settings.boxes)
@@ -112,7 +112,7 @@ def _grid(settings: Sokoban) -> tuple[str, ...]:
 
 
 def _most_walls(size: int, boxes: int) -> int:
-    """Inner walls at most: boxes and targets lie apart when a level begins."""
+    """The most inner walls: boxes and targets are in different cells at the start."""
     return (size - 2) ** 2 - 2 * boxes
 
 

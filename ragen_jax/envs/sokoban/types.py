@@ -32,7 +32,7 @@ class Sokoban:
 
 @struct.dataclass
 class State:
-    """One room and where boxes and player are."""
+    """A room with the places of boxes and player."""
 
     tiles: jax.Array  # int32[S, S], each FLOOR, WALL or TARGET; the border is wall
     boxes: jax.Array  # bool[S, S], as many as targets, none of them on a wall
@@ -41,20 +41,20 @@ class State:
 
 
 def check(settings: Sokoban) -> None:
-    """Raises ValueError, in one sentence, unless rooms can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     size, boxes = settings.size, settings.boxes
     if size not in range(5, 11):
         raise ValueError(
             f"sokoban.size = {size} is not possible: choose a whole number from 5 to 10"
         )
-    # A room with more boxes is too rarely one in which each of them can be moved.
+    # With more boxes, rooms in which each box can be moved are too rare.
     most = min(4, size - 4)
     if boxes not in range(1, most + 1):
         raise ValueError(
             f"sokoban.boxes = {boxes} is not possible with sokoban.size = {size}:"
             f" choose a whole number from 1 to {most}"
         )
-    # With several boxes a short play rarely moves each of them off its target.
+    # With several boxes, short reverse play rarely moves each of them off its target.
     least = 1 if boxes == 1 else 30
     if settings.search_depth not in range(least, 10_001):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Sudoku: place numbers until every row, column and box holds each of them once.
 
-Rules of RAGEN's Sudoku (ragen/env/sudoku/env.py), but here the numbers that one placed
-oneself may be replaced without being in their own way, and steps can earn something.
-Every function is on one puzzle: `vmap` to batch.
+Rules are those of RAGEN's Sudoku (ragen/env/sudoku/env.py), except that a number which
+the player placed can be replaced (it is no conflict for its own cell), and that steps
+can earn rewards. Every function handles one puzzle: `vmap` to batch.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from flax import struct
 from ragen_jax.envs import base, grid_text, rendering
 from ragen_jax.envs.sudoku import generator
 
-_SIZES = {4: 4, 9: 17}  # n -> fewest clues that any puzzle with one solution has
+_SIZES = {4: 4, 9: 17}  # n -> the fewest clues of any puzzle with only one solution
 _ANSWER_BYTES = 256  # ten placements, each in 22 bytes and a separator
-_TEXTS = (b"place V at row R col C", b"R C V")  # what an action reads like
+_TEXTS = (b"place V at row R col C", b"R C V")  # the forms of an action; V its number
 _SPACE = b" ,\t\n\r\v\f"  # Bytes between words; a comma counts as a space.
-# RGB of a given cell and of another, in boxes of one and of the other shade.
+# RGB by shade of the box (two alternate), for given cells and for others.
 _COLOURS = np.array(
     [[[214, 214, 206], [255, 255, 255]], [[188, 200, 210], [228, 238, 246]]], np.uint8
 )
@@ -39,16 +39,16 @@ class Sudoku:
 
 @struct.dataclass
 class State:
-    """One puzzle and how far it is filled in."""
+    """One puzzle, partly filled in."""
 
     cells: jax.Array  # int32[n, n], 1..n, 0 where empty
-    solution: jax.Array  # int32[n, n], 1..n, the only one
+    solution: jax.Array  # int32[n, n], 1..n; there is only one
     given: jax.Array  # bool[n, n], cells that cannot be changed
     done: jax.Array  # bool[], True once all cells are right
 
 
 def make(settings: Sudoku) -> base.Environment:
-    """Binds the settings into an environment. ValueError if they make no puzzle."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     size = settings.size
     names = action_names(size)
@@ -73,7 +73,7 @@ def make(settings: Sudoku) -> base.Environment:
 
 
 def check(settings: Sudoku) -> None:
-    """Raises ValueError, in one sentence, unless puzzles can be made and shown."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     size = settings.size
     if size not in _SIZES:
         raise ValueError(
@@ -115,22 +115,22 @@ def reset(key: jax.Array, split: jax.Array, settings: Sudoku) -> State:
 def step(
     key: jax.Array, state: State, action: jax.Array, settings: Sudoku
 ) -> tuple[State, base.Outcome]:
-    """Places a number, unless the cell is given or the number stands in its way.
+    """Places a number, unless the cell is given or the number conflicts with another.
 
-    Refused is a number that its row, column or box holds in another cell. Others are
-    placed, right or wrong. Two wrong numbers can be in each other's way, so that the
-    puzzle is lost; it is not over.
+    A number is refused if another cell of its row, column or box holds it. Any other is
+    placed, right or wrong. Wrong numbers can block the right ones, so that none of them
+    can be placed any more; the episode goes on all the same.
 
     Args:
       key: not used; nothing is random.
-      state: one puzzle; after the end it does not change.
+      state: one puzzle; once `done`, it does not change.
       action: int32[], (row * n + column) * n + number - 1, or base.NO_ACTION.
       settings: the rewards.
 
     Returns:
-      The next state and what happened: reward `wrong_reward` if refused, else
-      `correct_reward` times the change in the number of right cells, and 1 in addition
-      for the solution, which ends the episode.
+      The next state and what happened. The reward is `wrong_reward` if the number is
+      refused, else `correct_reward` times the change in the number of right cells, plus
+      1 for the solution, which ends the episode.
     """
     del key
     size = state.cells.shape[0]
@@ -138,8 +138,8 @@ def step(
     cell, number = action // size, action % size + 1
     is_cell = jnp.arange(size * size).reshape(size, size) == cell
     is_given = jnp.any(is_cell & state.given)
-    is_in_the_way = jnp.any(_related(cell, size) & ~is_cell & (state.cells == number))
-    is_refused = acts & (is_given | is_in_the_way)
+    conflicts = jnp.any(_related(cell, size) & ~is_cell & (state.cells == number))
+    is_refused = acts & (is_given | conflicts)
     cells = jnp.where(acts & ~is_refused & is_cell, number, state.cells)
     gained = (cells == state.solution).sum() - (state.cells == state.solution).sum()
     success = acts & jnp.all(cells == state.solution)
@@ -194,7 +194,7 @@ def read_action(
     """int32[], the action that a text names. Equals `read_action_text`.
 
     Args:
-      text: uint8[bytes], a segment of the answer in lower case, 0 behind its end.
+      text: uint8[bytes], a segment of the answer in lower case, padded with 0.
       length: int32[], its bytes.
       state: not used.
       size: n; static.
@@ -202,7 +202,7 @@ def read_action(
     del state
     is_space = jnp.isin(text, np.frombuffer(_SPACE, np.uint8))
     is_space |= jnp.arange(text.shape[0]) >= length
-    # A space stays where a word ends before it, so that words are one space apart.
+    # Of each run of spaces only the first stays, and none before the first word.
     stays = ~is_space | jnp.pad(~is_space[:-1], (1, 0))
     place = jnp.where(stays, jnp.cumsum(stays) - 1, text.shape[0])
     spaced = jnp.where(is_space, ord(" "), text).astype(jnp.uint8)
@@ -215,7 +215,7 @@ def read_action(
         expected[: len(pattern)] = np.frombuffer(pattern, np.uint8)
         is_free = np.isin(np.arange(len(expected)), list(places.values()))
         fits = jnp.all((tidy == expected) | is_free)
-        for number in numbers.values():  # uint8: what is below "0" is far above n.
+        for number in numbers.values():  # uint8: bytes below "0" wrap far above n.
             fits &= (number >= 1) & (number <= size)
         row, column, value = (numbers[letter].astype(jnp.int32) for letter in b"RCV")
         named = ((row - 1) * size + column - 1) * size + value - 1
@@ -250,10 +250,10 @@ def picture(state: State) -> np.ndarray:
 
 
 def solve(state: State) -> tuple[int, ...]:
-    """Right numbers that lead to the solution; empty where none of them can be placed.
+    """Placements of right numbers up to the solution; empty if they are blocked.
 
-    Another wrong number in the place of one that is in the way might free them: that
-    is not looked for.
+    A wrong number that blocks them could be replaced by another wrong one; this is not
+    tried.
     """
     cells, solution = np.array(state.cells), np.asarray(state.solution)
     size, placed = len(cells), []
@@ -271,7 +271,12 @@ def solve(state: State) -> tuple[int, ...]:
 
 
 def _related(cell, size: int):
-    """bool[n, n], the row, column and box of a cell, an int or int32[]."""
+    """bool[n, n], the row, column and box of a cell.
+
+    Args:
+      cell: int or int32[], row * n + column.
+      size: n; static.
+    """
     index, box = np.arange(size), round(size**0.5)
     row, column = cell // size, cell % size
     in_band = (index // box == row // box)[:, None]

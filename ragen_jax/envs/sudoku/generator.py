@@ -1,7 +1,7 @@
-"""Sudoku puzzles with one solution, drawn inside jit in bounded time.
+"""Draws Sudoku puzzles with exactly one solution, on device.
 
-A full grid is dug out as long as plain reasoning fills it in again; a random symmetry
-of Sudoku then makes it a puzzle that belongs to the wanted split.
+Numbers are removed from a full grid as long as simple reasoning ("singles") recovers
+them. Random symmetries of Sudoku then turn the result into a puzzle of the split.
 """
 
 import jax
@@ -11,9 +11,10 @@ from flax import struct
 
 from ragen_jax.envs import base
 
-# Full grids to begin with, none a symmetry of another. The two of 4 x 4 lead to all 288
-# grids there are. Of 9 x 9 the first has the shifted rows that RAGEN always begins with
-# (ragen/env/sudoku/env.py), the others were found by random backtracking.
+# Full grids to start from; none is a symmetry of another. The symmetries of the two
+# 4 x 4 grids are all 288 grids that exist. The first 9 x 9 grid consists of the shifted
+# rows that RAGEN always starts from (ragen/env/sudoku/env.py); the others were found by
+# random backtracking.
 _GRIDS = {
     4: ("1234341221434321", "1234341223414123"),
     9: (
@@ -27,7 +28,7 @@ _GRIDS = {
         "315248967697531284284679351748123695153496728926857413531762849469385172872914536",
     ),
 }
-_SYMMETRIES = 256  # tried on a dug grid before another is dug
+_SYMMETRIES = 256  # that are tried on a dug grid before another is dug
 
 
 @struct.dataclass
@@ -35,7 +36,7 @@ class Puzzle:
     """A solution, and the part of it that is given. n is the grid's side."""
 
     solution: jax.Array  # int32[n, n], 1..n
-    given: jax.Array  # bool[n, n], whose solution is shown
+    given: jax.Array  # bool[n, n], cells whose number is shown
 
 
 def draw(key: jax.Array, split: jax.Array, size: int, clues: int) -> Puzzle:
@@ -70,7 +71,7 @@ def draw(key: jax.Array, split: jax.Array, size: int, clues: int) -> Puzzle:
         solution=jnp.zeros((size, size), jnp.int32),
         given=jnp.zeros((size, size), bool),
     )
-    # Ends, and nearly always at once: 1 in 8 symmetries is of a given split.
+    # The loop ends, nearly always after one pass: 1 symmetry in 8 fits a given split.
     start = (key, nothing, jnp.zeros((), bool))
     return jax.lax.while_loop(lambda carry: ~carry[2], dig_another, start)[1]
 
@@ -81,15 +82,15 @@ def shown(puzzle: Puzzle) -> jax.Array:
 
 
 def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
-    """Takes numbers from one of `_GRIDS`, in random order, while singles find them.
+    """Removes numbers from one of `_GRIDS`, in random order, if singles recover them.
 
-    A number goes if singles lead back to it from those that stay. So they always lead
-    to the whole solution, which is thus the only one.
+    A number is removed if singles lead back to it from the remaining ones. So singles
+    always lead to the whole solution, which is thus the only one.
 
     Args:
       key: decides the grid and the order.
       size: n, 4 or 9; static.
-      clues: numbers that stay at least.
+      clues: the fewest numbers that stay.
     """
     grids = np.array([list(map(int, text)) for text in _GRIDS[size]], np.int32)
     uniforms = jax.random.uniform(key, (1 + size * size,))
@@ -105,7 +106,7 @@ def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
             further = known | singles(Puzzle(solution=solution, given=known))
             return further, jnp.any(further != known)
 
-        # Each pass but the last finds a number, so at most n * n passes.
+        # The loop ends: each pass but the last finds a number, of n * n at most.
         known, _ = jax.lax.while_loop(
             lambda carry: carry[1] & ~jnp.any(carry[0] & is_cell),
             reason,
@@ -119,10 +120,10 @@ def dig(key: jax.Array, size: int, clues: int) -> Puzzle:
 
 
 def singles(puzzle: Puzzle) -> jax.Array:
-    """bool[n, n], hidden cells whose number follows from the given ones in one step.
+    """bool[n, n], empty cells whose number follows from the given ones in one step.
 
-    Naked singles: only one number is left for the cell. Hidden singles: its number has
-    no other cell left in the row, column or box.
+    Naked singles: only one number is possible in the cell. Hidden singles: the number
+    is possible in no other cell of its row, column or box.
     """
     size = puzzle.solution.shape[0]
     bits = jnp.left_shift(1, puzzle.solution)
@@ -142,11 +143,10 @@ def singles(puzzle: Puzzle) -> jax.Array:
 
 
 def vary(key: jax.Array, puzzle: Puzzle) -> Puzzle:
-    """The puzzle through a random symmetry: n! 2 (b!)^(2 (b + 1)) of them, b * b = n.
+    """Applies a random symmetry: one of n! 2 (b!)^(2 (b + 1)), where b * b = n.
 
-    Numbers are renamed, rows and columns change places within their band of boxes,
-    bands change places, and the diagonal may become a mirror. All keep the solution
-    the only one.
+    Numbers are permuted, rows and columns are permuted within their band of boxes, so
+    are the bands, and the grid may be transposed. The solution remains the only one.
     """
     size = puzzle.solution.shape[0]
     box = round(size**0.5)
@@ -154,29 +154,30 @@ def vary(key: jax.Array, puzzle: Puzzle) -> Puzzle:
     parts = jnp.split(jax.random.uniform(key, (cuts[-1] + 1,)), cuts)
     names = 1 + jnp.argsort(parts[0])
     rows, columns = _shuffled(*parts[1:3]), _shuffled(*parts[3:5])
-    is_turned = parts[5][0] < 0.5
+    is_transposed = parts[5][0] < 0.5
 
-    def seen(grid):
-        grid = jnp.where(is_turned, grid.T, grid)
+    def rearranged(grid):
+        grid = jnp.where(is_transposed, grid.T, grid)
         return grid[rows][:, columns]
 
-    solution = names[seen(puzzle.solution) - 1].astype(jnp.int32)
-    return Puzzle(solution=solution, given=seen(puzzle.given))
+    solution = names[rearranged(puzzle.solution) - 1].astype(jnp.int32)
+    return Puzzle(solution=solution, given=rearranged(puzzle.given))
 
 
 def boxes(grid: jax.Array) -> jax.Array:
-    """[n, n], the boxes of [n, n] as rows, in reading order; its own inverse."""
+    """[n, n], each box of the grid as a row, in reading order. Its own inverse."""
     size = grid.shape[0]
     box = round(size**0.5)
     return grid.reshape(box, box, box, box).swapaxes(1, 2).reshape(size, size)
 
 
-# Rows, columns and boxes as the rows of a grid; each is its own inverse.
+# Functions that turn the rows, columns or boxes of a grid into rows. Each is its own
+# inverse.
 _VIEWS = (lambda grid: grid, jnp.transpose, boxes)
 
 
 def _counted(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32[n] twice, the bits in at least one and in at least two cells of each row.
+    """int32[n] twice: the bits set in at least one, and in at least two cells of a row.
 
     Args:
       rows: int32[n, n], sets of numbers as bits.
@@ -188,11 +189,11 @@ def _counted(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _shuffled(bands: jax.Array, rows: jax.Array) -> jax.Array:
-    """int32[n], rows in an order that keeps those of a band together.
+    """int32[n], a permutation of rows that keeps the rows of a band together.
 
     Args:
-      bands: float32[b], whose order the bands take.
-      rows: float32[n], whose order the rows of each band take.
+      bands: float32[b], random numbers whose order is that of the bands.
+      rows: float32[n], random numbers whose order is that of the rows in each band.
     """
     box = bands.shape[0]
     within = jnp.argsort(rows.reshape(box, box), axis=1)

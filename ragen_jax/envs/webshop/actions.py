@@ -1,4 +1,4 @@
-"""Actions of a buyer, as numbers and as texts: `search[words]` and `click[name]`."""
+"""A buyer's actions, as numbers and as texts: `search[words]` and `click[name]`."""
 
 import functools
 import re
@@ -15,17 +15,17 @@ from ragen_jax.envs.webshop import pages
 from ragen_jax.envs.webshop.catalogue import NO_OPTION, OPTION_NAMES, VALUES, Catalogue
 from ragen_jax.envs.webshop.pages import PAGES, SHOWN
 
-# The kinds of action, and the buttons of the same number after the first.
+# The kinds of action. Kinds 1 to 6 click the button of that index in `pages.BUTTONS`.
 ACTION_NAMES = ("search", "back to search", "previous", "next", "description")
 ACTION_NAMES += ("features", "buy now", "product", "option")
 SEARCH, HOME, PREVIOUS, NEXT, DESCRIBE, FEATURE, BUY, PRODUCT, OPTION = range(9)
 ACTION_SIZE = 2 + search.QUERY_WORDS  # kind; place in the list; words
 ANSWER_BYTES = 96
-_NAME_BYTES = 16  # of what can be clicked, at most
+_NAME_BYTES = 16  # of the longest name that can be clicked
 
 
 def is_offered(state: Any, kind: jax.Array, place: jax.Array, shop: Catalogue):
-    """bool[], whether the state's page has what an action searches with or clicks."""
+    """bool[], whether the state's page offers an action."""
     page, product = state.page, jnp.maximum(state.product, 0)
     is_results, is_item = page == pages.RESULTS, page == pages.ITEM
     is_detail = (page == pages.DESCRIPTION) | (page == pages.FEATURES)
@@ -48,10 +48,10 @@ def is_offered(state: Any, kind: jax.Array, place: jax.Array, shop: Catalogue):
 def read_action(
     text: jax.Array, length: jax.Array, state: Any, shop: Catalogue
 ) -> jax.Array:
-    """int32[ACTION_SIZE], what `read_action_text` gives.
+    """int32[ACTION_SIZE], what `read_action_text` returns.
 
     Args:
-      text: uint8[ANSWER_BYTES], 0 behind its end.
+      text: uint8[ANSWER_BYTES], padded with 0.
       length: int32[], its bytes.
       state: the buyer, whose page says what can be clicked.
       shop: the catalogue.
@@ -66,7 +66,7 @@ def read_action(
     at = jnp.arange(_NAME_BYTES)
     name = jnp.where(at < count, name[:_NAME_BYTES], 0)
     clicks &= (count > 0) & (count <= _NAME_BYTES)
-    # A name that holds a 0 itself must not pass for a shorter one.
+    # A name with a zero byte must not be taken for a shorter one that is padded.
     clicks &= ((name != 0) | (at >= count)).all()
     buttons, codes, options = _name_tables(shop)
     values = jnp.asarray(shop.options)[jnp.maximum(state.product, 0)].reshape(-1)
@@ -79,10 +79,10 @@ def read_action(
     )
     kinds, places = (jnp.asarray(table) for table in _CLICKS)
     offered = jax.vmap(lambda kind, place: is_offered(state, kind, place, shop))
-    is_it = (names == name[None]).all(axis=1) & offered(kinds, places)
-    first = jnp.argmax(is_it)
+    is_named = (names == name[None]).all(axis=1) & offered(kinds, places)
+    first = jnp.argmax(is_named)
     clicked = none.at[0].set(kinds[first]).at[1].set(places[first])
-    clicked = jnp.where(clicks & is_it.any(), clicked, none)
+    clicked = jnp.where(clicks & is_named.any(), clicked, none)
     return jnp.where(searches, wanted, clicked)
 
 
@@ -113,7 +113,7 @@ def read_action_text(text: bytes, state: Any, shop: Catalogue) -> tuple[int, ...
     """The action of `search[words]` or `click[name]`; NO_ACTION if the page lacks it.
 
     Args:
-      text: stripped, in lower case.
+      text: stripped and lower-cased.
       state: NumPy arrays.
       shop: the catalogue.
     """
@@ -133,7 +133,7 @@ def read_action_text(text: bytes, state: Any, shop: Catalogue) -> tuple[int, ...
 
 
 def clickable(state: Any, shop: Catalogue) -> dict[tuple[int, int], str]:
-    """The (kind, place) of what the page offers to click, and its name. Host side."""
+    """What the page offers to click: (kind, place) -> name. Host side."""
     page, number = int(state.page), int(state.number)
     if page in (pages.SEARCH, pages.BOUGHT) or bool(state.done):
         return {}
@@ -159,7 +159,7 @@ def clickable(state: Any, shop: Catalogue) -> dict[tuple[int, int], str]:
 
 
 def action_text(action: Any, state: Any, shop: Catalogue) -> str:
-    """The text of an action; "nothing" of one that the page does not offer."""
+    """The text of an action; "nothing" for one that the page does not offer."""
     kind, place, *words = (int(part) for part in np.asarray(action))
     if kind == SEARCH:
         return f"search[{search.words_text(shop.index, words)}]"
@@ -191,10 +191,10 @@ def follow_rule(state: Any, shop: Catalogue) -> jax.Array:
 
 
 def solve(state: Any, shop: Catalogue) -> tuple[tuple[int, ...], ...]:
-    """Actions that buy a product of the full score; it knows which products have it.
+    """Actions that buy a product with the full score, from knowledge of the catalogue.
 
-    Of three queries (the instruction, the product's title, its whole text) the one that
-    lists such a product first is taken.
+    Of three queries (the instruction, the product's title, its whole text), takes the
+    one that ranks such a product highest.
     """
     goal = int(state.goal)
     goals, rest = shop.goals, [base.NO_ACTION] * search.QUERY_WORDS

@@ -7,14 +7,13 @@ import numpy as np
 from ragen_jax.envs import base, split_lists
 from ragen_jax.envs import text_search as search
 
-ATTRIBUTES = 4  # of a product; the first two stand in its title
-TITLE_ATTRIBUTES = 2
+ATTRIBUTES = 4  # of a product
+TITLE_ATTRIBUTES = 2  # of these, the first ones, which are part of its title
 VALUES = 4  # of each of a product's two options, at most
 NO_OPTION = -1
-GOALS_PER_PRODUCT = 6
+GOALS_PER_PRODUCT = 6  # drawn; equal ones are merged
 LEAST_GOALS = 8  # of a split
-# Upper limits of the price are multiples of this above the price; dollars.
-PRICE_STEP = 10
+PRICE_STEP = 10  # dollars; a goal's highest price is a multiple of this
 
 _COLOURS = (
     "black white blue red green grey brown purple orange yellow navy beige".split()
@@ -83,9 +82,9 @@ class Catalogue:
     type: np.ndarray  # int32[D], index in TYPES
     brand: np.ndarray  # int32[D], index in BRANDS
     attributes: np.ndarray  # int32[D, 4], indices in ATTRIBUTE_NAMES, all different
-    options: np.ndarray  # int32[D, 2, VALUES], indices in OPTION_NAMES; NO_OPTION fills
+    options: np.ndarray  # int32[D, 2, VALUES], indices in OPTION_NAMES; NO_OPTION pads
     price: np.ndarray  # int32[D], dollars
-    codes: tuple[str, ...]  # D, what a product is clicked by
+    codes: tuple[str, ...]  # D, the names by which products are clicked
     goals: "Goals"
     index: search.Index
 
@@ -97,18 +96,18 @@ class Catalogue:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Goals:
-    """What buyers want. A goal's product has all of it."""
+    """What buyers want. Each goal was made from a product, which satisfies it."""
 
-    product: np.ndarray  # int32[G]
-    attributes: np.ndarray  # int32[G, 4], NO_OPTION fills up
+    product: np.ndarray  # int32[G], the product that the goal was made from
+    attributes: np.ndarray  # int32[G, 4], padded with NO_OPTION
     options: np.ndarray  # int32[G, 2], NO_OPTION where none is asked for
-    highest: np.ndarray  # int32[G], dollars: the price must not be above it
+    highest: np.ndarray  # int32[G], dollars, the highest price that satisfies the goal
     words: np.ndarray  # int32[G, W], the instruction as a query
     of_split: tuple[np.ndarray, ...]  # int32[g] goals of train, validation and test
 
 
 def make_catalogue(products: int, seed: int, goal_attributes: int) -> Catalogue:
-    """The catalogue of a seed.
+    """Generates a catalogue and its goals.
 
     Args:
       products: D.
@@ -155,14 +154,14 @@ def make_catalogue(products: int, seed: int, goal_attributes: int) -> Catalogue:
 
 
 def document(kind: int, brand: int, attributes, options) -> str:
-    """The text of a product that is searched: title, features, options."""
+    """The text by which a product is found: brand, attributes, type and options."""
     words = [BRANDS[brand], *(ATTRIBUTE_NAMES[a] for a in attributes), TYPES[kind]]
     values = [OPTION_NAMES[v] for v in options.reshape(-1) if v != NO_OPTION]
     return " ".join([*words, *values])
 
 
 def goal_text(goals: Goals, goal: int, kind: int) -> str:
-    """The words of an instruction, without its price, for a query."""
+    """The words of a goal's instruction without its price, as a query."""
     words = [ATTRIBUTE_NAMES[a] for a in goals.attributes[goal] if a != NO_OPTION]
     values = [OPTION_NAMES[v] for v in goals.options[goal] if v != NO_OPTION]
     return " ".join([*words, TYPES[kind], *values])
@@ -171,7 +170,7 @@ def goal_text(goals: Goals, goal: int, kind: int) -> str:
 def _make_goals(
     generator, kind, attributes, options, price, goal_attributes: int, index
 ) -> Goals:
-    """Goals that differ from each other, each with its split."""
+    """Goals, all different, and the split of each."""
     rows: dict[tuple[int, ...], int] = {}
     for product in np.repeat(np.arange(len(kind)), GOALS_PER_PRODUCT):
         drawn = generator.choice(ATTRIBUTES, goal_attributes, replace=False)
@@ -205,14 +204,14 @@ def _make_goals(
 
 
 def title_words() -> tuple[np.ndarray, np.ndarray]:
-    """int32[T, T] words that two types' names share; int32[T], each name's words."""
+    """int32[T, T], words that the names of two types share; int32[T], words of each."""
     sets = [set(name.split()) for name in TYPES]
     shared = np.array([[len(a & b) for b in sets] for a in sets], np.int32)
     return shared, np.array([len(a) for a in sets], np.int32)
 
 
 def matches(catalogue: Catalogue, goal: int, product: int) -> bool:
-    """Whether the product, with the right options, earns all of the goal's score."""
+    """Whether the product, with the right options chosen, has the full score."""
     goals = catalogue.goals
     wanted = [a for a in goals.attributes[goal] if a != NO_OPTION]
     return bool(

@@ -1,9 +1,9 @@
-"""Imperfect demonstrations for WebShop: a buyer that reads the instruction, or hardly.
+"""Imperfect demonstrations for WebShop, for the supervised start of small models.
 
 A careful buyer searches for all that the instruction names, opens the first product,
-chooses the options that were asked for and then buys. A careless one searches for the
-type alone, opens any product, clicks any option or buys at once. A buyer is the one or
-the other at each reply, so that what pays is left to experience.
+chooses the options that it asks for and then buys. A careless one searches for the type
+alone, opens any product, clicks any option or buys at once. A buyer is drawn anew for
+each reply, so that RL has to find out what pays.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ _SEARCH, _CLICK, _END, _ALL, _KIND, _FIRST, _ANY, _CHOOSE, _SOME, _BUY, _BACK = 
     len(_FIXED)
 )
 _BUTTONS = tuple(button.lower() for button in pages.BUTTONS)
-_BUTTON = len(_FIXED)  # the first phrase of each kind, from here on
+# The ids of the first phrase of each kind, in the order of `reply_phrases`.
+_BUTTON = len(_FIXED)
 _ATTRIBUTE = _BUTTON + len(_BUTTONS)
 _TYPE = _ATTRIBUTE + len(ATTRIBUTE_NAMES)
 _OPTION = _TYPE + len(TYPES)
@@ -39,9 +40,9 @@ _CODE = _OPTION + len(OPTION_NAMES)
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrator:
-    """How the demonstrations choose."""
+    """How imperfect the demonstrations are."""
 
-    random_plan: float = 0.5  # share of replies, where there is a choice, without care
+    random_plan: float = 0.5  # share of careless replies, where there is a choice
 
 
 def with_demonstrations(
@@ -117,7 +118,7 @@ def _search(state, random_plan, shop: Catalogue) -> tuple[jax.Array, jax.Array]:
 
 
 def _open(state, random_plan, chances) -> tuple[jax.Array, jax.Array]:
-    """A thought and the product to open; without results, the way back."""
+    """A thought and the product to open, or the way back if there are no results."""
     any_one = jnp.argmax(jnp.where(state.results >= 0, chances, -1.0))
     product = state.results[jnp.where(random_plan, any_one, 0)]
     thought = jnp.where(random_plan, _ANY, _FIRST)
@@ -127,7 +128,7 @@ def _open(state, random_plan, chances) -> tuple[jax.Array, jax.Array]:
 
 
 def _choose(state, random_plan, chances, shop: Catalogue):
-    """A thought and what to click of a product's page."""
+    """A thought and what to click on a product's page."""
     values = jnp.asarray(shop.options)[jnp.maximum(state.product, 0)]
     wanted = jnp.asarray(shop.goals.options)[state.goal]
     is_there = (values == wanted[:, None]).any(axis=1) & (wanted != NO_OPTION)

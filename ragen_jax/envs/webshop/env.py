@@ -1,8 +1,8 @@
 """The shop's rules: search, look at products, choose options, buy.
 
-Pages, actions and score of WebShop (Yao et al., arXiv:2207.01206, sections 3 and 4.1),
-over a catalogue that is generated from a seed. Every function is on one episode: `vmap`
-to batch.
+Pages, actions and score are those of WebShop (Yao et al., arXiv:2207.01206, sections 3
+and 4.1), over a catalogue generated from a seed. Every function handles one episode:
+`vmap` to batch.
 """
 
 import dataclasses
@@ -49,23 +49,23 @@ class WebShop:
 class State:
     """One buyer in the shop."""
 
-    goal: jax.Array  # int32[], of the catalogue's goals
-    page: jax.Array  # int32[], one of the pages
+    goal: jax.Array  # int32[], index in the catalogue's goals
+    page: jax.Array  # int32[], pages.SEARCH, ..., pages.BOUGHT
     words: jax.Array  # int32[W], the last query
-    number: jax.Array  # int32[], which page of its results, from 0
+    number: jax.Array  # int32[], the page of its results, from 0
     total: jax.Array  # int32[], results of the query, at most SHOWN * PAGES
-    results: jax.Array  # int32[SHOWN], products; search.NOTHING fills up
-    # The (score, product) that each page of the results comes after.
+    results: jax.Array  # int32[SHOWN], products on this page of results; NOTHING pads
+    # By page of results: score and product of the last result before it.
     mark_score: jax.Array  # int32[PAGES]
     mark_product: jax.Array  # int32[PAGES]
-    product: jax.Array  # int32[], the last that was clicked; -1 before
+    product: jax.Array  # int32[], the last that was clicked; -1 before that
     chosen: jax.Array  # int32[2], its chosen options, or NO_OPTION
-    score: jax.Array  # float32[], of the purchase; 0 before
+    score: jax.Array  # float32[], of the purchase; 0 before it
     done: jax.Array  # bool[], True once something was bought
 
 
 def make(settings: WebShop) -> base.Environment:
-    """Binds the settings into an environment; ValueError if they make no shop."""
+    """Binds the settings into an environment. ValueError if they cannot be used."""
     check(settings)
     shop = shop_of(settings)
     phrases = pages.Phrases(shop, settings.observation)
@@ -98,7 +98,7 @@ def make(settings: WebShop) -> base.Environment:
 
 
 def shop_of(settings: WebShop) -> Catalogue:
-    """The catalogue of these settings, made once a process."""
+    """The catalogue of these settings, made once per process."""
     return _catalogue(settings.products, settings.seed, settings.goal_attributes)
 
 
@@ -106,7 +106,7 @@ _catalogue = functools.cache(catalogue_lib.make_catalogue)
 
 
 def check(settings: WebShop) -> None:
-    """Raises ValueError, in one sentence, unless there can be such a shop."""
+    """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.products not in range(20, search.MAX_DOCUMENTS + 1):
         raise ValueError(
             f"webshop.products = {settings.products} is not possible: choose a whole"
@@ -137,7 +137,7 @@ def reset(key: jax.Array, split: jax.Array, shop: Catalogue) -> State:
 
 
 def start(goal: jax.Array) -> State:
-    """The State in which a buyer with that goal begins."""
+    """The State at the beginning, for a given goal."""
     zero = jnp.zeros((), jnp.int32)
     return State(
         goal=jnp.asarray(goal, jnp.int32),
@@ -155,23 +155,28 @@ def start(goal: jax.Array) -> State:
     )
 
 
+# The page that each kind of action leads to; PREVIOUS may lead to pages.ITEM instead.
+_NEXT_PAGE = (pages.RESULTS, pages.SEARCH, pages.RESULTS, pages.RESULTS)
+_NEXT_PAGE += (pages.DESCRIPTION, pages.FEATURES, pages.BOUGHT, pages.ITEM, pages.ITEM)
+
+
 def step(
     key: jax.Array, state: State, action: jax.Array, shop: Catalogue, settings: WebShop
 ) -> tuple[State, base.Outcome]:
-    """Does what the action says, if the page offers it; else nothing.
+    """Carries out the action if the page offers it; otherwise nothing changes.
 
     Args:
-      key: not used; nothing is left to chance.
-      state: one buyer; after the purchase nothing changes.
-      action: int32[ACTION_SIZE]: the kind, of a product or an option its place on the
-        page, and of a search the words.
+      key: not used; nothing is random.
+      state: one buyer; once `done`, it does not change.
+      action: int32[ACTION_SIZE]: the kind; for a product or an option, its place on the
+        page; for a search, the ids of its words.
       shop: the catalogue.
-      settings: what is paid.
+      settings: decides the reward.
     """
     del key
     kind, place, words = action[0], jnp.maximum(action[1], 0), action[2:]
-    counts = is_offered(state, kind, place, shop)
-    act = jnp.where(counts, kind, base.NO_ACTION)
+    is_possible = is_offered(state, kind, place, shop)
+    act = jnp.where(is_possible, kind, base.NO_ACTION)
     is_detail = (state.page == pages.DESCRIPTION) | (state.page == pages.FEATURES)
     found = _search(state, act, words, shop)
 
@@ -187,15 +192,9 @@ def step(
 
     buys = act == BUY
     score, is_full = purchase_score(state.goal, product, chosen, shop)
-    targets = jnp.array(
-        [
-            *(pages.RESULTS, pages.SEARCH, pages.RESULTS, pages.RESULTS),
-            *(pages.DESCRIPTION, pages.FEATURES, pages.BOUGHT, pages.ITEM, pages.ITEM),
-        ],
-        jnp.int32,
-    )
-    page = jnp.where((act == PREVIOUS) & is_detail, pages.ITEM, targets[act])
-    page = jnp.where(counts, page, state.page)
+    next_page = jnp.array(_NEXT_PAGE, jnp.int32)
+    page = jnp.where((act == PREVIOUS) & is_detail, pages.ITEM, next_page[act])
+    page = jnp.where(is_possible, page, state.page)
     success = buys & is_full
     paid = success.astype(jnp.float32) if settings.reward == "success" else score
     outcome = base.Outcome(
@@ -214,7 +213,7 @@ def step(
 
 
 def _search(state: State, act: jax.Array, words: jax.Array, shop: Catalogue) -> State:
-    """The state with the results of a search, or of another page of them."""
+    """The state with the results of a new search, or with another page of results."""
     searches = act == SEARCH
     turns = (act == NEXT) | ((act == PREVIOUS) & (state.page == pages.RESULTS))
     words = jnp.clip(words, search.NO_WORD, len(shop.index.words) - 1)
@@ -252,10 +251,11 @@ def purchase_score(
     """WebShop's score of a purchase, float32[], and bool[], whether it is the full 1.
 
     type * (attributes + options + price) / (asked attributes + asked options + 1):
-    Yao et al., equation 1; the type's factor as in their appendix A.3: 1 where the type
-    is the goal's, the category's upper levels (here the group) agree, or more than a
-    fifth of the nouns of the goal's title are in the product's; else 0.5; 0.1 under a
-    tenth, 0 without any.
+    Yao et al., equation 1, where attributes, options and price count what fits. The
+    factor for the type is that of their appendix A.3, by the share of the nouns in the
+    goal's title that the product's title has: 0 for none, 0.1 for less than a tenth,
+    else 1 if the share is above a fifth, or the types or their groups (the upper levels
+    of WebShop's categories) are the same, and 0.5 otherwise.
     """
     goals, product = shop.goals, jnp.maximum(product, 0)
     best = jnp.asarray(goals.product)[goal]

@@ -1,4 +1,4 @@
-"""Texts of the shop's pages: phrases, and pages as ids of phrases."""
+"""The shop's pages as texts: their phrases, and each page as phrase ids."""
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from ragen_jax.envs.webshop.catalogue import (
 )
 
 SEARCH, RESULTS, ITEM, DESCRIPTION, FEATURES, BOUGHT = range(6)  # The pages.
-SHOWN = 10  # products of a page of results
+SHOWN = 10  # products on a page of results
 PAGES = 5  # of results: WebShop shows the best 50
-FORMS = ("text", "rich")
-# Buttons in the order of the pages' texts; what is clicked is this in lower case.
+FORMS = ("text", "rich")  # the setting `observation`: how buttons are written
+# The buttons. In click[...] their names are in lower case.
 BUTTONS = ("Search", "Back to Search", "< Prev", "Next >")
 BUTTONS += ("Description", "Features", "Buy Now")
 HOME, PREVIOUS, NEXT, DESCRIBE, FEATURE, BUY = range(1, 7)
@@ -42,7 +42,7 @@ _LINES = (
 
 
 class Phrases:
-    """The phrases of a shop, by kind. Static."""
+    """The phrases of a shop, in tables by kind. Static."""
 
     def __init__(self, catalogue: Catalogue, form: str):
         highest = int(catalogue.goals.highest.max())
@@ -85,7 +85,7 @@ class Phrases:
         self.at = phrase_tables.first_ids(tables)
 
     def of(self, kind: str, index) -> jax.Array:
-        """The ids of that kind's phrases; NO_PHRASE for a negative index."""
+        """Phrase ids from indices in a kind's table; NO_PHRASE for negative indices."""
         index = jnp.asarray(index, jnp.int32)
         return jnp.where(index >= 0, index + self.at[kind], base.NO_PHRASE)
 
@@ -98,7 +98,7 @@ OBSERVATION_PHRASES = INSTRUCTION_PHRASES + _BODY
 
 
 def observe(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
-    """int32[OBSERVATION_PHRASES], the page that the state is on."""
+    """int32[OBSERVATION_PHRASES], the instruction and the state's page."""
     pages = (_home, _results, _item, _described, _featured, _bought)
     bodies = [page(state, shop, phrases) for page in pages]
     bodies = [
@@ -133,7 +133,7 @@ def _home(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
 
 
 def _title(product, shop: Catalogue, phrases: Phrases) -> jax.Array:
-    """int32[..., 4], brand, attributes and type; NO_PHRASE without a product."""
+    """int32[..., 4], brand, attributes and type; NO_PHRASE for a negative product."""
     is_one = product >= 0
     at = jnp.maximum(product, 0)
     parts = [
@@ -214,7 +214,7 @@ def _bought(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
 
 
 def longest_observation(lengths, phrases: Phrases) -> int:
-    """Most tokens of a page; `lengths` is int[phrases], the tokens of each."""
+    """Most tokens in an observation; `lengths` is int[phrases], the tokens of each."""
     most = phrase_tables.most_tokens(phrases.tables, lengths)
     lines = lengths[phrases.at["line"] :][: len(_LINES)].tolist()
     buttons = lengths[phrases.at["button"] :][: len(BUTTONS)]
