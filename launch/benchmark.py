@@ -4,9 +4,9 @@
   python launch/benchmark.py --env=all
 
 Trains for a few iterations without saving anything, then samples conversations of fixed
-lengths, and prints a table and, with --out, JSON. Gymnasium's FrozenLake is measured in
-the same run if it is installed; with --peers so are transformers (with torch) and
-google-tunix, on the same weights and tokens. --shape takes random weights, as in
+lengths, prints a table, and with --out writes it as JSON. Gymnasium's FrozenLake is
+measured too if it is installed; with --peers also transformers (with torch) and
+google-tunix, on the same weights and tokens. --shape uses random weights, as in
 --config=configs/frozenlake.py:smollm2 --shape=smollm2 --iterations=0 --peers.
 --suite=gpu --out=DIR measures a GPU in stages of at most ten minutes; the same command
 continues a suite that was interrupted.
@@ -35,38 +35,38 @@ _CONFIG = cli.define_config(_DEFAULT)
 _ITERATIONS = flags.DEFINE_integer(
     "iterations", 5, "Iterations to time, after one that compiles.", lower_bound=0
 )
-_OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite a folder.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite, a folder.")
 _ENV = flags.DEFINE_string(
-    "env", None, "Measure only this environment, or 'all', beside public ones."
+    "env", None, "Only measure this environment, or 'all', and public ones."
 )
 _GAMES = 1024  # games in parallel with --env
 _SHAPE = flags.DEFINE_enum(
-    "shape", None, list(SHAPES), "Random weights in this shape, with tiny's tokenizer."
+    "shape", None, list(SHAPES), "Random weights of this shape, with tiny's tokenizer."
 )
-_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Measure in stages, to --out.")
+_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Measure in stages, into --out.")
 _INSTRUMENTS = flags.DEFINE_boolean(
-    "instruments", False, "Measure only what diagnostics and the report cost."
+    "instruments", False, "Only measure the cost of diagnostics and report."
 )
-_SMOKE = flags.DEFINE_boolean("smoke", False, "With --suite: sizes for a CPU.")
-_STAGE = flags.DEFINE_string("stage", None, "Only this stage of the suite.")
+_SMOKE = flags.DEFINE_boolean("smoke", False, "With --suite: small sizes, for a CPU.")
+_STAGE = flags.DEFINE_string("stage", None, "Run only this stage of the suite.")
 _OTHERS = flags.DEFINE_boolean("peers", False, "Measure other libraries too.")
 _SIZES = {
     name: flags.DEFINE_integer(name, usual, help, lower_bound=1)
     for name, usual, help in [
-        ("repeats", 3, "Timings of each conversation."),
+        ("repeats", 3, "How often each conversation is timed."),
         ("batch", 8, "Conversations in a batch."),
-        ("prompt_tokens", 128, "One turn: tokens of the prompt."),
-        ("new_tokens", 64, "One turn: tokens of the reply."),
-        ("turns", 5, "Several turns: their number."),
-        ("observation_tokens", 100, "Several turns: tokens of each message."),
-        ("reply_tokens", 48, "Several turns: tokens of each reply."),
+        ("prompt_tokens", 128, "Single-turn test: tokens of the prompt."),
+        ("new_tokens", 64, "Single-turn test: tokens of the reply."),
+        ("turns", 5, "Multi-turn test: number of turns."),
+        ("observation_tokens", 100, "Multi-turn test: tokens of each observation."),
+        ("reply_tokens", 48, "Multi-turn test: tokens of each reply."),
     ]
 }
 _LIMIT = flags.DEFINE_integer(
-    "stage_seconds", 600, "Most seconds for a stage of the suite.", lower_bound=1
+    "stage_seconds", 600, "Time limit of a stage, in seconds.", lower_bound=1
 )
 _TOTAL = flags.DEFINE_integer(
-    "suite_seconds", 0, "Most seconds for the suite; 0: no limit.", lower_bound=0
+    "suite_seconds", 0, "Time limit of the suite, in seconds; 0: none.", lower_bound=0
 )
 
 

@@ -24,19 +24,27 @@ from ragen_jax.cli.subjects import find_checkpoint
 from ragen_jax.errors import UserError
 
 flags.adopt_module_key_flags(trust)
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
-_ALL = flags.DEFINE_boolean("all", False, "Every step of the workdir.")
-_MODEL = flags.DEFINE_string("model", None, "The run's model, if it has moved.")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "A run's workdir, or one step's folder."
+)
+_ALL = flags.DEFINE_boolean("all", False, "Diagnose every step of the workdir.")
+_MODEL = flags.DEFINE_string(
+    "model", None, "New path of the run's model, if it has moved."
+)
 _PROMPTS = flags.DEFINE_integer(
-    "prompts", 0, "Prompts of a batch; 0: as trained.", lower_bound=0
+    "prompts", 0, "Prompts per batch; 0: as in training.", lower_bound=0
 )
 _GROUP = flags.DEFINE_integer(
-    "group_size", 0, "Episodes of each prompt; 0: as trained.", lower_bound=0
+    "group_size", 0, "Episodes per prompt; 0: as in training.", lower_bound=0
 )
-_SAMPLES = flags.DEFINE_integer("samples", 64, "Thoughts used; 0: all.", lower_bound=0)
-_BUCKETS = flags.DEFINE_enum("buckets", "quantile", ["quantile", "fixed"], "Edges.")
-_INFORMATION = flags.DEFINE_boolean("information", True, "Mutual information.")
-_GRADIENTS = flags.DEFINE_boolean("gradients", True, "Gradient norms.")
+_SAMPLES = flags.DEFINE_integer(
+    "samples", 64, "Thoughts to use; 0: all.", lower_bound=0
+)
+_BUCKETS = flags.DEFINE_enum(
+    "buckets", "quantile", ["quantile", "fixed"], "How reward spreads are binned."
+)
+_INFORMATION = flags.DEFINE_boolean("information", True, "Measure mutual information.")
+_GRADIENTS = flags.DEFINE_boolean("gradients", True, "Measure gradient norms.")
 _OUT = flags.DEFINE_string("out", None, "JSON file; default WORKDIR/diagnosis.json.")
 
 

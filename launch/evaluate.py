@@ -1,4 +1,4 @@
-"""Measures an agent on fixed levels that were kept from training.
+"""Measures an agent on fixed levels that were held out from training.
 
   python launch/evaluate.py --checkpoint=runs/frozenlake --show=3
   python launch/evaluate.py --model=tiny --config=configs/frozenlake.py
@@ -31,15 +31,17 @@ flags.adopt_module_key_flags(startup)
 flags.adopt_module_key_flags(trust)
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "frozenlake.py")
 _CONFIG = cli.define_config(_DEFAULT)
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "A run's workdir, or one step's folder."
+)
 _MODEL = flags.DEFINE_string(
     "model",
     None,
     "Hugging Face folder or hub id, GGUF file, 'tiny' or 'smollm2'; with --checkpoint,"
-    " where the model that the run began with lies now, if it has moved.",
+    " the new path of the model that the run began with, if it has moved.",
 )
 _POLICY = flags.DEFINE_enum(
-    "policy", "model", ["model", "random", "rule", "planner"], "Who plays."
+    "policy", "model", ["model", "random", "rule", "planner"], "Which player."
 )
 _ENV = flags.DEFINE_string(
     "env",
@@ -48,18 +50,18 @@ _ENV = flags.DEFINE_string(
     " one that training plays, or else the first by label.",
 )
 _PROMPTS = flags.DEFINE_integer("prompts", 256, "Levels to play.", 1, 2**31 - 1)
-_ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes of each.", 1, 2**31 - 1)
+_ROLLOUTS = flags.DEFINE_integer("rollouts", 1, "Episodes per level.", 1, 2**31 - 1)
 _TEMPERATURE = flags.DEFINE_float(
     "temperature",
     None,
-    "0: the likeliest token; default: evaluation.temperature of the settings.",
+    "0: greedy; default: evaluation.temperature of the settings.",
 )
-_SEED = flags.DEFINE_integer("seed", None, "Of levels and sampling.")
+_SEED = flags.DEFINE_integer("seed", None, "Seed of levels and sampling.")
 _SPLIT = flags.DEFINE_enum(
-    "split", "test", ["train", "validation", "test"], "Of the levels."
+    "split", "test", ["train", "validation", "test"], "Split of the levels."
 )
 _OUT = flags.DEFINE_string(
-    "out", None, "Trajectories, .jsonl; default WORKDIR/evaluations/..."
+    "out", None, "File for trajectories, .jsonl; default WORKDIR/evaluations/..."
 )
 _SHOW = flags.DEFINE_integer("show", 0, "Episodes to print.", lower_bound=0)
 _VERIFY = flags.DEFINE_boolean(

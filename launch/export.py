@@ -31,15 +31,17 @@ from ragen_jax.cli.subjects import find_checkpoint
 from ragen_jax.errors import UserError
 
 flags.adopt_module_key_flags(trust)
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir or one step's folder.")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "A run's workdir, or one step's folder."
+)
 _MODEL = flags.DEFINE_string(
-    "model", None, "The model that the run began with, if it has moved."
+    "model", None, "New path of the model that the run began with, if it has moved."
 )
 _OUT = flags.DEFINE_string("out", None, "Folder to write.")
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16"], "Type of the weights."
+    "dtype", "float32", ["float32", "bfloat16"], "Dtype of the weights."
 )
-_ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapters alone.")
+_ADAPTER = flags.DEFINE_boolean("adapter", False, "Write only the adapters.")
 _GGUF = (
     "peft reads no GGUF file: convert the base model to a folder first, and write that"
     " as base_model_name_or_path in adapter_config.json"

@@ -1,4 +1,4 @@
-"""Plays an environment in the terminal: you, chance, a rule or a solver.
+"""Plays an environment in the terminal, by you, at random, by a rule or by a solver.
 
   python launch/play.py --env=frozen_lake
   python launch/play.py --env=frozen_lake --set=size=6 --policy=solver
@@ -30,21 +30,24 @@ _ENV = flags.DEFINE_string(
 _SET = flags.DEFINE_multi_string(
     "set",
     [],
-    "KEY=VALUE, a setting of --env; several texts as in symbols=P,.,O,G,X,Y or"
+    "KEY=VALUE, a setting of --env; a tuple of texts as in symbols=P,.,O,G,X,Y or"
     " \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\".",
 )
 _POLICY = flags.DEFINE_enum(
-    "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
+    "policy", "human", ["human", "random", "rule", "solver"], "Which player."
 )
-_EPISODES = flags.DEFINE_integer("episodes", 1, "To play.", lower_bound=1)
+_EPISODES = flags.DEFINE_integer("episodes", 1, "Episodes to play.", lower_bound=1)
 _ACTIONS = flags.DEFINE_integer(
-    "actions", None, "Most in an episode; default: --config's, or 100.", lower_bound=1
+    "actions",
+    None,
+    "Most actions per episode; default: --config's, or 100.",
+    lower_bound=1,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Decides the levels.", 0, 2**32 - 1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the levels.", 0, 2**32 - 1)
 _SPLIT = flags.DEFINE_enum(
-    "split", "train", ["train", "validation", "test"], "Of the levels."
+    "split", "train", ["train", "validation", "test"], "Split of the levels."
 )
-_PICTURE = flags.DEFINE_string("picture", None, "Folder for PNGs.")
+_PICTURE = flags.DEFINE_string("picture", None, "Folder for PNG pictures.")
 
 _MANY = 100  # most actions of an episode with --env, which has no config
 
@@ -95,12 +98,12 @@ def _check_flags() -> None:
     """Raises UserError for flags that do not go together."""
     if _ENV.value and cli.names_config():
         raise UserError(
-            "--env and --config both choose an environment: pass one of them; settings"
-            " of --env go by --set=KEY=VALUE"
+            "--env and --config both choose an environment: pass one of them; set the"
+            " options of --env by --set=KEY=VALUE"
         )
     if _SET.value and not _ENV.value:
         raise UserError(
-            f"--set={_SET.value[0]} changes an environment named by --env: name it, or"
+            f"--set={_SET.value[0]} needs an environment named by --env: add --env, or"
             f" write --config.env.{_SET.value[0]}"
         )
 

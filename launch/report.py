@@ -1,11 +1,11 @@
-"""Writes the health report of a run: one HTML page that opens from disk.
+"""Writes the health report of a run: one self-contained HTML page.
 
   python launch/report.py --workdir=runs/frozenlake
   python launch/report.py --workdir=runs/seed0 --compare=runs/seed1 --compare=runs/other
 
 WORKDIR/report.html holds the curves, what the alarm says, the test before and after
-training, the settings that differ, and the recorded episodes. Runs that differ in the
-seed alone are drawn as one curve with a band.
+training, the settings that differ, and the recorded episodes. Runs that differ only in
+the seed are drawn as one curve with a band.
 """
 
 from ragen_jax.utils import endings

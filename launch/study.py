@@ -2,9 +2,9 @@ r"""Runs a study: a grid of training runs with seeds, a page of figures and verd
 
   python launch/study.py --study=configs/studies/stabilized.py --jobs=2
 
-Runs what is missing, each run in a process of its own; killed at any time, the same
-command resumes. Then writes docs/studies/NAME.md with its figure and data. On SLURM an
-array job runs one run a task:
+Runs what is missing, each run in its own process; after an interruption, the same
+command resumes. Then writes docs/studies/NAME.md with its figure and data. On SLURM, an
+array job does one run per task:
 
   sbatch --array=0-11 --wrap='python launch/study.py --study=FILE --scale=paper \
       --run=$SLURM_ARRAY_TASK_ID'
@@ -23,18 +23,20 @@ from absl import flags
 from ragen_jax import cli
 from ragen_jax.studies.definition import SCALES
 
-_STUDY = flags.DEFINE_string("study", None, "File that defines get_study().")
-_FOLDER = flags.DEFINE_string("folder", "runs/studies", "Where runs train.")
-_PAGES = flags.DEFINE_string("pages", "docs/studies", "Where the page is written.")
+_STUDY = flags.DEFINE_string("study", None, "Python file that defines get_study().")
+_FOLDER = flags.DEFINE_string("folder", "runs/studies", "Folder for the runs.")
+_PAGES = flags.DEFINE_string("pages", "docs/studies", "Folder for the page.")
 _JOBS = flags.DEFINE_integer(
-    "jobs", 2, "Runs at a time; no more than there are GPUs, if any.", lower_bound=1
+    "jobs", 2, "Runs at a time; at most the number of GPUs, if any.", lower_bound=1
 )
-_SEEDS = flags.DEFINE_list("seeds", None, "Instead of the study's own, as 0,1,2.")
-_ONLY = flags.DEFINE_string("only", "", "Regular expression of the arms to run.")
+_SEEDS = flags.DEFINE_list(
+    "seeds", None, "Seeds to use instead of the study's, such as 0,1,2."
+)
+_ONLY = flags.DEFINE_string("only", "", "Regular expression for the arms to run.")
 _SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "Size of the runs.")
-_RUN = flags.DEFINE_integer("run", None, "Only this run, by number.")
+_RUN = flags.DEFINE_integer("run", None, "Run only this one, by number.")
 _RETRY = flags.DEFINE_boolean("retry_failed", False, "Run failed runs again.")
-_REPORT = flags.DEFINE_boolean("report", False, "Only write the page again.")
+_REPORT = flags.DEFINE_boolean("report", False, "Only rewrite the page.")
 _LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states.")
 
 

@@ -4,12 +4,12 @@
 
   python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
 
-trains nothing: it compiles the run's programs for an H100, which need not be here, and
-shows memory, collectives and the time of an iteration (docs/planning.md).
+trains nothing: it compiles the run's programs for an H100, which need not be present,
+and shows memory, collectives and the time of an iteration (docs/planning.md).
 
-Ctrl-C, SIGTERM or a closed terminal saves; the same command resumes. On several hosts
-the same command runs on each: SLURM and Kubernetes are recognized, else --coordinator,
---processes and --process are needed (docs/clusters.md).
+Ctrl-C, SIGTERM or closing the terminal saves the state; the same command resumes. On
+several hosts, run the same command on each: SLURM and Kubernetes are recognized, else
+--coordinator, --processes and --process are needed (docs/clusters.md).
 """
 
 from ragen_jax.utils import endings
@@ -32,23 +32,27 @@ from ragen_jax.settings import check_changed
 flags.adopt_module_key_flags(startup)
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run; default runs/NAME-OF-THE-CONFIG."
+    "workdir", None, "Folder of the run; default: runs/NAME-OF-THE-CONFIG."
 )
 _PLAN = flags.DEFINE_boolean(
-    "plan", False, "Only show the memory that the run would need, and train nothing."
+    "plan", False, "Only show the memory that the run would need; train nothing."
 )
 _TARGET = flags.DEFINE_string(
     "target",
     None,
-    "With --plan: for devices that need not be here: a100, b200, h100 or h200.",
+    "With --plan: a device that need not be present: a100, b200, h100 or h200.",
 )
-_DEVICES = flags.DEFINE_integer("target-devices", 1, "Devices in all.")
-_HOSTS = flags.DEFINE_integer("target-hosts", 1, "Hosts in all.")
+_DEVICES = flags.DEFINE_integer("target-devices", 1, "Total number of devices.")
+_HOSTS = flags.DEFINE_integer("target-hosts", 1, "Total number of hosts.")
 _REPLIES = flags.DEFINE_list(
-    "target-replies", [], "Mean tokens of a reply, to estimate times for: 50,150."
+    "target-replies",
+    [],
+    "Mean reply lengths in tokens to estimate times for, such as 50,150.",
 )
 _SHAPE = flags.DEFINE_string(
-    "shape", None, "With --target: a model's shape, without files: qwen2.5-0.5b."
+    "shape",
+    None,
+    "With --target: shape of a model whose files are not here: qwen2.5-0.5b.",
 )
 
 

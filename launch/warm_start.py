@@ -7,7 +7,7 @@ and writes both as a Hugging Face folder.
   python launch/warm_start.py --config=configs/warm_start.py --out=my_tiny
   python launch/warm_start.py --config=configs/warm_start_words.py --out=my_words
 
-Any stage can be the first, on a model that is there:
+Training can begin with any stage, from an existing model:
 
   python launch/warm_start.py --out=my_other --start=my_tiny \
       --first_stage=sokoban_boards

@@ -25,7 +25,7 @@ class Settings:
 
     length: int = 8  # L, cells of the corridor
     coins: int = 3
-    step_cost: float = 0.1  # of each action
+    step_cost: float = 0.1  # cost of each action
 
 
 @struct.dataclass

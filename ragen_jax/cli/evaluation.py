@@ -90,8 +90,8 @@ def _check_keys(request: Request) -> None:
             raise UserError("--config.model.path is not read here: pass --model")
         if request.checkpoint and key.split(".")[0] in ("model", "lora"):
             raise UserError(
-                f"--config.{key} says how a model is made, and a checkpoint's is as it"
-                " was trained: leave it out"
+                f"--config.{key} says how a model is made, but a checkpoint fixes its"
+                " model: leave it out"
             )
     if request.temperature is not None and "evaluation.temperature" in request.keys:
         raise UserError(
@@ -291,7 +291,7 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
     except UserError as error:
         raise UserError(
             f"{out} cannot be written ({error.__cause__}): pass as --out a file in a"
-            " folder of yours on a disk with room"
+            " writable folder on a disk with free space"
         ) from None
     return out
 

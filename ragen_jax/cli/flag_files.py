@@ -33,7 +33,7 @@ def check(arguments: Sequence[str], within: tuple[str, ...] = ()) -> None:
             json_files.check_regular(file, _MOST_BYTES)
             lines = file.read_text("utf-8").split("\n")
             if any("\0" in line for line in lines):
-                raise ValueError("it is no text")
+                raise ValueError("it is not a text file")
         except (OSError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UserError(

@@ -38,9 +38,9 @@ _KINDS = {
     tuple: "texts in quotes and parentheses, as in \"('a', 'b')\"",
 }
 _OVERRIDING = """\
---config=FILE[:VARIANT] names a Python file with get_config(variant). Each of its keys
-is overridden by --config.KEY=VALUE; one that is true or false also by --config.KEY
-or --noconfig.KEY. What is None is decided by algorithm and estimator."""
+--config=FILE[:VARIANT] names a Python file with get_config(variant). Override a key by
+--config.KEY=VALUE; one that is true or false also by --config.KEY or --noconfig.KEY.
+The algorithm and the estimator choose the values of keys that are None."""
 
 
 def define_config(
@@ -53,7 +53,7 @@ def define_config(
       flag_values: where to define it.
     """
     return flags.DEFINE_string(
-        "config", default, "FILE[:VARIANT], a config.", flag_values=flag_values
+        "config", default, "FILE[:VARIANT], the config.", flag_values=flag_values
     )
 
 
@@ -151,7 +151,7 @@ def load_config(path_and_variant: str) -> ConfigDict:
     if not Path(path).is_file():
         raise UserError(
             f"--config={path_and_variant}: there is no file {path!r} in {os.getcwd()}:"
-            f" pass --config={_EXAMPLE}, or the path of a config of yours"
+            f" pass --config={_EXAMPLE}, or the path of your own config"
         )
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None:

@@ -25,8 +25,8 @@ from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "Processes in all.")
-_PROCESS = flags.DEFINE_integer("process", None, "This one's number, from 0.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Total number of processes.")
+_PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0.")
 
 # Flags of XLA, which reads them once, before the first computation. Several CPU devices
 # meet in a collective in each minibatch. On a busy machine one may be minutes late, and
@@ -121,7 +121,7 @@ def start_jax_alone(settings: Settings, what: str) -> None:
     place = distributed.find_place(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
     if place is not None:
         raise UserError(
-            f"{what} is made by one process, and {place.processes} were started: start"
+            f"{what} runs in one process, but {place.processes} were started: start"
             " one, without --coordinator, --processes and --process, or outside of the"
             " cluster's launcher"
         )
@@ -206,8 +206,8 @@ def make_workdir(path: str | None) -> Path:
         raise UserError("--workdir is missing: pass --workdir=runs/NAME")
     if re.match(r"[A-Za-z][\w+.-]*://", path):
         raise UserError(
-            f"--workdir={path} is an address: give a folder, such as one that the"
-            " bucket is mounted as"
+            f"--workdir={path} is a URL: give a folder, such as the mount point of"
+            " the bucket"
         )
     with user_mistakes():
         workdir = Path(path).expanduser().absolute()
@@ -219,7 +219,7 @@ def make_workdir(path: str | None) -> Path:
     except OSError as error:
         raise UserError(
             f"--workdir={path} cannot be written to ({error.strerror}): choose a folder"
-            " of yours on a disk with room"
+            " that is writable, on a disk with free space"
         ) from error
     return workdir
 
@@ -239,7 +239,7 @@ def check_out(path: str) -> Path:
     except UserError as error:
         raise UserError(
             f"--out={path} cannot be written ({error.__cause__}): name a file in a"
-            " folder of yours on a disk with room"
+            " folder that is writable, on a disk with free space"
         ) from None
     return out
 
@@ -261,7 +261,7 @@ def check_out_folder(path: str) -> Path:
     except OSError as error:
         raise UserError(
             f"--out={path} cannot be written ({error.strerror}): name a new folder in"
-            " one of yours on a disk with room"
+            " one that is writable, on a disk with free space"
         ) from None
     return out
 

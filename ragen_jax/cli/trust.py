@@ -17,13 +17,13 @@ from ragen_jax.settings import Settings
 from ragen_jax.utils import user_modules
 
 _CODE = flags.DEFINE_multi_string(
-    "code", [], "A Python file that the checkpoint's settings name and that may be run."
+    "code", [], "A Python file, named in the checkpoint's settings, that may be run."
 )
 _TRUST = flags.DEFINE_boolean(
     "trust-code",
     False,
-    "Run the Python files that the checkpoint's settings name, where they are the same"
-    " as when it was trained.",
+    "Run the Python files named in the checkpoint's settings, if they are unchanged"
+    " since training.",
 )
 
 
@@ -51,12 +51,12 @@ def restrict_to_trusted(
         if not path.is_file() or user_modules.digest(path) != digests.get(name):
             raise UserError(
                 f"--trust-code: {path} is not the file that {where} was trained with:"
-                f" read it, and pass --code={name} to run it all the same"
+                f" read it, and pass --code={name} to run it anyway"
             )
         trusted.add(path)
     user_modules.restrict(
         trusted,
-        f"{where} names this Python file, which is not run without your word: read it,"
-        " then pass --code={name}, or --trust-code to run it only if it is the one that"
-        " the run was trained with",
+        f"{where} names this Python file, which is not run without permission: read it,"
+        " then pass --code={name}, or --trust-code to run it only if it is unchanged"
+        " since training",
     )

@@ -44,7 +44,7 @@ FIRST_BOARDS = _first_boards()
 class Game2048:
     """Settings of one kind of board."""
 
-    target: int = 32  # a power of two; a tile of it ends the episode with success
+    target: int = 32  # a power of two; making it ends the episode, with success
     four_probability: float = 0.1  # of a new tile being a 4; else a 2
     # For merged tiles that sum to `target`: on the way to it, merging earns about as
     # much as `success_reward`.
@@ -83,7 +83,7 @@ def check(settings: Game2048) -> None:
     """Raises ValueError, in one sentence, for settings that cannot be used."""
     if settings.target not in _TARGETS:
         raise ValueError(
-            f"2048.target = {settings.target} is no tile that can be made: choose a"
+            f"2048.target = {settings.target} is not a tile that can be made: choose a"
             f" power of two from {_TARGETS[0]} to {_TARGETS[-1]}"
         )
     # With one kind of tile nearly alone, too few first boards occur for three splits.
@@ -95,7 +95,7 @@ def check(settings: Game2048) -> None:
     for name in ("merge_reward", "success_reward"):
         if not abs(value := getattr(settings, name)) <= 10:
             raise ValueError(
-                f"2048.{name} = {value} is beyond the rewards that a message can say:"
+                f"2048.{name} = {value} is beyond the rewards that a message can show:"
                 " choose -10 to 10"
             )
 

@@ -148,7 +148,7 @@ def _check_batches(env: Environment, key, split, first, action) -> None:
             raise FunctionError(part) from error
         _require(
             not keeps,
-            f"{part} reads what a function has left in a variable outside it, as in a"
+            f"{part} reads what a function has stored outside the State, as in a"
             " global list: keep all that is computed in the State",
         )
 

@@ -255,15 +255,15 @@ def _check_settings(settings: type, name: str) -> None:
     """Raises SettingsError unless a config can set every field, or leave it out."""
     if not settings.__dataclass_params__.frozen:
         raise SettingsError(
-            f"env.name = {name!r}: Settings can be changed: write"
+            f"env.name = {name!r}: Settings is mutable: write"
             " @dataclasses.dataclass(frozen=True) above it"
         )
     for field in dataclasses.fields(settings):
         if field.name in _RESERVED:
             raise SettingsError(
-                f"env.name = {name!r}: Settings.{field.name} has a name that the config"
-                f" has a use of its own for, as {', '.join(sorted(_RESERVED))}: call it"
-                " another"
+                f"env.name = {name!r}: Settings.{field.name} has a name that is"
+                f" reserved in the config, like {', '.join(sorted(_RESERVED))}:"
+                " rename it"
             )
         is_texts = typing.get_origin(field.type) is tuple
         is_texts &= typing.get_args(field.type) == (str, ...)

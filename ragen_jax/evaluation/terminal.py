@@ -95,7 +95,7 @@ def _picture_folder(env: Environment, path: str) -> Path:
     except OSError as error:
         raise UserError(
             f"--picture={path} cannot be made ({error.strerror}): choose a"
-            " folder of yours"
+            " writable folder"
         ) from error
     return folder
 

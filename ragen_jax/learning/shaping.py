@@ -133,8 +133,8 @@ def check_hook(path: str, count: int, turns: int) -> None:
         )
     if keeps:
         raise SettingsError(
-            f"reward.hook = {path!r}: turn_rewards(episodes) reads what an earlier call"
-            " has left in a variable outside it, as in a running mean: let it follow"
+            f"reward.hook = {path!r}: turn_rewards(episodes) depends on earlier"
+            " calls, through a variable outside it such as a running mean: compute it"
             " from the episodes alone"
         )
 

@@ -139,7 +139,7 @@ def _rope(config: dict[str, Any], where: str) -> dict[str, Any]:
     nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, dict) for value in nested.values()):
         raise UserError(
-            f"{where}: rotary positions differ by the kind of a layer, which is not"
+            f"{where}: rotary positions differ between kinds of layers, which is not"
             " supported; choose a model whose layers all rotate alike"
         )
     outer = {key: config[key] for key in _OUTER_ROPE_KEYS if key in config}
@@ -206,7 +206,7 @@ def _check_reach(config: dict[str, Any], read: ModelConfig, where: str) -> None:
     if not config.get("is_causal", True):
         raise UserError(
             f"{where}: is_causal = {config['is_causal']!r}: every token attends to"
-            " those behind it, which is not supported; choose a model that generates"
+            " later ones, which is not supported; choose a model that generates"
             " text"
         )
     kinds = config.get("layer_types", [])
@@ -241,8 +241,8 @@ def _check_windows_of_llama(
     for key in ("sliding_window", "attention_chunk_size"):
         if key in config and not _whole(config[key], least=read.longest_context):
             raise UserError(
-                f"{where}: {key} = {config[key]!r} has two meanings for llama: the"
-                " cache of transformers keeps no more, its whole pass sees everything;"
+                f"{where}: {key} = {config[key]!r} is ambiguous for llama: in"
+                " transformers it limits the KV cache, but not the full forward pass;"
                 " write null there if the model attends to the whole context, or"
                 " choose another"
             )

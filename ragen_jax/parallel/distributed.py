@@ -209,8 +209,8 @@ def _checked(place: Place) -> Place:
         )
     if place.processes < 1 or not 0 <= place.process < place.processes:
         raise UserError(
-            f"--process={place.process} of --processes={place.processes} cannot be:"
-            " number the processes from 0 to one less than their number"
+            f"--process={place.process} of --processes={place.processes} is not"
+            " possible: number the processes from 0 to one less than their number"
         )
     return place
 

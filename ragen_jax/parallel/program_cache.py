@@ -32,7 +32,7 @@ def keep_if_shared() -> str:
     if not (wanted and folder):
         return ""
     return (
-        f"warning: not all processes see {folder}: programs are compiled anew at each"
+        f"warning: not all processes see {folder}: programs are compiled again at each"
         " start; set JAX_COMPILATION_CACHE_DIR to a folder that all of them see"
     )
 

@@ -39,7 +39,7 @@ class Metric(NamedTuple):
 METRICS: dict[str, Metric] = {
     # The five of RAGEN, arXiv:2504.20073, section 3.
     "train/success": Metric(
-        "1", "sampled episodes that their environment counts as solved"
+        "1", "share of sampled episodes that their environment counts as solved"
     ),
     "rollout/entropy": Metric("nats", "mean entropy of a reply token when sampled"),
     "filter/reward_std": Metric(
@@ -55,23 +55,23 @@ METRICS: dict[str, Metric] = {
         "reward", "mean return of an episode after the format penalty"
     ),
     "rollout/thought_tokens": Metric(
-        "tokens", "mean length of what stands before the answer's text"
+        "tokens", "mean length of a reply up to the text of its answer"
     ),
     "rollout/grounded": Metric(
-        "1", "landmarks that a thought names; where reward.grounding is above 0"
+        "1", "share of landmarks named correctly in thoughts; with reward.grounding > 0"
     ),
-    "rollout/valid_reply_rate": Metric("1", "replies that are well formed"),
+    "rollout/valid_reply_rate": Metric("1", "share of replies that are well formed"),
     "rollout/turns": Metric("turns", "mean turns of an episode"),
     "rollout/actions": Metric("actions", "mean actions of an episode"),
     "rollout/episode_tokens": Metric(
-        "tokens", "mean tokens of all rows of an episode; windows may share some"
+        "tokens", "mean tokens over all rows of an episode; windows overlap"
     ),
     "rollout/utilization": Metric("1", "sampled tokens / (slots x passes)"),
     "rollout/tokens_per_second": Metric(
-        "tokens/s", "reply tokens sampled, all devices"
+        "tokens/s", "reply tokens sampled, over all devices"
     ),
     "filter/kept_fraction": Metric(
-        "1", "groups that the filter kept; within_group: episodes"
+        "1", "share of groups that the filter kept; within_group: of episodes"
     ),
     # Update: means over its tokens and gradient steps unless said otherwise; null in an
     # iteration that made none.
@@ -79,43 +79,48 @@ METRICS: dict[str, Metric] = {
     "update/value_loss": Metric("reward^2", "loss of the critic"),
     "update/kl": Metric("nats", "estimated KL from the frozen reference"),
     "update/entropy": Metric("nats", "entropy of the policy being updated"),
-    "update/clip_fraction": Metric("1", "tokens whose ratio was cut by the clip"),
+    "update/clip_fraction": Metric("1", "share of tokens whose ratio was clipped"),
     "update/approx_kl": Metric("nats", "estimated KL from the policy that sampled"),
     "update/explained_variance": Metric(
         "1", "1 - var(return - value) / var(return), before the update"
     ),
     "update/logprob_gap": Metric(
-        "nats", "mean |sampler - update| log-probability of the same token and weights"
+        "nats",
+        "mean |log p of the sampler - log p of the update|, same token and weights",
     ),
     "update/logprob_gap_max": Metric("nats", "largest of those gaps"),
     "update/ratio": Metric(
-        "1", "mean ratio to the policy that sampled; where episodes are used repeatedly"
+        "1", "mean ratio to the policy that sampled; with optimizer.reuse above 1"
     ),
     "update/ratio_max": Metric("1", "largest of those ratios"),
     "update/policy_lag": Metric(
-        "updates", "between sampling and the last update from the same episodes"
+        "updates", "updates between sampling and the last update on those episodes"
     ),
     "update/critic_grad_norm": Metric(
         "1", "mean global norm of the critic's gradient before clipping"
     ),
     "update/actor_lr": Metric("1", "learning rate of the actor at the last step"),
-    "update/count": Metric("updates", "gradient steps really made since the start"),
+    "update/count": Metric(
+        "updates", "gradient steps made since the start, skipped ones excluded"
+    ),
     "update/skipped_nonfinite": Metric(
-        "updates", "gradient steps skipped since the start: a gradient was not finite"
+        "updates", "gradient steps skipped since the start for a non-finite gradient"
     ),
     "update/skipped_empty": Metric(
-        "iterations", "updates skipped since the start: the filter kept no group"
+        "iterations", "iterations without an update since the start: no group was kept"
     ),
     # Health: of the sampled batch before the filter. See docs/diagnostics.md.
-    "health/zero_spread_groups": Metric("1", "groups whose episodes earned the same"),
-    "health/distinct_thoughts": Metric("1", "different thoughts / thoughts"),
+    "health/zero_spread_groups": Metric(
+        "1", "share of groups whose episodes all earned the same"
+    ),
+    "health/distinct_thoughts": Metric("1", "distinct thoughts / thoughts"),
     "health/top_thought_share": Metric("1", "share of the most frequent thought"),
-    "health/distinct_bigrams": Metric("1", "different bigrams of thoughts / bigrams"),
+    "health/distinct_bigrams": Metric("1", "distinct bigrams of thoughts / bigrams"),
     "health/overlap_within": Metric(
-        "1", "4-grams of thoughts that another episode of the group has too"
+        "1", "share of thought 4-grams also in another episode of the group"
     ),
     "health/overlap_across": Metric(
-        "1", "4-grams of thoughts that an episode of another group has too"
+        "1", "share of thought 4-grams also in an episode of another group"
     ),
     "health/first_action_entropy": Metric(
         "nats", "entropy of the episodes' first actions"
@@ -124,26 +129,34 @@ METRICS: dict[str, Metric] = {
         "nats", "mean entropy of the first actions within a group"
     ),
     "health/thought_answer_agreement": Metric(
-        "1", "thoughts that name the first action of the answer behind them"
+        "1", "share of thoughts that name the first action of their answer"
     ),
     "health/level": Metric("1", "the alarm: 0 healthy, 1 watch, 2 collapse"),
-    "health/signs": Metric("1", "signals that ring"),
+    "health/signs": Metric("1", "number of the alarm's signals that ring"),
     # Machine.
     "time/rollout_seconds": Metric("s", "wall time of the rollout"),
     "time/update_seconds": Metric("s", "wall time of filter, advantages and update"),
     "time/validation_seconds": Metric("s", "wall time of the validation"),
-    "time/iteration_seconds": Metric("s", "wall time of the iteration, evaluation too"),
-    "memory/peak_gib": Metric("GiB", "most device memory in use so far, one device"),
+    "time/iteration_seconds": Metric(
+        "s", "wall time of the iteration, evaluation included"
+    ),
+    "memory/peak_gib": Metric("GiB", "peak memory in use so far, of one device"),
 }
 
 EVALUATION: dict[str, Metric] = {
-    "success": Metric("1", "fixed episodes that were solved"),
-    "success_standard_error": Metric("1", "of success over the fixed prompts"),
-    "pass_at_<k>": Metric("1", "prompts solved by at least one of k episodes"),
-    "pass_at_<k>_standard_error": Metric("1", "of pass@k over the fixed prompts"),
+    "success": Metric("1", "share of the fixed episodes that were solved"),
+    "success_standard_error": Metric(
+        "1", "standard error of success over the fixed prompts"
+    ),
+    "pass_at_<k>": Metric("1", "share of prompts solved by at least one of k episodes"),
+    "pass_at_<k>_standard_error": Metric(
+        "1", "standard error of pass@k over the fixed prompts"
+    ),
     "return": Metric("reward", "mean task return of an episode"),
-    "return_standard_error": Metric("reward", "of return over the fixed prompts"),
-    "valid_reply_rate": Metric("1", "replies that are well formed"),
+    "return_standard_error": Metric(
+        "reward", "standard error of return over the fixed prompts"
+    ),
+    "valid_reply_rate": Metric("1", "share of replies that are well formed"),
     "turns": Metric("turns", "mean turns of an episode"),
     "actions": Metric("actions", "mean actions of an episode"),
     "reply_tokens": Metric("tokens", "mean length of a reply"),

@@ -169,8 +169,8 @@ def _check_mix(settings: Settings) -> None:
     if env.mix and env.options:
         names = ", ".join(f"env.{name}" for name, _ in env.options)
         raise SettingsError(
-            f"{names} belongs to no environment, for env.name = {MIX!r}: write it below"
-            f" env.mix.{env.mix[0].label}, or where it is meant"
+            f"{names} belongs to no environment, since env.name = {MIX!r}: move it to"
+            f" env.mix.{env.mix[0].label}, or to the environment that it is meant for"
         )
     if env.mix and sum(task.prompts for task in env.mix) != prompts:
         shares = " + ".join(f"{task.label} {task.prompts}" for task in env.mix)
@@ -231,8 +231,8 @@ def check_record(sizes: Mapping[str, int]) -> None:
     if (numbers := math.prod(sizes.values())) >= 2**31:
         raise SettingsError(
             f"{' * '.join(sizes)} = {' * '.join(map(str, sizes.values()))} ="
-            f" {numbers} numbers of its record are 2**31 or more, which int32 cannot"
-            f" count: lower {max(sizes, key=sizes.__getitem__)}, the largest of them"
+            f" {numbers} numbers of its record are 2**31 or more, too many for int32"
+            f" indices: lower {max(sizes, key=sizes.__getitem__)}, the largest of them"
         )
 
 

@@ -118,8 +118,8 @@ def _check_schedule(settings: Settings) -> None:
     decays = any(kind != "constant" for kind in kinds)
     if decays and 0 < total <= optimizer.warmup:
         raise SettingsError(
-            f"optimizer.schedule_updates = {total} leaves none of its updates behind"
-            f" optimizer.warmup = {optimizer.warmup} for the learning rate to fall in:"
+            f"optimizer.schedule_updates = {total} leaves none of its updates after"
+            f" optimizer.warmup = {optimizer.warmup} for the learning rate to decay:"
             f" raise it above {optimizer.warmup}, or set it to 0 or optimizer.warmup to"
             f" at most {total - 1}"
         )
@@ -130,26 +130,26 @@ def _check_loss(settings: Settings) -> None:
     if settings.has_reference and loss.kl_in == "loss" and loss.kl_kind == "k1":
         raise SettingsError(
             f"loss.kl = {loss.kl} with loss.kl_kind = 'k1' and loss.kl_in = 'loss' does"
-            " nothing on average, for the k1 estimate's mean gradient is 0: set"
+            " nothing on average, as the k1 estimate's mean gradient is 0: set"
             " loss.kl_in to 'reward' or loss.kl_kind to 'k3'"
         )
     is_in_reward = settings.has_reference and loss.kl_in == "reward"
     if is_in_reward and loss.kl_kind.endswith("+"):
         raise SettingsError(
             f"loss.kl_kind = {loss.kl_kind!r} differs from"
-            f" {loss.kl_kind.rstrip('+')!r} by its gradient alone, which loss.kl_in"
-            f" = 'reward' has none of: set it to {loss.kl_kind.rstrip('+')!r} or"
-            " loss.kl_in to 'loss'"
+            f" {loss.kl_kind.rstrip('+')!r} by its gradient alone, and loss.kl_in"
+            f" = 'reward' uses no gradient of it: set it to"
+            f" {loss.kl_kind.rstrip('+')!r} or loss.kl_in to 'loss'"
         )
     if is_in_reward and settings.advantage.zero_task:
         raise SettingsError(
-            f"advantage.zero_task = True leaves entropy bonus and KL term alone, but"
-            f" loss.kl = {loss.kl:g} with loss.kl_in = 'reward' is a part of the"
-            " advantages and goes with them: set loss.kl_in to 'loss' and loss.kl_kind"
-            " to 'k3', or loss.kl to 0"
+            f"advantage.zero_task = True keeps only the entropy bonus and the KL term,"
+            f" but loss.kl = {loss.kl:g} with loss.kl_in = 'reward' is part of the"
+            " advantages and becomes 0 with them: set loss.kl_in to 'loss' and"
+            " loss.kl_kind to 'k3', or loss.kl to 0"
         )
     if loss.entropy_on != "reply" and not settings.env.thinking:
         raise SettingsError(
-            f"loss.entropy_on = {loss.entropy_on!r} parts thoughts from answers, but"
+            f"loss.entropy_on = {loss.entropy_on!r} tells thoughts from answers, but"
             " env.thinking = False: set it to 'reply' or env.thinking to True"
         )

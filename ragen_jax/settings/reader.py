@@ -278,8 +278,8 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
     for label in values:
         if not label.replace("_", "").replace("-", "").isalnum():
             raise SettingsError(
-                f"{key} calls an environment {label!r}, which metrics cannot: choose"
-                " letters, digits, - and _"
+                f"{key} calls an environment {label!r}, which cannot name a metric:"
+                " choose letters, digits, - and _"
             )
     return tuple(
         _read(tree.TaskSettings, {**task, "label": label}, f"{key}.{label}.")

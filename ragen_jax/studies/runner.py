@@ -75,8 +75,8 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
         if gone or new:
             raise UserError(
                 f"{workdir} was made with {' '.join(gone) or 'less'}, and the study now"
-                f" asks for {' '.join(new) or 'less'}: move the folder away, and the"
-                " run is made anew"
+                f" asks for {' '.join(new) or 'less'}: move the folder away to make"
+                " the run again"
             )
     if not (workdir / _SETTINGS).is_file():
         return
@@ -89,7 +89,7 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
         if found != wanted:
             raise UserError(
                 f"{workdir} was trained with {key}={found}, and the study now asks for"
-                f" {key}={wanted}: move the folder away, and the run is made anew"
+                f" {key}={wanted}: move the folder away to make the run again"
             )
 
 

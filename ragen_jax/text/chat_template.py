@@ -154,7 +154,7 @@ def _render(
     try:
         template = tokenizer.get_chat_template()
         if not isinstance(template, str):
-            raise ValueError(f"it is no text but {type(template).__name__}")
+            raise ValueError(f"it is not a string but {type(template).__name__}")
     except ValueError as error:
         raise _unusable(where, str(error).splitlines()[0]) from None
     template = pinned_date.pin(template)

@@ -230,7 +230,7 @@ class Checkpoints:
         foreign, self._foreign = self._foreign, []
         damaged, self._damaged = self._damaged, {}
         for name in foreign:
-            report(f"{self.directory / name} is no step's folder: it is not looked at")
+            report(f"{self.directory / name} is not a step's folder: it is ignored")
         for step, sentence in damaged.items():
             self._set_aside(step, sentence, report)
         while (step := self.latest_step()) is not None:

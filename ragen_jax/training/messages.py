@@ -33,7 +33,7 @@ def banner(run: Run, workdir: Path) -> str:
     critic = "a critic of the same size" if s.has_critic else "no critic"
     if run.model.adapters is not None:
         own = parameters.count(run.model.trained)
-        critic += f"; trained are adapters of rank {s.lora.rank}, {own / 1e6:.2f} M"
+        critic += f"; only adapters are trained: rank {s.lora.rank}, {own / 1e6:.2f} M"
     environments = [
         f"{env.prompts} prompts of {env.label}: {_options(env)}"
         if s.env.mix
@@ -170,8 +170,8 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
         return ""
     return (
         f"warning: iterations was {was} and is {settings.iterations}:"
-        f" {', '.join(moving)} now moves towards another end, so that the whole will"
-        " not equal a run that was begun with the new number"
+        f" {', '.join(moving)} now ends at another iteration, so the result will"
+        " differ from a run that was started with the new number"
     )
 
 
@@ -179,7 +179,7 @@ def beyond(done: int, total: int) -> str:
     """When a run is resumed with fewer iterations than are done."""
     return (
         f"{done} iterations are done already, more than iterations = {total}: nothing"
-        " is left to train, and the test plays the state as it is"
+        " is left to train, and the test plays the saved state"
     )
 
 

@@ -46,7 +46,7 @@ def problem(
     safety = settings.safety
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
         return (
-            f"gradients were not finite in {int(state.bad_in_row)} iterations running"
+            f"gradients were not finite in {int(state.bad_in_row)} iterations in a row"
             f" (safety.max_bad_updates = {safety.max_bad_updates})"
             f"{_cause_of_bad_gradients(spread)}; the state was saved: start in another"
             f" --workdir with {_finite_gradients(settings, spread)}, or"
@@ -54,7 +54,7 @@ def problem(
         )
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
         return (
-            f"no group was kept in {int(state.empty_in_row)} iterations running"
+            f"no group was kept in {int(state.empty_in_row)} iterations in a row"
             f" (safety.max_empty_updates = {safety.max_empty_updates}), for"
             f" {why_nothing_is_kept(settings, spread, valid)}; the state was saved:"
             " raise the limit and start the same command again, or begin with"
@@ -86,7 +86,7 @@ def unsound_rewards(spread: float) -> str:
     if math.isfinite(spread):
         return ""
     return (
-        f"warning: {_NOT_FINITE}: what earned them teaches nothing, and means read"
+        f"warning: {_NOT_FINITE}: episodes with them teach nothing, and means are"
         f" nan; begin with {_SOUND} in another --workdir"
     )
 

@@ -102,8 +102,8 @@ def check_same_model(
         if saved.get(what, now) != now:  # Older checkpoints have no fingerprints.
             raise UserError(
                 f"{directory / str(step)} began with a model of other {what} than"
-                f" {model.settings.model.path} has now: give the model as it was (of"
-                " the hub OWNER/NAME@COMMIT), in training as --config.model.path, in"
+                f" {model.settings.model.path} has now: give the original model (from"
+                " the hub, OWNER/NAME@COMMIT), in training as --config.model.path, in"
                 " evaluation, export and diagnosis as --model"
             )
 

@@ -48,8 +48,8 @@ def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
             file = path.open("a+")
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written ({error.strerror}): choose a folder of yours"
-                " on a disk with room"
+                f"{path} cannot be written ({error.strerror}): choose a writable"
+                " folder on a disk with free space"
             ) from error
         with file:
             is_locked = _take(file, folder, what, flag)

@@ -47,8 +47,8 @@ def test_the_settings_temperature_holds_where_none_is_asked_for(asked, played):
     ("key", "words"),
     [
         ("model.path", "model.path is not read here: pass --model"),
-        ("model.compute_dtype", "model.compute_dtype says how a model is made, and a"),
-        ("lora.rank", "lora.rank says how a model is made, and a checkpoint's is as"),
+        ("model.compute_dtype", "model.compute_dtype says how a model is made, but a"),
+        ("lora.rank", "lora.rank says how a model is made, but a checkpoint fixes"),
     ],
 )
 def test_keys_that_are_up_to_the_checkpoint_are_refused_beside_it(key, words):

@@ -78,7 +78,7 @@ def test_what_one_process_makes_is_refused_to_several_at_once(tmp_path, script, 
     )
     assert (ended.code, ended.output, ended.compiled) == (2, "", [])
     assert ended.errors == (
-        f"error: {what} is made by one process, and 2 were started: start one, without"
+        f"error: {what} runs in one process, but 2 were started: start one, without"
         " --coordinator, --processes and --process, or outside of the cluster's"
         " launcher\n"
     )

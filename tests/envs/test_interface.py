@@ -76,7 +76,7 @@ FAULTY = {
             "    last = step.__dict__.setdefault('last', state.player)\n"
             "    state = state.replace(player=last)\n    moves = ~state.done &",
         ),
-        "step reads what a function has left in a variable outside it, as in a global"
+        "step reads what a function has stored outside the State, as in a global"
         " list: keep all that is computed in the State$",
     ),
     "a call that is not for batches": (

@@ -97,7 +97,7 @@ WRONG = {
     "thawed": (
         "my_env.py",
         SOUND.replace("(frozen=True)", ""),
-        r"Settings can be changed: write @dataclasses.dataclass\(frozen=True\)",
+        r"Settings is mutable: write @dataclasses.dataclass\(frozen=True\)",
     ),
     "type": (
         "my_env.py",
@@ -117,7 +117,7 @@ WRONG = {
     "taken": (
         "my_env.py",
         SOUND.replace("length: int = 8", "label: str = 'a'\n    length: int = 8"),
-        "Settings.label has a name that the config has a use of its own for",
+        "Settings.label has a name that is reserved in the config, like ",
     ),
     "exits": (
         "my_env.py",

@@ -193,8 +193,8 @@ def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
         (
             "LAST = 0.0\n\n\ndef turn_rewards(x):\n  global LAST\n"
             "  LAST = 0.9 * LAST + 0.1 * x.reward.mean()\n  return x.reward - LAST",
-            "reads what an earlier call has left in a variable outside it, as in a"
-            " running mean: let it follow from the episodes alone",
+            "depends on earlier calls, through a variable outside it such as a running"
+            " mean: compute it from the episodes alone",
         ),
         ("import nothing_at_all", "cannot be imported: line 1: ModuleNotFoundError"),
     ],

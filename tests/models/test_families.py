@@ -205,11 +205,11 @@ REFUSALS = {
     ),
     "rotations by layer": (
         _edited("llama", rope_parameters={"full_attention": {"rope_theta": 500.0}}),
-        "rotary positions differ by the kind of a layer, which is not supported",
+        "rotary positions differ between kinds of layers, which is not supported",
     ),
     "tokens that see those behind them": (
         _edited("qwen2", is_causal=False),
-        "is_causal = False: every token attends to those behind it, which is not",
+        "is_causal = False: every token attends to later ones, which is not",
     ),
     "a window of Llama by layer": (
         _edited("llama", layer_types=["full_attention", "sliding_attention"]),
@@ -217,12 +217,12 @@ REFUSALS = {
     ),
     "a window of Llama": (
         _edited("llama", sliding_window=8),
-        "sliding_window = 8 has two meanings for llama: the cache of transformers keeps"
-        " no more, its whole pass sees everything; write null there",
+        "sliding_window = 8 is ambiguous for llama: in transformers it limits the KV"
+        " cache, but not the full forward pass; write null there",
     ),
     "chunks of Llama": (
         _edited("llama", attention_chunk_size=8),
-        "attention_chunk_size = 8 has two meanings for llama",
+        "attention_chunk_size = 8 is ambiguous for llama",
     ),
     "not an object": (
         _edited("llama3", rope_scaling="llama3"),

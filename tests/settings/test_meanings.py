@@ -45,11 +45,11 @@ def test_the_comments_beside_an_environments_settings_are_its_meanings():
     assert meanings["env.symbols"].startswith("Player, ice, hole, goal, player in")
     assert meanings["env.success_probability"].endswith("else at a right angle")
     merging = option_meanings("2048", "")["merge_reward"]
-    assert merging.startswith("For new tiles by merging") and merging.endswith(
-        "as the end."
+    assert merging.startswith("For merged tiles") and merging.endswith(
+        "as `success_reward`."
     )
     assert option_meanings("docs/examples/coin_walk.py", "")["step_cost"] == (
-        "of each action"
+        "cost of each action"
     )
 
 

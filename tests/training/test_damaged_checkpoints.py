@@ -197,7 +197,7 @@ def test_folders_with_other_names_are_no_steps(directory):
     told: list[str] = []
     with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
         assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
-    assert len(told) == 7 and all("is no step's folder" in line for line in told)
+    assert len(told) == 7 and all("is not a step's folder" in line for line in told)
     assert checkpoints.find(directory) == (directory, 4, "best")
 
 
@@ -210,7 +210,7 @@ def test_a_file_or_a_dangling_link_with_a_steps_name_is_no_step(make, directory)
     told: list[str] = []
     with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
         assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
-    assert told == [f"{directory / '9'} is no step's folder: it is not looked at"]
+    assert told == [f"{directory / '9'} is not a step's folder: it is ignored"]
 
 
 def test_a_step_that_a_run_deletes_while_it_is_looked_for_is_passed_over(

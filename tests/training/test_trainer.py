@@ -140,7 +140,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
             tmp_path,
         )
     assert str(caught.value) == (
-        "gradients were not finite in 2 iterations running (safety.max_bad_updates ="
+        "gradients were not finite in 2 iterations in a row (safety.max_bad_updates ="
         " 2); the state was saved: start in another --workdir with a lower"
         " optimizer.actor_lr, or delete the last of this one's checkpoints to continue"
         " from an earlier one"
@@ -250,7 +250,7 @@ def test_runs_in_which_nothing_is_kept_end_only_if_that_is_asked_for(run):
     assert safety.problem(run.settings, state, gaps, 0.0) == ""
     limited = runs.settings(safety__max_empty_updates=3)
     assert safety.problem(limited, state, gaps, 0.0).startswith(
-        "no group was kept in 3 iterations running (safety.max_empty_updates = 3), for"
+        "no group was kept in 3 iterations in a row (safety.max_empty_updates = 3), for"
         " all episodes of each group earned the same;"
     )
     state = state.replace(empty_in_row=jnp.int32(2))

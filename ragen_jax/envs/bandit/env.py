@@ -65,7 +65,7 @@ class Bandit:
     """Settings of the two arms."""
 
     low_reward: float = 0.15  # what the low-risk arm pays
-    high_probability: float = 0.25  # of the high-risk arm's reward, 1; else it pays 0
+    high_probability: float = 0.25  # that the high-risk arm pays 1; else it pays 0
     reverse: bool = False  # whether the name that sounds steady is the high-risk arm
 
 

@@ -14,12 +14,13 @@ MOST_NUMBERS = 6  # upper limit of the setting `max_numbers`
 class Countdown:
     """Settings of one kind of puzzle."""
 
-    min_numbers: int = 3  # given in a puzzle
-    max_numbers: int = 4  # N
-    highest_number: int = 99  # Numbers are from 1 to this, each equally likely.
-    highest_target: int = 999
-    use_all: bool = False  # Refuses answers that leave a number over.
-    # Of the reward 1, for a first legal answer of another value; RAGEN's format score.
+    min_numbers: int = 3  # fewest numbers of a puzzle
+    max_numbers: int = 4  # N, most numbers of a puzzle
+    highest_number: int = 99  # Numbers are drawn uniformly from 1 to this.
+    highest_target: int = 999  # A puzzle with a higher target is not drawn.
+    use_all: bool = False  # An answer must use every number.
+    # Paid for the first legal answer with a wrong value; the target pays 1 in all.
+    # RAGEN calls it the format score.
     partial_reward: float = 0.1
 
 

@@ -15,9 +15,10 @@ class FrozenLake:
     """Settings of one kind of lake."""
 
     size: int = 4  # S, rows and columns
-    frozen_probability: float = 0.9  # of each tile but start and goal; else a hole
+    # That a tile is ice, not a hole; start and goal are never holes.
+    frozen_probability: float = 0.9
     success_probability: float = 0.8  # of moving as intended; else at a right angle
-    observation: str = "grid"  # or "coordinates", "both"
+    observation: str = "grid"  # "grid", "coordinates" or "both"
     # Player, ice, hole, goal, player in a hole, player on the goal.
     symbols: tuple[str, ...] = ("P", "_", "O", "G", "X", "√")
 

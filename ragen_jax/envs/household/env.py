@@ -60,9 +60,9 @@ SOLVED_REWARD = 10.0
 class Household:
     """Settings of one kind of household."""
 
-    objects: int = 8  # O, in the house
-    tasks: tuple[str, ...] = TASKS  # that come up
-    list_commands: bool = True  # Shows the commands that do something.
+    objects: int = 8  # O, objects in the house
+    tasks: tuple[str, ...] = TASKS  # kinds of task to draw from
+    list_commands: bool = True  # Observations list the commands that have an effect.
 
 
 @struct.dataclass

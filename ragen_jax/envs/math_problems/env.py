@@ -44,10 +44,10 @@ ADD, TAKE, TIMES, SHARE, BUY, HELP = range(len(_OPERATIONS))
 class Math:
     """Settings of one kind of problem."""
 
-    min_steps: int = 1  # that change what somebody has: so many
-    max_steps: int = 3  # S, to so many
-    highest_number: int = 50  # of a problem's text
-    fractions: bool = False  # Shares need not come out even.
+    min_steps: int = 1  # fewest steps that change what somebody has
+    max_steps: int = 3  # S, most such steps
+    highest_number: int = 50  # largest number in a problem's text
+    fractions: bool = False  # Amounts and answers may be fractions.
 
 
 @struct.dataclass

@@ -39,9 +39,9 @@ class Rubik:
     """Settings of one kind of cube."""
 
     depth: int = 2  # random turns away from a solved cube
-    faces: str = "URFDLB"  # or "URF"; three suffice for every position
-    half_turns: bool = False  # whether U2 and the like are actions too
-    step_reward: float = 0.0  # for each turn that does not solve
+    faces: str = "URFDLB"  # "URFDLB" or "URF"; three faces reach every position
+    half_turns: bool = False  # whether half turns, such as U2, are actions too
+    step_reward: float = 0.0  # for each turn that does not solve the cube
 
 
 @struct.dataclass

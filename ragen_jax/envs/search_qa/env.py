@@ -42,10 +42,10 @@ HOPS = ("one", "two", "both")
 class SearchQA:
     """Settings of one encyclopedia."""
 
-    people: int = 200  # 5 1/3 times as many passages
+    people: int = 200  # people in the encyclopedia, with 5 1/3 passages for each
     seed: int = 0  # decides the encyclopedia
-    hops: str = "both"  # or "one", "two": the passages that an answer takes
-    passages: int = 3  # k, shown of each search
+    hops: str = "both"  # passages that an answer takes: "one", "two" or "both"
+    passages: int = 3  # k, passages shown for each search
 
 
 @struct.dataclass

@@ -23,9 +23,9 @@ class Sokoban:
     """Settings of one kind of room."""
 
     size: int = 6  # S, rows and columns, the border of walls included
-    boxes: int = 1  # and as many targets
-    search_depth: int = 100  # moves of reverse play for each box: more, harder levels
-    observation: str = "grid"  # or "coordinates", "both"
+    boxes: int = 1  # boxes, and as many targets
+    search_depth: int = 100  # moves of reverse play for each box; more is harder
+    observation: str = "grid"  # "grid", "coordinates" or "both"
     # Wall, floor, target, box, box on target, player, player on target.
     symbols: tuple[str, ...] = ("#", "_", "O", "X", "√", "P", "S")
 

@@ -32,8 +32,8 @@ class Sudoku:
     """Settings of one kind of Sudoku."""
 
     size: int = 4  # n, rows and columns, in boxes of b x b with b * b = n
-    clues: int = 8  # numbers given at least; of 9 x 9 about 24 can be had
-    correct_reward: float = 0.1  # for each cell that becomes right; lost with it
+    clues: int = 8  # fewest numbers given; on 9 x 9, digging reaches about 24
+    correct_reward: float = 0.1  # for a cell made right; taken back if it is undone
     wrong_reward: float = -0.1  # for a placement that is refused
 
 

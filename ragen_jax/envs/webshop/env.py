@@ -37,10 +37,10 @@ REWARDS = ("score", "success")
 class WebShop:
     """Settings of one shop."""
 
-    products: int = 1000  # D
+    products: int = 1000  # D, products in the shop
     seed: int = 0  # decides the catalogue and the goals
-    goal_attributes: int = 2  # that an instruction names
-    observation: str = "text"  # or "rich"
+    goal_attributes: int = 2  # attributes that an instruction names
+    observation: str = "text"  # "text" or "rich"
     # "score": WebShop's; "success": 1 for the full score only, as in RAGEN.
     reward: str = "score"
 

@@ -103,8 +103,9 @@ def _embedded(name: str) -> Source:
     folder = EMBEDDED[name]
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"model.path = {name!r} does not come with this copy: make it by python"
-            f" launch/warm_start.py --config=configs/warm_start_words.py --out={folder}"
+            f"model.path = {name!r} is not part of this installation: make it with"
+            " python launch/warm_start.py --config=configs/warm_start_words.py"
+            f" --out={folder}"
         )
     return Source(folder, is_gguf=False)
 
