@@ -90,7 +90,7 @@ METRICS: dict[str, Metric] = {
     ),
     "update/logprob_gap_max": Metric("nats", "largest of those gaps"),
     "update/ratio": Metric(
-        "1", "mean ratio to the policy that sampled; with optimizer.reuse above 1"
+        "1", "mean ratio to the policy that sampled; with epochs * reuse > 1"
     ),
     "update/ratio_max": Metric("1", "largest of those ratios"),
     "update/policy_lag": Metric(
