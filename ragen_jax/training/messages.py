@@ -169,9 +169,9 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
     if not moving:
         return ""
     return (
-        f"warning: iterations was {was} and is {settings.iterations}:"
-        f" {', '.join(moving)} now ends at another iteration, so the result will"
-        " differ from a run that was started with the new number"
+        f"warning: iterations was {was} and is {settings.iterations}, which moves the"
+        f" end of {', '.join(moving)}: the result will differ from a run that was"
+        " started with the new number"
     )
 
 

@@ -338,7 +338,7 @@ def test_a_person_plays_an_environment_of_their_own_with_pictures(tmp_path):
     ("arguments", "message"),
     [
         (["--env=frozen"], "'frozen' is no environment"),
-        (["--set=size=3"], "name it, or write --config.env.size=3"),
+        (["--set=size=3"], "add --env, or write --config.env.size=3"),
         (["--env=frozen_lake", "--config.env.size=3"], "pass one of them"),
         (["--env=frozen_lake", "--policy=solver", "--picture=/dev/null/x"], "be made"),
     ],

@@ -78,7 +78,11 @@ def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=
     chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
     run = runs.replace_settings(run, **chosen)
     start, lines = weights.new_state(run), io.StringIO()
-    values = {"update/logprob_gap": 0.0, "filter/reward_std": 0.1}
+    values = {
+        "update/logprob_gap": 0.0,
+        "filter/reward_std": 0.1,
+        "rollout/valid_reply_rate": 1.0,
+    }
     validate = validate or (lambda *_: {"validation/success": 0.5})
 
     def iterate(run, programs, state):

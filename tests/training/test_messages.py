@@ -84,7 +84,8 @@ def test_another_number_of_iterations_is_warned_of_where_it_moves_something(
 ):
     said = messages.changed_schedule(read("frozenlake.py", **changes), was=30)
     expected = (
-        f"warning: iterations was 30 and is 60: {', '.join(moving)} now moves towards"
+        "warning: iterations was 30 and is 60, which moves the end of"
+        f" {', '.join(moving)}: the result will differ"
         if moving
         else ""
     )

@@ -319,7 +319,9 @@ def test_rewards_that_are_not_finite_are_said_once_in_a_run():
     for spread in (0.5, math.nan, 0.0, math.inf):
         console.once(safety.unsound_rewards(spread))
     (line,) = stream.getvalue().splitlines()
-    assert line.startswith("warning: rewards of the environment were not finite: what")
+    assert line.startswith(
+        "warning: rewards of the environment were not finite: episodes with them"
+    )
     assert "python -m ragen_jax.testing.check_env" in line
 
 
