@@ -94,7 +94,7 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
         trainer._train_from_checkpoint(run, tmp_path, saved, {}, {}, Console(said), "")
-    assert "optimizer.schedule = 'cosine' now ends at another" in said.getvalue()
+    assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
 
 
 def test_a_run_whose_rollbacks_are_lost_does_not_go_on_as_if_there_were_none(tmp_path):
