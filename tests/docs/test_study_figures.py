@@ -7,6 +7,7 @@ import functools
 import math
 
 import numpy as np
+import pytest
 from helpers.paths import ROOT
 from scipy import special
 
@@ -69,6 +70,7 @@ def test_an_iteration_of_figure_9_on_bandit_takes_what_its_first_three_seeds_too
     assert said in text_of("results.md")
 
 
+@pytest.mark.slow  # Bootstraps eight claims.
 def test_the_claims_that_three_seeds_of_the_collapse_decide_are_counted():
     study = definition.load(ROOT / "configs" / "studies" / "collapse.py")
     five = runs_of("collapse")
