@@ -37,13 +37,15 @@ _ITERATIONS = flags.DEFINE_integer(
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite, a folder.")
 _ENV = flags.DEFINE_string(
-    "env", None, "Only measure this environment, or 'all', and public ones."
+    "env", None, "Measure only this environment, or 'all', beside public ones."
 )
 _GAMES = 1024  # games in parallel with --env
 _SHAPE = flags.DEFINE_enum(
     "shape", None, list(SHAPES), "Random weights of this shape, with tiny's tokenizer."
 )
-_SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Measure in stages, into --out.")
+_SUITE = flags.DEFINE_enum(
+    "suite", None, ["gpu"], "Measure a GPU in stages; needs --out."
+)
 _INSTRUMENTS = flags.DEFINE_boolean(
     "instruments", False, "Only measure the cost of diagnostics and report."
 )
@@ -62,12 +64,10 @@ _SIZES = {
         ("reply_tokens", 48, "Multi-turn test: tokens of each reply."),
     ]
 }
-_LIMIT = flags.DEFINE_integer(
-    "stage_seconds", 600, "Time limit of a stage, in seconds.", lower_bound=1
-)
-_TOTAL = flags.DEFINE_integer(
-    "suite_seconds", 0, "Time limit of the suite, in seconds; 0: none.", lower_bound=0
-)
+cli.group_flags("Sizes of the sampler's conversations", *_SIZES)
+_LIMIT = flags.DEFINE_integer("stage_seconds", 600, "Time limit of a stage.", 1)
+_TOTAL = flags.DEFINE_integer("suite_seconds", 0, "Time limit of all; 0: none.", 0)
+cli.group_flags("The suite", "suite", "stage", "smoke", _LIMIT.name, _TOTAL.name)
 
 
 def main() -> None:

@@ -38,10 +38,13 @@ _GROUP = flags.DEFINE_integer(
     "group_size", 0, "Episodes per prompt; 0: as in training.", lower_bound=0
 )
 _SAMPLES = flags.DEFINE_integer(
-    "samples", 64, "Thoughts to use; 0: all.", lower_bound=0
+    "samples", 64, "Thoughts that --information is measured on; 0: all.", lower_bound=0
 )
 _BUCKETS = flags.DEFINE_enum(
-    "buckets", "quantile", ["quantile", "fixed"], "How reward spreads are binned."
+    "buckets",
+    "quantile",
+    ["quantile", "fixed"],
+    "Bins of --gradients by reward spread.",
 )
 _INFORMATION = flags.DEFINE_boolean("information", True, "Measure mutual information.")
 _GRADIENTS = flags.DEFINE_boolean("gradients", True, "Measure gradient norms.")

@@ -41,7 +41,7 @@ _MODEL = flags.DEFINE_string(
     " the new path of the model that the run began with, if it has moved.",
 )
 _POLICY = flags.DEFINE_enum(
-    "policy", "model", ["model", "random", "rule", "planner"], "Which player."
+    "policy", "model", ["model", "random", "rule", "planner"], "Who plays."
 )
 _ENV = flags.DEFINE_string(
     "env",

@@ -31,23 +31,25 @@ _SET = flags.DEFINE_multi_string(
     "set",
     [],
     "KEY=VALUE, a setting of --env; a tuple of texts as in symbols=P,.,O,G,X,Y or"
-    " \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\".",
+    " \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\"",
 )
 _POLICY = flags.DEFINE_enum(
-    "policy", "human", ["human", "random", "rule", "solver"], "Which player."
+    "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
 )
 _EPISODES = flags.DEFINE_integer("episodes", 1, "Episodes to play.", lower_bound=1)
 _ACTIONS = flags.DEFINE_integer(
     "actions",
     None,
-    "Most actions per episode; default: --config's, or 100.",
+    "Most actions of an episode; default: that of --config, or 100.",
     lower_bound=1,
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the levels.", 0, 2**32 - 1)
 _SPLIT = flags.DEFINE_enum(
     "split", "train", ["train", "validation", "test"], "Split of the levels."
 )
-_PICTURE = flags.DEFINE_string("picture", None, "Folder for PNG pictures.")
+_PICTURE = flags.DEFINE_string(
+    "picture", None, "Folder for a PNG picture of each state."
+)
 
 _MANY = 100  # most actions of an episode with --env, which has no config
 

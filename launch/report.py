@@ -21,7 +21,7 @@ from ragen_jax import cli
 from ragen_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of a run to compare with.")
+_COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of a run to compare with")
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ from ragen_jax.studies.definition import SCALES
 
 _STUDY = flags.DEFINE_string("study", None, "Python file that defines get_study().")
 _FOLDER = flags.DEFINE_string("folder", "runs/studies", "Folder for the runs.")
-_PAGES = flags.DEFINE_string("pages", "docs/studies", "Folder for the page.")
+_PAGES = flags.DEFINE_string(
+    "pages", "docs/studies", "Folder for the page, its figure and its data."
+)
 _JOBS = flags.DEFINE_integer(
     "jobs", 2, "Runs at a time; at most the number of GPUs, if any.", lower_bound=1
 )
@@ -34,9 +36,9 @@ _SEEDS = flags.DEFINE_list(
 )
 _ONLY = flags.DEFINE_string("only", "", "Regular expression for the arms to run.")
 _SCALE = flags.DEFINE_enum("scale", "tiny", SCALES, "Size of the runs.")
-_RUN = flags.DEFINE_integer("run", None, "Run only this one, by number.")
+_RUN = flags.DEFINE_integer("run", None, "Run only the run of this number in --list.")
 _RETRY = flags.DEFINE_boolean("retry_failed", False, "Run failed runs again.")
-_REPORT = flags.DEFINE_boolean("report", False, "Only rewrite the page.")
+_REPORT = flags.DEFINE_boolean("report", False, "Train nothing; write the page again.")
 _LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states.")
 
 

@@ -2,14 +2,15 @@
 
   python launch/train.py --config=configs/frozenlake.py --workdir=runs/frozenlake
 
-  python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
-
-trains nothing: it compiles the run's programs for an H100, which need not be present,
-and shows memory, collectives and the time of an iteration (docs/planning.md).
-
 Ctrl-C, SIGTERM or closing the terminal saves the state; the same command resumes. On
 several hosts, run the same command on each: SLURM and Kubernetes are recognized, else
 --coordinator, --processes and --process are needed (docs/clusters.md).
+
+With --plan nothing is trained: the run's programs are compiled, and the memory that
+they need is shown. With --target they are compiled for a device that need not be
+present, and collectives and the time of an iteration are shown too (docs/planning.md):
+
+  python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
 """
 
 from ragen_jax.utils import endings
@@ -35,24 +36,35 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; default: runs/NAME-OF-THE-CONFIG."
 )
 _PLAN = flags.DEFINE_boolean(
-    "plan", False, "Only show the memory that the run would need; train nothing."
+    "plan", False, "Show the memory that the run would need on each device."
 )
 _TARGET = flags.DEFINE_string(
     "target",
     None,
-    "With --plan: a device that need not be present: a100, b200, h100 or h200.",
+    "Plan for this device instead of those here: a100, b200, h100 or h200.",
 )
-_DEVICES = flags.DEFINE_integer("target-devices", 1, "Total number of devices.")
-_HOSTS = flags.DEFINE_integer("target-hosts", 1, "Total number of hosts.")
+_DEVICES = flags.DEFINE_integer(
+    "target-devices", 1, "With --target: devices of all hosts."
+)
+_HOSTS = flags.DEFINE_integer("target-hosts", 1, "With --target: number of hosts.")
 _REPLIES = flags.DEFINE_list(
     "target-replies",
     [],
-    "Mean reply lengths in tokens to estimate times for, such as 50,150.",
+    "With --target: mean tokens of a reply to estimate times for, such as 50,150.",
 )
 _SHAPE = flags.DEFINE_string(
     "shape",
     None,
-    "With --target: shape of a model whose files are not here: qwen2.5-0.5b.",
+    "With --target: shape of a model whose files are not here, as qwen2.5-0.5b.",
+)
+cli.group_flags(
+    "Planning, without training",
+    _PLAN.name,
+    _TARGET.name,
+    _DEVICES.name,
+    _HOSTS.name,
+    _REPLIES.name,
+    _SHAPE.name,
 )
 
 

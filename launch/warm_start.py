@@ -37,10 +37,10 @@ _START = flags.DEFINE_string(
 )
 _NAMES = [name for stages in STAGES.values() for name in stages]
 _FIRST = flags.DEFINE_enum(
-    "first_stage", None, _NAMES, "Where to begin; default: the model's first."
+    "first_stage", None, _NAMES, "First stage to train; default: the model's first."
 )
 _LAST = flags.DEFINE_enum(
-    "last_stage", None, _NAMES, "Where to end; default: the model's last."
+    "last_stage", None, _NAMES, "Last stage to train; default: the model's last."
 )
 
 
@@ -84,7 +84,7 @@ def _stages(model: str) -> tuple[str, ...]:
     for flag, name in (("first", first), ("last", last)):
         if name not in known:
             raise UserError(
-                f"--{flag}_stage={name} is no stage of {model}: choose one of"
+                f"--{flag}_stage={name} is not a stage of {model}: choose one of"
                 f" {', '.join(known)}"
             )
     if model in GROWN and not _START.value:

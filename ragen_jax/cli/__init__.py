@@ -22,6 +22,7 @@ from ragen_jax.cli.flags import (  # noqa: E402
     parse,
     read_settings,
 )
+from ragen_jax.cli.help_text import group as group_flags
 from ragen_jax.cli.planning import PlanFlags, plan_for_target
 from ragen_jax.cli.startup import (
     check_out,
@@ -46,6 +47,7 @@ __all__ = [
     "config_path",
     "define_config",
     "enable_compilation_cache",
+    "group_flags",
     "keys_set",
     "load_config",
     "make_workdir",

@@ -11,7 +11,7 @@ _MOST_BYTES = 2**20
 
 
 def check(arguments: Sequence[str], within: tuple[str, ...] = ()) -> None:
-    """Refuses flag files that are no texts, or that name each other in a circle.
+    """Refuses flag files that are not texts, or that name each other in a circle.
 
     Args:
       arguments: of a command line, or the lines of a flag file.

@@ -1,6 +1,5 @@
 """The command line: absl's flags, and a config whose keys they override."""
 
-import contextlib
 import difflib
 import functools
 import importlib.util
@@ -17,10 +16,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli import environment_keys, flag_files
+from ragen_jax.cli import environment_keys, flag_files, help_text
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.settings import Settings
-from ragen_jax.settings.meanings import MEANINGS
 
 # Flags defined here belong, in --help, to the script that asks for them.
 flags.disclaim_key_flags()
@@ -37,10 +35,6 @@ _KINDS = {
     bool: "true or false",
     tuple: "texts in quotes and parentheses, as in \"('a', 'b')\"",
 }
-_OVERRIDING = """\
---config=FILE[:VARIANT] names a Python file with get_config(variant). Override a key by
---config.KEY=VALUE; one that is true or false also by --config.KEY or --noconfig.KEY.
-The algorithm and the estimator choose the values of keys that are None."""
 
 
 def define_config(
@@ -115,7 +109,10 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
     if takes_config:
         path, arguments = _take_config(arguments, path)
     if asked := set(arguments[1:]) & set(_HELP):
-        _print_help(path, "--helpfull" in asked, flag_values)
+        config = load_config(path) if path else None
+        help_text.show(
+            config, path or _EXAMPLE, flag_values, full="--helpfull" in asked
+        )
         sys.exit(0)
     config = None
     if takes_config:
@@ -293,30 +290,6 @@ def _parse_flags(
             f"unexpected argument {positional[0]!r}: write settings as"
             " --config.KEY=VALUE; --help lists the flags"
         )
-
-
-def _print_help(path: str | None, full: bool, flag_values: flags.FlagValues) -> None:
-    """Prints what the script does, its flags, and the config's keys and values."""
-    print((sys.modules["__main__"].__doc__ or "").strip())
-    print("\nFlags:")
-    print(flag_values.get_help() if full else flag_values.main_module_help())
-    if "config" not in flag_values:
-        return
-    print(f"\n{_OVERRIDING}")
-    if not path:
-        print(f"With --config={_EXAMPLE} --help lists that config's keys too.")
-        return
-    print(f"\nKeys and values of {path}:")
-    from ragen_jax.envs.registry import option_meanings
-
-    leaves = settings_lib.flatten(load_config(path).to_dict())
-    with contextlib.suppress(SettingsError):  # A name that is wrong is shown as it is.
-        leaves |= environment_keys.unnamed(leaves)
-    meanings = MEANINGS | option_meanings(str(leaves.get("env.name")), "env.")
-    for key, value in sorted(leaves.items()):
-        print(f"  --config.{key}={value}")
-        if key in meanings:
-            print(f"      {meanings[key]}")
 
 
 def one_line(error: Exception) -> str:

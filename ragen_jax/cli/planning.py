@@ -60,7 +60,7 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
 
 
 def _read_replies(texts: Sequence[str]) -> list[float]:
-    """Mean tokens of a reply. Raises UserError for what is no number above 0."""
+    """Mean tokens of a reply. Raises UserError for what is not a number above 0."""
     try:
         replies = [float(text) for text in texts]
     except ValueError:

@@ -19,14 +19,23 @@ from absl import app, flags, logging
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli.flags import one_line, parse
+from ragen_jax.cli.help_text import group
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.parallel import distributed
 from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, at any free port."
+)
 _PROCESSES = flags.DEFINE_integer("processes", None, "Total number of processes.")
 _PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0.")
+group(
+    "Several processes, where the launcher is not recognized (docs/clusters.md)",
+    "coordinator",
+    "processes",
+    "process",
+)
 
 # Flags of XLA, which reads them once, before the first computation. Several CPU devices
 # meet in a collective in each minibatch. On a busy machine one may be minutes late, and

@@ -12,19 +12,21 @@ from typing import Any
 
 from absl import flags
 
+from ragen_jax.cli.help_text import group
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 from ragen_jax.utils import user_modules
 
 _CODE = flags.DEFINE_multi_string(
-    "code", [], "A Python file, named in the checkpoint's settings, that may be run."
+    "code", [], "Run this Python file, which the checkpoint's settings name"
 )
 _TRUST = flags.DEFINE_boolean(
     "trust-code",
     False,
-    "Run the Python files named in the checkpoint's settings, if they are unchanged"
+    "Run the Python files that the checkpoint's settings name, if they are unchanged"
     " since training.",
 )
+group("Python files that a checkpoint names", "code", "trust-code")
 
 
 def restrict_to_trusted(

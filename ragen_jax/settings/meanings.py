@@ -1,4 +1,7 @@
-"""The meaning of each setting for --help, one line per dotted key, with its unit."""
+"""What --help says of each section and each setting: one line, with the unit.
+
+cli/help_text.py prints them, in this order.
+"""
 
 from ragen_jax.settings import choices
 
@@ -10,9 +13,28 @@ def _one_of(names: dict) -> str:
     return f"{', '.join(list(names)[:2])}, others in docs/algorithms.md"
 
 
+# By section; "": the keys outside any section.
+SECTIONS = {
+    "": "the run as a whole",
+    "env": "the environment that the agent acts in",
+    "model": "the language model that is trained",
+    "lora": "low-rank adapters, trained in place of all weights",
+    "mesh": "how the devices divide the work and the weights",
+    "rollout": "how episodes are sampled: how many, how long, by which kernels",
+    "reward": "what is added to the environment's reward, and how it is normalized",
+    "filter": "which groups of episodes an update learns from",
+    "advantage": "how rewards become advantages",
+    "loss": "the terms of the policy's loss, and the clipping of the critic's",
+    "optimizer": "learning rates, gradient steps, and how often episodes are used",
+    "evaluation": "how success is measured, on validation and on test levels",
+    "every": "how often something is done, in iterations",
+    "checkpoint": "which checkpoints stay on disk",
+    "safety": "when a run that fails ends early",
+    "health": "how collapse is watched for, and what a run does about it",
+}
 MEANINGS = {
     "seed": "seed of all randomness: the same seed gives the same run",
-    "iterations": "rollouts, each followed by an update",
+    "iterations": "rollouts, each followed by optimizer.reuse updates",
     "algorithm": '"starpo_s", which filters prompts by uncertainty, or "starpo"',
     "estimator": f"estimator of advantages: {_one_of(choices.ESTIMATORS)}",
     "deterministic": "identical results on every run, on GPUs too; slower",
@@ -26,7 +48,7 @@ MEANINGS = {
     "lora.alpha": "adapters are scaled by alpha / rank",
     "lora.targets": 'adapted weights: "all", "attention", "mlp", or names with commas',
     "mesh.data": "data parallelism: replicas of the model; -1: all remaining devices",
-    "mesh.fsdp": "fully sharded data parallelism: devices that share rows and weights",
+    "mesh.fsdp": "fully sharded data parallelism: rows and weights split over them",
     "mesh.tensor": "tensor parallelism: devices that each matrix is split over",
     "rollout.prompts": "P, distinct levels of an iteration",
     "rollout.group_size": "N, episodes from each level",
@@ -108,8 +130,8 @@ MEANINGS = {
     "optimizer.clip_norm": "gradients are clipped to this global norm",
     "optimizer.minibatch": "rows of one gradient step, over all devices",
     "optimizer.microbatch": "rows of one gradient accumulation step, over all devices",
-    "optimizer.epochs": "passes over the kept rows",
-    "optimizer.reuse": "k, whole updates on one batch of episodes; 1: on-policy",
+    "optimizer.epochs": "passes of one update over the kept rows",
+    "optimizer.reuse": "updates on each batch of episodes; 1: on-policy",
     "optimizer.critic_warmup": "initial iterations in which only the critic learns",
     "evaluation.prompts": "number of validation levels",
     "evaluation.rollouts": "episodes from each validation level",

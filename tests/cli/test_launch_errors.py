@@ -39,7 +39,7 @@ def main():
     elif WHAT.value == "interrupt":
         raise KeyboardInterrupt
     elif WHAT.value == "mistake":
-        raise UserError("model.path = 'x' is no folder: choose one that is")
+        raise UserError("model.path = 'x' is not a folder: choose one that is")
     elif WHAT.value == "fault":
         raise ValueError("a fault of the program")
 
@@ -181,7 +181,7 @@ def test_a_script_finds_its_usual_config_from_any_folder(tmp_path, script):
     command = [sys.executable, str(ROOT / "launch" / script), "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Keys and values of" in done.stdout
+    assert "The settings of" in done.stdout
 
 
 def test_help_shows_flags_and_every_key_with_its_value(capsys):
@@ -307,7 +307,7 @@ def test_main_gets_the_settings_and_a_cache_of_compiled_programs(run, tmp_path):
 @pytest.mark.parametrize(
     ("what", "code", "stderr"),
     [
-        ("mistake", 2, "error: model.path = 'x' is no folder: choose one that is\n"),
+        ("mistake", 2, "error: model.path = 'x' is not a folder: choose one that is\n"),
         ("interrupt", 130, "interrupted\n"),
     ],
 )
