@@ -138,8 +138,8 @@ def lookup(name: str) -> tuple[type, Maker]:
         return _from_file(name)
     if name not in _BUILT_IN:
         raise SettingsError(
-            f"env.name = {name!r} is no environment, and a file of yours would end in"
-            f" .py: {nearest(name, NAMES)}"
+            f"env.name = {name!r} is not an environment, and a file of yours would end"
+            f" in .py: {nearest(name, NAMES)}"
         )
     module_name, settings = _BUILT_IN[name]
     module = importlib.import_module(f"ragen_jax.envs.{module_name}")

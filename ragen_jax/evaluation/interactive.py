@@ -200,7 +200,7 @@ def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
     unambiguous beginnings of them suffice, and commas or spaces also separate.
 
     Raises:
-      ValueError: if a part of it is no action.
+      ValueError: if a part of it is not an action.
     """
     segments = [part.strip(_WHITE) for part in line.split("||")]
     segments = [segment for segment in segments if segment]
@@ -214,7 +214,9 @@ def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
             action = env.read_action_text(text, state)
         if np.ravel(action)[0] == base.NO_ACTION:
             example = " or ".join(repr(action) for action in env.example_actions)
-            raise ValueError(f"{segment!r} is no action here: write as in {example}")
+            raise ValueError(
+                f"{segment!r} is not an action here: write as in {example}"
+            )
         actions.append(action)
     return tuple(actions)
 
@@ -226,8 +228,8 @@ def _read_names(text: str, env: base.Environment) -> tuple[int, ...]:
     for word in text.replace(",", " ").split():
         if (action := _find(word, env.action_names)) is None:
             raise ValueError(
-                f"{word!r} is no action here: choose {base.listed(env.action_names)},"
-                " or unambiguous beginnings of them"
+                f"{word!r} is not an action here: choose"
+                f" {base.listed(env.action_names)}, or unambiguous beginnings of them"
             )
         actions.append(action)
     return tuple(actions)

@@ -111,7 +111,7 @@ def make_reader(
 def text_of_tokens(reader: Reader, tokens: np.ndarray) -> str:
     """The text of tokens (int[n]), control tokens included.
 
-    Bytes that are no UTF-8 become U+FFFD; ids beyond the tokenizer's give no text.
+    Bytes that are not UTF-8 become U+FFFD; ids beyond the tokenizer's give no text.
     """
     return _bytes(reader.written_bytes, tokens.tolist()).decode(errors="replace")
 

@@ -204,7 +204,7 @@ def _checked(place: Place) -> Place:
     _, port = roll_call.host_and_port(place.coordinator)
     if not 0 < port < 2**16:
         raise UserError(
-            f"--coordinator={place.coordinator} is no HOST:PORT: give process 0's host"
+            f"--coordinator={place.coordinator} is not HOST:PORT: give process 0's host"
             " and a free port there, such as node1:29400"
         )
     if place.processes < 1 or not 0 <= place.process < place.processes:

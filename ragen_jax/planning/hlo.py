@@ -116,7 +116,7 @@ def parse(text: str) -> Module:
             if instruction is not None:
                 current[instruction.name] = instruction
     if not entry:
-        raise ValueError("this is no HLO: it has no ENTRY computation")
+        raise ValueError("this is not an HLO module: it has no ENTRY computation")
     return Module(computations, entry)
 
 

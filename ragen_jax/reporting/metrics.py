@@ -25,7 +25,7 @@ from ragen_jax.utils import atomic_files
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 PICTURE = "curves.png"
-# Raised for a line that is no record.
+# Raised for a line that is not a record.
 _NO_RECORD = (ValueError, KeyError, TypeError, RecursionError)
 _PICTURE_SECONDS = 30.0  # least time between two drawings
 _PICTURE_SHARE = 0.01  # most of the run's time that drawing may take
@@ -187,7 +187,7 @@ def describe(name: str) -> Metric:
     general = re.sub(r"^(train|validation|test)/[\w-]+/", r"\1/<environment>/", general)
     if general not in METRICS or "<" in name:
         raise KeyError(
-            f"{name!r} is no documented metric: add it to METRICS in metrics.py"
+            f"{name!r} is not a documented metric: add it to METRICS in metrics.py"
         )
     return METRICS[general]
 

@@ -103,7 +103,7 @@ def draw(
     # A folder's name need not be UTF-8, but the figure's text must be.
     shown = title.encode(errors="replace").decode()
     text = f"{shown}, iteration {last}"
-    # A name with $ is no formula.
+    # A name with $ is not a formula.
     figure.suptitle(text, x=0.01, ha="left", weight="bold", parse_math=False)
     axes = figure.subplots(2, 3, sharex=True)
     for axis, chart in zip(axes.flat, CHARTS, strict=True):

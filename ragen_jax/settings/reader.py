@@ -254,7 +254,7 @@ def _read(kind: type, values: Any, prefix: str) -> Any:
 
 
 def _env_options(values: Mapping[str, Any], kind: type) -> tuple[tuple[str, Any], ...]:
-    """The keys of a section that are no field of `kind`: the environment's own, sorted.
+    """The environment's own keys of a section, which are not fields of `kind`, sorted.
 
     Lists become tuples, so that settings can be hashed.
     """

@@ -107,7 +107,7 @@ def load(path: str | Path) -> Study:
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(
-            f"--study={path} is no file: name one of configs/studies, as in"
+            f"--study={path} is not a file: name one of configs/studies, as in"
             " configs/studies/stabilized.py"
         )
     spec = importlib.util.spec_from_file_location("study_config", path)
@@ -188,7 +188,7 @@ def planned_runs(
         arms = [arm for arm in study.arms if re.search(only, arm)]
     except re.error as error:
         raise UserError(
-            f"--only={only} is no regular expression ({error}): name arms as"
+            f"--only={only} is not a regular expression ({error}): name arms as"
             " --list shows them, and write a backslash before special characters"
         ) from None
     if not arms:

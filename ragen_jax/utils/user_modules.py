@@ -50,7 +50,7 @@ def resolved(name: str) -> Path:
     try:
         return Path(name).expanduser().resolve()
     except (RuntimeError, OSError, ValueError) as error:
-        raise SettingsError(f"{name!r} is no path of a file ({error})") from None
+        raise SettingsError(f"{name!r} is not the path of a file ({error})") from None
 
 
 def digest(path: Path) -> str:

@@ -214,7 +214,7 @@ def _made(kind: type, values: dict[str, Any], section: str) -> Any:
     for key in values:
         if key not in known:
             raise UserError(
-                f"{section}.{key} is no key of that section: choose one of"
+                f"{section}.{key} is not a key of that section: choose one of"
                 f" {', '.join(known)}"
             )
     return kind(**values)

@@ -56,7 +56,11 @@ def test_an_environment_that_the_command_line_names_has_its_own_settings(name):
     [
         (LAKE, ["env.symbol=x"], "did you mean env.symbols?"),
         (LAKE, ["env.symbols=#,_"], "texts in quotes and parentheses"),
-        (LAKE, ["env.name=maze", "env.walls=2"], "env.name = 'maze' is no environment"),
+        (
+            LAKE,
+            ["env.name=maze", "env.walls=2"],
+            "env.name = 'maze' is not an environment",
+        ),
         (LAKE, ["env.name=a.py", "env.walls=2"], "write it into the config, if it is"),
         (MIX, ["env.mix.rooms.turn=7"], "did you mean env.mix.rooms.turns?"),
         (MIX, ["env.mix.walls.boxes=7"], "did you mean env.mix.rooms.boxes?"),

@@ -51,7 +51,7 @@ def test_a_key_that_a_section_does_not_have_is_named(section):
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:smoke")
     with config.unlocked():
         config.frozen_lake[section].sise = 3
-    with pytest.raises(UserError, match=f"frozen_lake.{section}.sise is no key of"):
+    with pytest.raises(UserError, match=f"frozen_lake.{section}.sise is not a key of"):
         stages.check_environments(config, ["lake_boards"])
 
 

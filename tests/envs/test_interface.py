@@ -48,7 +48,7 @@ FAULTY = {
         ("jnp.zeros(1, jnp.int32), 1 + shown", "shown[state.coins], 1 + shown"),
         r"observe fails: line \d+: NonConcreteBooleanIndexError: .*: keep the shape",
     ),
-    "a state that is no pytree": (
+    "a state that is not a pytree": (
         ("@struct.dataclass", "@dataclasses.dataclass"),
         "reset fails: .* is not a valid JAX type: return arrays, or a"
         " flax.struct.dataclass of arrays$",

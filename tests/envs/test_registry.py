@@ -63,12 +63,12 @@ WRONG = {
     "unknown": (
         "frozen_lak",
         None,
-        r"'frozen_lak' is no environment.*: did you mean frozen_",
+        r"'frozen_lak' is not an environment.*: did you mean frozen_",
     ),
     "strange": (
         "zzz",
         None,
-        "is no environment, .* end in .py: choose one of .*frozen_lake",
+        "is not an environment, .* end in .py: choose one of .*frozen_lake",
     ),
     "missing": (
         "no.py",

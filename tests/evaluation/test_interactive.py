@@ -93,7 +93,9 @@ def test_a_line_names_actions_by_name_or_by_their_beginnings(table, line, action
 
 @pytest.mark.parametrize("line", ["x", "leftt", "l x", "left|right"])
 def test_a_line_with_something_else_is_explained(table, line):
-    with pytest.raises(ValueError, match="is no action here: choose Left, Down, Right"):
+    with pytest.raises(
+        ValueError, match="is not an action here: choose Left, Down, Right"
+    ):
         interactive.read_line(line, table.env, None)
 
 
@@ -104,7 +106,7 @@ def test_of_many_names_a_few_are_listed_with_their_number(table):
     with pytest.raises(ValueError) as found:
         interactive.read_line("shut", cells, None)
     assert str(found.value) == (
-        "'shut' is no action here: choose open row 0 column 0, open row 0 column 1,"
+        "'shut' is not an action here: choose open row 0 column 0, open row 0 column 1,"
         " open row 0 column 2, open row 0 column 3, open row 0 column 4, open row 0"
         " column 5, ... (81 in all), or unambiguous beginnings of them"
     )
@@ -120,7 +122,7 @@ def test_a_whole_name_wins_over_longer_ones_and_two_beginnings_are_none():
     assert interactive.read_line("u U' r2 R", cube, None) == (0, 1, 3, 2)
     doubles = named("push left", "push right", "pull")
     assert interactive.read_line("push right || push left", doubles, None) == (1, 0)
-    with pytest.raises(ValueError, match="'pu' is no action"):
+    with pytest.raises(ValueError, match="'pu' is not an action"):
         interactive.read_line("pu", doubles, None)
 
 
@@ -146,7 +148,9 @@ def test_a_free_form_line_is_read_by_the_environment_with_its_state():
     changes = dict(read_action=max, read_action_text=read, answer_bytes=4)
     env = base.Environment(**{**vars(env), **changes, "example_actions": ("a b",)})
     assert interactive.read_line(" A B || c ", env, 2) == (0, 2)
-    with pytest.raises(ValueError, match="'a' is no action here: write as in 'a b'"):
+    with pytest.raises(
+        ValueError, match="'a' is not an action here: write as in 'a b'"
+    ):
         interactive.read_line("c || a", env, 2)
     with pytest.raises(ValueError, match="'c     c'"):
         interactive.read_line("c     c", env, 2)
@@ -196,7 +200,7 @@ def test_a_person_sees_what_happens_and_can_leave(table, printed):
     reader = Reader("what", "", "u", "q", "never read")
     assert not play(table, interactive.human_player(table, reader.ask), actions=9)
     assert reader.asked == ["9 actions left> "] * 3 + ["8 actions left> "]
-    assert printed[1].startswith("'what' is no action here")
+    assert printed[1].startswith("'what' is not an action here")
     assert printed[2].startswith("Up: reward 0, 8 actions left\nState:\n")
     assert printed[-1] == "left after 1 action, return 0"
 
@@ -337,7 +341,7 @@ def test_a_person_plays_an_environment_of_their_own_with_pictures(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env=frozen"], "'frozen' is no environment"),
+        (["--env=frozen"], "'frozen' is not an environment"),
         (["--set=size=3"], "add --env, or write --config.env.size=3"),
         (["--env=frozen_lake", "--config.env.size=3"], "pass one of them"),
         (["--env=frozen_lake", "--policy=solver", "--picture=/dev/null/x"], "be made"),

@@ -158,7 +158,7 @@ COMMANDS = {
         (*train().arguments, "--noconfig.seed=1"),
         ("unknown flag --noconfig.seed", "did you mean"),
     ),
-    "a study that is no Python": Wrong(
+    "a study that is not Python": Wrong(
         "study.py", ("--study={place}/flags",), ("ends in .py",)
     ),
 }

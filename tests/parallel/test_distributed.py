@@ -150,8 +150,8 @@ def test_a_pod_of_an_indexed_job_does_not_start_alone_by_mistake(cluster):
     [
         (("a:1", 2, None), ["belong together", "give all three", "process=None"]),
         ((None, None, 1), ["belong together", "coordinator=None"]),
-        (("node1", 2, 0), ["--coordinator=node1 is no HOST:PORT", "node1:29400"]),
-        (("node1:99999", 2, 0), ["--coordinator=node1:99999 is no HOST:PORT"]),
+        (("node1", 2, 0), ["--coordinator=node1 is not HOST:PORT", "node1:29400"]),
+        (("node1:99999", 2, 0), ["--coordinator=node1:99999 is not HOST:PORT"]),
         (("a:1", 2, 2), ["--process=2 of --processes=2", "from 0 to one less"]),
         (("a:1", 0, 0), ["--process=0 of --processes=0"]),
         (("a:1", 2, -1), ["--process=-1 of --processes=2"]),

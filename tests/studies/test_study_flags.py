@@ -28,7 +28,7 @@ def get_study():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(only="["), r"--only=\[ is no regular expression .*: name arms"),
+        (dict(only="["), r"--only=\[ is not a regular expression .*: name arms"),
         (dict(folder="file"), "--folder=.*file is a file: name a folder"),
         (dict(pages="file"), "--pages=.*file is a file: name a folder"),
     ],

@@ -112,8 +112,8 @@ def check(settings: Bandit) -> None:
     """Raises ValueError, in one sentence, unless the high-risk arm is the better."""
     if not 0 <= settings.high_probability <= 1:
         raise ValueError(
-            f"bandit.high_probability = {settings.high_probability} is no probability:"
-            " choose 0 to 1"
+            f"bandit.high_probability = {settings.high_probability} is not a"
+            " probability: choose 0 to 1"
         )
     if not 0 <= settings.low_reward < settings.high_probability:
         raise ValueError(

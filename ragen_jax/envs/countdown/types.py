@@ -62,6 +62,6 @@ def check(settings: Countdown) -> None:
         )
     if not 0 <= settings.partial_reward < 1:
         raise ValueError(
-            f"countdown.partial_reward = {settings.partial_reward} is no part of the"
+            f"countdown.partial_reward = {settings.partial_reward} is not a part of the"
             " reward 1: choose at least 0 and less than 1"
         )

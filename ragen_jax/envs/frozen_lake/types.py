@@ -42,7 +42,7 @@ def check(settings: FrozenLake) -> None:
     for name in ("frozen_probability", "success_probability"):
         if not 0 <= (value := getattr(settings, name)) <= 1:
             raise ValueError(
-                f"frozen_lake.{name} = {value} is no probability: choose 0 to 1"
+                f"frozen_lake.{name} = {value} is not a probability: choose 0 to 1"
             )
     # With all other settings at least 1 draw in 350 is solvable and of a given split,
     # even without ice (the goal lies beside the start). But every 2 x 2 lake of the

@@ -61,7 +61,7 @@ def open_file(path: Path) -> GgufFile:
     """Reads the header, and checks that all tensors lie within the file.
 
     Raises:
-      UserError: if the `gguf` package or the file is missing, or the file is no GGUF
+      UserError: if the `gguf` package or the file is missing, or the file is not a GGUF
         file, or is of another version or damaged.
     """
     package = _package()
@@ -71,7 +71,7 @@ def open_file(path: Path) -> GgufFile:
             start = file.read(8)
             if start[:4] != _MAGIC:
                 raise UserError(
-                    f"{path} is no GGUF file: it does not begin with 'GGUF'; give a"
+                    f"{path} is not a GGUF file: it does not begin with 'GGUF'; give a"
                     " .gguf file or a model folder"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -209,6 +209,6 @@ def _read_tensor(cursor: _Cursor, package: ModuleType) -> Tensor:
     kind = package.GGMLQuantizationType(cursor.number("<u4"))
     block, block_bytes = package.GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
-        raise ValueError(f"rows of {shape[-1]} of {name} are no whole blocks")
+        raise ValueError(f"rows of {shape[-1]} of {name} are not whole blocks")
     row_bytes = shape[-1] // block * block_bytes
     return Tensor(name, shape, kind.name, cursor.number("<u8"), row_bytes)

@@ -183,7 +183,7 @@ def _find_tensors(
 
 
 def _check_copy(head: tuple[Path, Stored], embedding: tuple[Path, Stored]) -> None:
-    """Refuses a tied model's head that is no copy of the embedding, by some rows.
+    """Refuses a tied model's head that is not a copy of the embedding, by some rows.
 
     Nobody knows which of the two is meant: transformers 4 leaves the head unread,
     transformers 5 unties it and computes with it.
@@ -264,7 +264,9 @@ def read_stop_tokens(folder: Path) -> tuple[int, ...]:
             raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
         ids = [] if named is None else named if isinstance(named, list) else [named]
         if not all(type(index) is int and index >= 0 for index in ids):
-            raise UserError(f"{path}: eos_token_id = {named!r} is no token; {remedy}")
+            raise UserError(
+                f"{path}: eos_token_id = {named!r} is not a token; {remedy}"
+            )
         return tuple(ids)
     return ()
 

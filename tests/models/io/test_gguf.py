@@ -271,7 +271,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path, what):
         "missing": "cannot be read (No such file or directory); give a .gguf file",
         "folder": "cannot be read (Is a directory); give a .gguf file",
         "version": "GGUF version 50331648 is not supported; take a little-endian",
-    }.get(what, "is no GGUF file: it does not begin with 'GGUF'; give")
+    }.get(what, "is not a GGUF file: it does not begin with 'GGUF'; give")
     assert message in refusal(gguf.read_config, path)
 
 
