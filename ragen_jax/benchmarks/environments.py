@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ragen_jax.envs.base import TRAIN, Environment, random_action
 
-STEPS = 1000  # of each game, in one timed call
+STEPS = 1000  # of each episode of a batch, in one timed call
 
 # Rows of the table of `launch/benchmark.py --env=all`: an environment and its settings.
 KINDS = (
@@ -32,8 +32,8 @@ KINDS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvEpisode:
-    """The functions that are timed, for one game and `vmap`-able; ours or a peer's."""
+class EnvFunctions:
+    """The timed functions of one environment, ours or a peer's; `vmap`-able."""
 
     reset: Callable[[jax.Array], Any]  # key -> State
     # (key, State, action) -> State, reward float[], done bool[]
@@ -59,26 +59,26 @@ def kinds(name: str) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 def measure(env: Environment, batch: int = 1024, label: str = "") -> Speed:
     """Measures an environment; the result is named `label`, or else `env.name`."""
-    return measure_game(label or env.name, as_game(env), batch)
+    return measure_functions(label or env.name, env_functions(env), batch)
 
 
-def measure_game(label: str, game: EnvEpisode, batch: int) -> Speed:
-    """Measures any game that is written in JAX."""
+def measure_functions(label: str, functions: EnvFunctions, batch: int) -> Speed:
+    """Measures any environment that is written in JAX."""
     return Speed(
         name=label,
-        steps=game_steps_per_second(game, batch=batch, steps=STEPS),
-        resets=game_resets_per_second(game, batch=batch),
+        steps=step_rate(functions, batch=batch, steps=STEPS),
+        resets=reset_rate(functions, batch=batch),
     )
 
 
-def as_game(env: Environment) -> EnvEpisode:
+def env_functions(env: Environment) -> EnvFunctions:
     """The bare rules of an environment, on training levels."""
 
     def step(key, state, action):
         state, outcome = env.step(key, state, action)
         return state, outcome.reward, outcome.done
 
-    return EnvEpisode(
+    return EnvFunctions(
         reset=lambda key: env.reset(key, jnp.int32(TRAIN)),
         step=step,
         sample=lambda key: random_action(key, env),
@@ -88,33 +88,33 @@ def as_game(env: Environment) -> EnvEpisode:
 def steps_per_second(
     env: Environment, *, batch: int, steps: int, repeats: int = 3
 ) -> float:
-    """Steps/s of random play in an environment; see `game_steps_per_second`."""
-    game = as_game(env)
-    return game_steps_per_second(game, batch=batch, steps=steps, repeats=repeats)
+    """Steps/s of random play in an environment; see `step_rate`."""
+    functions = env_functions(env)
+    return step_rate(functions, batch=batch, steps=steps, repeats=repeats)
 
 
 def resets_per_second(env: Environment, *, batch: int, repeats: int = 3) -> float:
     """Resets/s of an environment, `batch` of them in one call."""
-    return game_resets_per_second(as_game(env), batch=batch, repeats=repeats)
+    return reset_rate(env_functions(env), batch=batch, repeats=repeats)
 
 
-def game_steps_per_second(
-    game: EnvEpisode, *, batch: int, steps: int, repeats: int = 3
+def step_rate(
+    functions: EnvFunctions, *, batch: int, steps: int, repeats: int = 3
 ) -> float:
-    """Steps/s of random play; a finished game starts again from its first state.
+    """Steps/s of random play; a finished episode starts again from its first state.
 
     Keys and actions are drawn before the clock starts.
 
     Args:
-      game: the rules.
+      functions: of the environment.
       batch: games played in parallel.
-      steps: of each game in one timed call.
+      steps: of each episode in one timed call.
       repeats: timed calls, of which the fastest counts: the others only add noise.
     """
 
     def play(start: Any, key_and_action: Any) -> tuple[Any, jax.Array]:
         def one(state: Any, inputs: Any) -> tuple[Any, jax.Array]:
-            state, reward, done = game.step(inputs[0], state, inputs[1])
+            state, reward, done = functions.step(inputs[0], state, inputs[1])
             again = lambda new, old: jnp.where(done, new, old)
             return jax.tree.map(again, start, state), reward
 
@@ -126,10 +126,12 @@ def game_steps_per_second(
         reset_key, step_key, action_key = jax.random.split(key, 3)
         shape = (batch, steps)
         return (
-            jax.vmap(game.reset)(jax.random.split(reset_key, batch)),
+            jax.vmap(functions.reset)(jax.random.split(reset_key, batch)),
             (
                 jax.random.split(step_key, shape),
-                jax.vmap(jax.vmap(game.sample))(jax.random.split(action_key, shape)),
+                jax.vmap(jax.vmap(functions.sample))(
+                    jax.random.split(action_key, shape)
+                ),
             ),
         )
 
@@ -138,9 +140,9 @@ def game_steps_per_second(
     return batch * steps / seconds
 
 
-def game_resets_per_second(game: EnvEpisode, *, batch: int, repeats: int = 3) -> float:
+def reset_rate(functions: EnvFunctions, *, batch: int, repeats: int = 3) -> float:
     """Resets/s, `batch` of them in one call."""
-    draw = jax.jit(jax.vmap(game.reset))
+    draw = jax.jit(jax.vmap(functions.reset))
     seconds = _fastest(draw, lambda key: jax.random.split(key, batch), repeats)
     return batch / seconds
 

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 
 from ragen_jax.benchmarks.environments import (
     STEPS,
-    EnvEpisode,
+    EnvFunctions,
     Speed,
-    game_resets_per_second,
-    game_steps_per_second,
+    reset_rate,
+    step_rate,
 )
 
 _SECONDS = 2.0  # for which a peer written in Python is timed
@@ -148,12 +148,12 @@ def _gymnax(label: str, name: str, has_levels: bool):
             _, state, reward, done, _ = env.step_env(key, state, action, parameters)
             return state, reward, done
 
-        game = EnvEpisode(
+        functions = EnvFunctions(
             reset=lambda key: env.reset_env(key, parameters)[1],
             step=step,
             sample=lambda key: jax.random.randint(key, (), 0, env.num_actions),
         )
-        return _in_jax(label, game, batch, has_levels)
+        return _in_jax(label, functions, batch, has_levels)
 
     return measure
 
@@ -169,19 +169,19 @@ def _jumanji(label: str, make: Callable[[], Any], has_levels: bool):
             state, timestep = env.step(state, action)
             return state, timestep.reward, timestep.last()
 
-        game = EnvEpisode(
+        functions = EnvFunctions(
             reset=lambda key: env.reset(key)[0],
             step=step,
             sample=lambda key: jax.random.randint(key, limits.shape, 0, limits),
         )
-        return _in_jax(label, game, batch, has_levels)
+        return _in_jax(label, functions, batch, has_levels)
 
     return measure
 
 
-def _in_jax(label: str, game: EnvEpisode, batch: int, has_levels: bool) -> Speed:
-    resets = game_resets_per_second(game, batch=batch) if has_levels else None
-    return Speed(label, game_steps_per_second(game, batch=batch, steps=STEPS), resets)
+def _in_jax(label: str, functions: EnvFunctions, batch: int, has_levels: bool) -> Speed:
+    resets = reset_rate(functions, batch=batch) if has_levels else None
+    return Speed(label, step_rate(functions, batch=batch, steps=STEPS), resets)
 
 
 def _jumanji_2048():

@@ -84,7 +84,7 @@ def run(main: Callable[[], None]) -> None:
             if not _has_to_leave():
                 raise
             traceback.print_exc()
-            endings.leave(1)
+            endings.exit_at_once(1)
 
     app.run(call, flags_parser=parser)
 
@@ -96,25 +96,19 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
       settings: of the run; `deterministic` and `mesh` are read.
       facts: what all processes must have in common, from `facts.of_run`.
     """
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = xla_flags(given, settings.deterministic)
+    _set_xla_flags(settings)
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     import jax
 
-    # Tracing makes a million short-lived objects. By default the collector would run
-    # every few thousand and also search all that the imports left: a sixth of tracing's
-    # time.
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
-
+    _collect_garbage_seldom()
     if jax.distributed.is_initialized():
         from ragen_jax.parallel import program_cache
 
         warning = program_cache.keep_if_shared()
         if warning and jax.process_index() == 0:
             print(warning, file=sys.stderr, flush=True)
-    elif settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
-        distributed.give_collectives_threads()
+    else:
+        _give_collectives_threads(settings)
 
 
 def start_jax_alone(settings: Settings, what: str) -> None:
@@ -134,19 +128,42 @@ def start_jax_alone(settings: Settings, what: str) -> None:
             " one, without --coordinator, --processes and --process, or outside of the"
             " cluster's launcher"
         )
-    start_jax(settings)
+    _set_xla_flags(settings)
+    _collect_garbage_seldom()
+    _give_collectives_threads(settings)
 
 
-def xla_flags(given: str, deterministic: bool) -> str:
-    """XLA_FLAGS of a run: those `given`, and ours unless they are among them.
+def _set_xla_flags(settings: Settings) -> None:
+    value = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = xla_flags(value, settings.deterministic)
+
+
+def _give_collectives_threads(settings: Settings) -> None:
+    if settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
+        distributed.give_collectives_threads()
+
+
+def _collect_garbage_seldom() -> None:
+    """Lets Python's garbage collector run seldom, and leave out what the imports made.
+
+    Tracing makes a million short-lived objects. By default the collector would run
+    every few thousand and also search all that the imports left: a sixth of tracing's
+    time.
+    """
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def xla_flags(users: str, deterministic: bool) -> str:
+    """XLA_FLAGS of a run: the user's, then ours except those that the user sets.
 
     Args:
-      given: the variable as the user set it, or "".
+      users: the variable as the user set it, or "".
       deterministic: use deterministic operations alone (has an effect on GPUs).
     """
-    chosen = _TIMEOUTS | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
-    more = [f"--{name}={value}" for name, value in chosen.items() if name not in given]
-    return " ".join([given, *more]).strip()
+    ours = _TIMEOUTS | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
+    more = [f"--{name}={value}" for name, value in ours.items() if name not in users]
+    return " ".join([users, *more]).strip()
 
 
 def use_every_core(settings: Settings) -> None:
@@ -321,17 +338,17 @@ def _ending_in_one_sentence() -> Iterator[None]:
     except UserError as error:
         _end_with(str(error))
     except endings.Terminated:
-        endings.leave_by(signal.SIGTERM)
+        endings.exit_on_signal(signal.SIGTERM)
     except KeyboardInterrupt:
-        endings.leave_by(signal.SIGINT)
+        endings.exit_on_signal(signal.SIGINT)
     except BrokenPipeError:  # Nobody listens: `train.py | head` ends as `cat | head`.
-        endings.leave(128 + signal.SIGPIPE)
+        endings.exit_at_once(128 + signal.SIGPIPE)
     except (OSError, RuntimeError, ValueError) as error:
         # An error of writing to a stream has no file's name.
         is_output = isinstance(error, OSError) and not error.filename
         if is_output and error.errno in machine_errors.FULL:
             line = f"error: the output cannot be written ({error.strerror})"
-            endings.leave(2, f"{line}: send it to a place with room")
+            endings.exit_at_once(2, f"{line}: send it to a place with room")
         if not (sentence := machine_errors.sentence(error)):
             distributed.wait_for_verdict()
             raise
@@ -347,7 +364,7 @@ def _end_with(sentence: str) -> NoReturn:
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     if _has_to_leave():
-        endings.leave(2)
+        endings.exit_at_once(2)
     sys.exit(2)
 
 

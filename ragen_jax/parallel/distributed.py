@@ -58,7 +58,7 @@ def start(
         place, seconds, facts, server.getsockname()[1] if server else 0
     )
     _heartbeats.append(_join(place, server, port))
-    endings.on_leaving(_heartbeats[-1].fail)
+    endings.before_exit(_heartbeats[-1].fail)
     import jax
 
     if _is_on_cpus(getattr(jax.config, "jax_platforms")):  # noqa: B009  (untyped)
@@ -170,8 +170,9 @@ def finish() -> None:
 def is_awaited() -> bool:
     """Whether other processes may be waiting for this one.
 
-    A process that fails then has to end by `endings.leave`. Python's own end waits in
-    JAX's for all processes to come to theirs, while this one's heart still beats.
+    A process that fails then has to end by `endings.exit_at_once`. Python's normal exit
+    waits, in JAX's, for all processes to come to theirs, while this one's heart still
+    beats.
     """
     return any(heart.is_awaited() for heart in _heartbeats)
 

@@ -34,7 +34,7 @@ _REMEDY = "the same command on all of them resumes from the last checkpoint"
 
 def leave(sentence: str) -> None:
     """Ends this process, whatever it is waiting for."""
-    endings.leave(EXIT_CODE, f"error: {sentence}; {_REMEDY}", forced=True)
+    endings.exit_at_once(EXIT_CODE, f"error: {sentence}; {_REMEDY}", forced=True)
 
 
 class Heartbeat:

@@ -181,14 +181,17 @@ class Console:
         self._lines = 0  # iteration lines so far
         self._said: set[str] = set()  # lines written by `once`
         self._notice: Callable[[], None] | None = None
-        self.is_gone = False  # whether the stream lost its reader, within `outlived`
+        self.is_gone = (
+            False  # whether the stream lost its reader, within `on_lost_reader`
+        )
 
     @contextlib.contextmanager
-    def outlived(self, notice: Callable[[], None]) -> Iterator[None]:
-        """Within this context, a stream that nobody reads any more is no error.
+    def on_lost_reader(self, notice: Callable[[], None]) -> Iterator[None]:
+        """A context in which losing the stream's reader calls `notice`, once.
 
         The other end of a pipe may be closed, as when Ctrl-C also ends `tee`, or the
-        terminal may be gone. Then `notice` is called, and nothing more is written.
+        terminal may be gone. Nothing more is written then. Outside the context this
+        raises an OSError, as for any stream.
         """
         self._notice = notice
         if self.is_gone:

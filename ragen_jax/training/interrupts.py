@@ -59,7 +59,9 @@ class InterruptHandler:
     def __enter__(self) -> Self:
         self._several = jax.process_count() > 1
         # With several processes SIGTERM belongs to jax's own notifier.
-        own = set(endings.heeded()) - ({signal.SIGTERM} if self._several else set())
+        own = set(endings.ending_signals()) - (
+            {signal.SIGTERM} if self._several else set()
+        )
         self._context.enter_context(endings.listening(self._hear))
         for number in own:
             self._previous[number] = signal.signal(number, self._handle)
@@ -132,10 +134,10 @@ class InterruptHandler:
         if words := self._last_words:
             if not self._left.wait(PATIENCE):
                 self._say(words)
-                endings.leave(0)
+                endings.exit_at_once(0)
         elif self._insisted and number == signal.SIGINT:
             if not self._left.wait(PATIENCE):
-                endings.leave_by(number)
+                endings.exit_on_signal(number)
         elif not self._insisted:
             self._insisted = True
             if not self._left.wait(0.5) and not self._reported.is_set():
@@ -187,7 +189,7 @@ class StallWatchdog:
         faulthandler.dump_traceback(file=stderr)
         if self.ends:
             line = f"error: {late} (safety.end_stalled): {_RESUMES}"
-            endings.leave(heartbeat.EXIT_CODE, line, forced=True)
+            endings.exit_at_once(heartbeat.EXIT_CODE, line, forced=True)
 
 
 def stalled_after(durations: Sequence[float]) -> float:

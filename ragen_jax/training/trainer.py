@@ -154,7 +154,7 @@ def _train_from_checkpoint(
     with (
         writer,
         InterruptHandler(console.line) as interrupts,
-        console.outlived(interrupts.ask),
+        console.on_lost_reader(interrupts.ask),
         StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
         outputs = _Outputs(

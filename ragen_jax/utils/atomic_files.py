@@ -56,7 +56,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     # In the same parent, so that it can be renamed.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        with endings.discarding(scratch):
+        with endings.delete_on_exit(scratch):
             yield scratch
             if folder.exists():
                 folder.rmdir()

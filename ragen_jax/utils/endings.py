@@ -30,11 +30,11 @@ Policy = Callable[[int], None]  # takes a signal's number; runs in the second th
 _policies: list[Policy] = []  # The last one is in force.
 _installed: list[bool] = []  # Not empty between `install` and `release`.
 _watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
-_scratch: list[Path] = []  # Folders that `leave` deletes.
-_farewells: list[Callable[[], None]] = []  # `leave` calls them last.
+_scratch: list[Path] = []  # Folders that `exit_at_once` deletes.
+_last_calls: list[Callable[[], None]] = []  # `exit_at_once` calls them last.
 
 
-def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
+def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
     """Ends the process at once, without waiting for its other threads.
 
     Python's normal exit waits for some threads and crashes others: one that compiles
@@ -57,23 +57,23 @@ def leave(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
         sys.exit(code)
     for folder in list(_scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    for say in list(_farewells):
+    for call in list(_last_calls):
         with contextlib.suppress(Exception):
-            say()
+            call()
     os._exit(code)
 
 
-def on_leaving(farewell: Callable[[], None]) -> None:
-    """Has `leave` call a function as the last thing before the process ends."""
-    _farewells.append(farewell)
+def before_exit(call: Callable[[], None]) -> None:
+    """Has `exit_at_once` call a function as the last thing before the process ends."""
+    _last_calls.append(call)
 
 
 @contextlib.contextmanager
-def discarding(folder: Path) -> Iterator[None]:
-    """A context in which `leave` deletes the folder before it ends the process.
+def delete_on_exit(folder: Path) -> Iterator[None]:
+    """A context in which `exit_at_once` deletes the folder before it ends the process.
 
-    `leave` runs no `finally` block of the main thread, so that gigabytes of a partly
-    written model would otherwise stay on disk.
+    It runs no `finally` block of the main thread, so that gigabytes of a partly written
+    model would otherwise stay on disk.
     """
     _scratch.append(folder)
     try:
@@ -84,12 +84,12 @@ def discarding(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A context with a new folder, deleted at its end or if `leave` ends the process.
+    """A context with a new folder, deleted at its end or by `exit_at_once`.
 
     Args:
       prefix: of the folder's name.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix) as name, discarding(Path(name)):
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, delete_on_exit(Path(name)):
         yield Path(name)
 
 
@@ -99,11 +99,11 @@ def start_compiling(compile_program: Callable[[], None]) -> None:
 
 
 def is_compiling() -> bool:
-    """Whether such a thread is running: only `leave` then ends the process cleanly."""
+    """Whether such a thread runs: then only `exit_at_once` ends the process cleanly."""
     return any(thread.name == _COMPILER for thread in threading.enumerate())
 
 
-def heeded() -> list[int]:
+def ending_signals() -> list[int]:
     """The signals of CODES that should end this process: no SIGHUP under `nohup`."""
     may_be_ignored = CODES.keys() - {signal.SIGINT, signal.SIGTERM}
     ignored = {n for n in may_be_ignored if signal.getsignal(n) == signal.SIG_IGN}
@@ -111,7 +111,7 @@ def heeded() -> list[int]:
 
 
 def install() -> None:
-    """From now on, the signals of `heeded` end the process with one line.
+    """From now on, the signals of `ending_signals` end the process with one line.
 
     Scripts call it before their slow imports.
     """
@@ -119,9 +119,9 @@ def install() -> None:
         return
     _watch()
     if not _installed:
-        _policies.insert(0, leave_by)
+        _policies.insert(0, exit_on_signal)
         _installed.append(True)
-    for number in heeded():
+    for number in ending_signals():
         signal.signal(number, _nothing)  # The default action would print nothing.
 
 
@@ -129,7 +129,7 @@ def release() -> None:
     """Undoes `install`: signals again do what they do in any Python program."""
     _policies.clear()
     _installed.clear()
-    for number in heeded():
+    for number in ending_signals():
         is_interrupt = number == signal.SIGINT
         default = signal.default_int_handler if is_interrupt else signal.SIG_DFL
         signal.signal(number, default)
@@ -150,14 +150,14 @@ def raise_instead() -> None:
         raise Terminated
 
     release()
-    for number in set(heeded()) - {signal.SIGINT}:
+    for number in set(ending_signals()) - {signal.SIGINT}:
         signal.signal(number, terminate)
 
 
-def leave_by(number: int) -> None:
+def exit_on_signal(number: int) -> None:
     """The policy of `install`: ends the process with the signal's line and code."""
     if number in CODES:
-        leave(CODES[signal.Signals(number)], _LINES[signal.Signals(number)])
+        exit_at_once(CODES[signal.Signals(number)], _LINES[signal.Signals(number)])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import pytest
 
 from ragen_jax import envs
 from ragen_jax.benchmarks import environments, other_environments
-from ragen_jax.benchmarks.environments import EnvEpisode, Speed
+from ragen_jax.benchmarks.environments import EnvFunctions, Speed
 
 
 def test_every_built_in_environment_has_a_row():
@@ -30,12 +30,12 @@ def test_a_finished_game_begins_again_and_nothing_else_is_played():
         jax.debug.callback(lambda t, a: calls.append((int(t), int(a))), time, action)
         return time, time.astype(jnp.float32), time == 3
 
-    game = EnvEpisode(
+    functions = EnvFunctions(
         reset=lambda key: jnp.int32(0),
         step=step,
         sample=lambda key: jax.random.randint(key, (), 0, 5),
     )
-    speed = environments.game_steps_per_second(game, batch=2, steps=7, repeats=2)
+    speed = environments.step_rate(functions, batch=2, steps=7, repeats=2)
     jax.effects_barrier()
     assert np.isfinite(speed) and speed > 0
     assert len(calls) == (2 + 1) * 2 * 7  # One call more, which compiles.

@@ -2,7 +2,9 @@
 
 import json
 import mmap
+import os
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -62,6 +64,19 @@ def test_a_user_without_a_home_folder_goes_without_the_cache(monkeypatch):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+def test_a_job_of_one_process_asks_the_cluster_once(monkeypatch):
+    asked = []
+    settings = cli.read_settings(cli.load_config(str(CONFIGS / "frozenlake.py")))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(startup, "_collect_garbage_seldom", lambda: None)
+    monkeypatch.setattr(startup.distributed, "find_place", lambda *a: asked.append(a))
+    for flag in ("_COORDINATOR", "_PROCESSES", "_PROCESS"):
+        monkeypatch.setattr(startup, flag, types.SimpleNamespace(value=None))
+    startup.start_jax_alone(settings, "a diagnosis")
+    assert len(asked) == 1
+    assert "--xla_cpu_collective" in os.environ["XLA_FLAGS"]
 
 
 @pytest.mark.parametrize(

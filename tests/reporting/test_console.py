@@ -219,12 +219,12 @@ def test_who_outlives_the_reader_of_a_pipe_is_told_once_and_writes_no_more():
         console.line("heard")
         assert os.read(read, 100) == b"heard\n"
         os.close(read)
-        with console.outlived(lambda: told.append("gone")):
+        with console.on_lost_reader(lambda: told.append("gone")):
             console.line("unheard")
             console.line("unheard")
         assert told == ["gone"] and console.is_gone
         console.line("unheard")
-        with console.outlived(lambda: told.append("gone before")):
+        with console.on_lost_reader(lambda: told.append("gone before")):
             console.line("unheard")
         assert told == ["gone", "gone before"]
 
