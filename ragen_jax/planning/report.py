@@ -130,26 +130,26 @@ def text(plan: Plan) -> str:
 def _heading(plan: Plan) -> Iterator[str]:
     target, run = plan.target, plan.run
     hosts = f"{target.hosts} host{'s' if target.hosts > 1 else ''}"
-    yield f"{target.count} x {target.device.title} on {hosts}, none of them used"
+    yield f"{target.count} x {target.device.title} on {hosts}; none is used"
     yield f"mesh {meshes.describe(run.model.mesh)}, {run.model.dtype}"
     yield (
-        f"{run.plan.slots} slots a device, rows of {run.plan.context} tokens, buckets"
-        f" {', '.join(map(str, run.plan.buckets))}"
+        f"{run.plan.slots} slots on each device, rows of {run.plan.context} tokens,"
+        f" cache lengths {', '.join(map(str, run.plan.buckets))}"
     )
     if isinstance(run.model.source, ShapeSource):
         yield (
-            f"model: the shape of {run.model.source.shape}; texts counted in the"
-            " embedded model's tokens, so rows are longer than with its own"
+            f"model: the shape of {run.model.source.shape}; texts are tokenized by"
+            " tiny's tokenizer, which makes more tokens, so rows are too long"
         )
-    yield f"compiled by XLA of jax {jax.__version__}, without trying kernels out"
+    yield f"compiled by XLA of jax {jax.__version__}, without autotuning"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     yield memory_plan.report(plan.run, plan.needs)
     whole, share = plan.target.device.memory, memory_fraction()
     yield (
-        f"({share:.0%} of {whole / _MIB:,.1f}, which JAX allocates;"
-        " XLA_CLIENT_MEM_FRACTION changes it)"
+        f"(Available is what JAX allocates, {share:.0%} of {whole / _MIB:,.1f};"
+        " XLA_CLIENT_MEM_FRACTION changes it.)"
     )
     total = plan.needs.total
     # A CUDA graph of the whole rollout needs memory besides what JAX allocates.
@@ -159,7 +159,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _programs(plan: Plan) -> Iterator[str]:
-    yield "programs, GiB of one device"
+    yield "memory of each program, GiB on one device"
     titles = ("arguments", "temporary", "peak", "compile, s")
     yield f"  {'':28s} {' '.join(f'{title:>10s}' for title in titles)}"
     for name, each in plan.compiled.items():
@@ -169,18 +169,18 @@ def _programs(plan: Plan) -> Iterator[str]:
 
 
 def _passes(plan: Plan) -> Iterator[str]:
-    yield "passes of the rollout, on one device"
+    yield "cost of each pass of the rollout, on one device"
     titles = f"{'GB moved':>10s} {'within L2':>10s} {'GFLOP':>10s} {'ms':>8s}"
     yield f"  {'':28s} {'kernels':>8s} {titles}"
     buckets = plan.run.plan.buckets
-    named = {"weights, levels, prompts": plan.parts.start}
+    named = {"start: levels and prompts": plan.parts.start}
     for index in range(len(plan.parts.decode)):
         bucket = buckets[index] if len(plan.parts.decode) > 1 else buckets[-1]
         full, empty = (roofline.decode_at(plan.parts, index, x) for x in (1.0, 0.0))
-        named[f"decode, {bucket} positions"] = full
+        named[f"decode, cache of {bucket}"] = full
         if empty != full:  # The kernel reads only the filled part of each slot.
-            named["  20% of them filled"] = roofline.decode_at(plan.parts, index, 0.2)
-    named["environments and feed"] = plan.parts.feed
+            named["  20% of it filled"] = roofline.decode_at(plan.parts, index, 0.2)
+    named["environment step and feed"] = plan.parts.feed
     for name, each in named.items():
         yield (
             f"  {name:28s} {each.kernels:8.0f} {each.bytes / _GIGA:10.3f}"
@@ -188,7 +188,7 @@ def _passes(plan: Plan) -> Iterator[str]:
             f" {1000 * each.seconds:8.3f}"
         )
     copies = programs.copies_in_loops(plan.trees[ROLLOUT], _cache_bytes(plan.run))
-    verdict = f"{len(copies)} in each round: a fault" if copies else "none"
+    verdict = f"{len(copies)} in each round, which is a fault" if copies else "none"
     yield f"copies of a layer's cache in the rollout's loops: {verdict}"
     has_cudnn = programs.has_cudnn_attention(plan.trees[UPDATE])
     yield f"cuDNN's attention in the update: {'yes' if has_cudnn else 'no'}"
@@ -221,12 +221,15 @@ def _collectives(plan: Plan) -> Iterator[str]:
 
 
 def _iterations(plan: Plan) -> Iterator[str]:
-    yield "one iteration by its compiled programs and the device's data sheet"
+    yield (
+        "estimate of one iteration, from its compiled programs and the device's data"
+        " sheet"
+    )
     work = f"{'s':>8s} {'TB moved':>9s} {'TFLOP':>8s}"
     yield f"  {'':22s} {'rollout':>8s} {'':18s}   {'update':>8s}"
     yield (
         f"  {'reply':>6s} {'decodes':>8s} {'feeds':>6s} {work}   {work}"
-        f" {'GB exchanged':>13s} {'together, s':>12s} {'reply tokens/s':>15s}"
+        f" {'GB exchanged':>13s} {'total, s':>12s} {'reply tokens/s':>15s}"
     )
     for each in plan.iterations:
         columns = "   ".join(

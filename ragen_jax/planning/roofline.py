@@ -274,7 +274,7 @@ def assumptions() -> str:
     """The sentence of the report that names the assumptions behind its times."""
     return (
         f"Assumed, not measured: kernels reach {work.BANDWIDTH_SHARE:.0%} of the"
-        f" memory's bandwidth or {work.MATMUL_SHARE:.0%} of the dense peak, each"
-        f" starts in {work.KERNEL_SECONDS * 1e6:.1f} us (within CUDA graphs),"
+        f" memory's bandwidth or {work.MATMUL_SHARE:.0%} of the peak FLOP/s, each takes"
+        f" {work.KERNEL_SECONDS * 1e6:.1f} us to start (within CUDA graphs), and"
         f" {ENDS:.0%} of the episodes end at each turn."
     )

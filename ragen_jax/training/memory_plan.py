@@ -101,7 +101,7 @@ def count(
         rollout={
             "sampler's copy of the weights": copy + merged,
             "keys and values": cache,
-            "rest": max(0, sampling - copy - cache),
+            "other temporaries": max(0, sampling - copy - cache),
         },
         update={"gradients and activations": learning},
         available=available,
@@ -180,18 +180,20 @@ def table(needs: Needs) -> str:
     """The plan as text: MiB of each part, their peak, and the device's memory."""
     lines = ["memory of one device, MiB", "-------------------------"]
     for title, part in (
-        ("all the time", needs.resident),
-        ("while sampling", needs.rollout),
-        ("while learning", needs.update),
-        ("while evaluating", needs.evaluation),
+        ("throughout the run", needs.resident),
+        ("added by the rollout", needs.rollout),
+        ("added by the update", needs.update),
+        ("added by evaluation", needs.evaluation),
     ):
         if not part:
             continue
         lines.append(f"  {title}")
         lines += [f"    {name:32s} {size / _MIB:12,.1f}" for name, size in part.items()]
-    lines.append(f"  {'at the worst moment':34s} {needs.total / _MIB:12,.1f}")
+    lines.append(
+        f"  {'peak, with the largest addition':34s} {needs.total / _MIB:12,.1f}"
+    )
     if needs.available is not None:
-        lines.append(f"  {'there is':34s} {needs.available / _MIB:12,.1f}")
+        lines.append(f"  {'available':34s} {needs.available / _MIB:12,.1f}")
     return "\n".join(lines)
 
 

@@ -36,7 +36,9 @@ def test_the_plan_that_is_shown_is_the_tables_first_line():
         r"^ +\d+ +\d+ +\d+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)", PLANNING, re.MULTILINE
     )
     assert [" + ".join(each) for each in shown] == BY_GPUS[ONE][:3]
-    (worst,) = re.findall(r"at the worst moment +([\d,.]+)$", PLANNING, re.MULTILINE)
+    (worst,) = re.findall(
+        r"peak, with the largest addition +([\d,.]+)$", PLANNING, re.MULTILINE
+    )
     mebibytes = float(worst.replace(",", ""))
     assert float(BY_GPUS[ONE][-1]) == pytest.approx(mebibytes / 1024, abs=0.05)
 

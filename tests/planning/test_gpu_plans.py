@@ -79,8 +79,8 @@ def test_a_plan_is_written_out_for_a_person(default):
     written = report.text(plan)
     assert "1 x NVIDIA H100" in written and "This fits." in written
     context = default.run.plan.context
-    assert "loops: none" in written and f"decode, {context} positions" in written
-    # All that is counted is held at the worst moment, and nothing twice.
+    assert "loops: none" in written and f"decode, cache of {context}" in written
+    # All that is counted is held at the peak, and nothing twice.
     assert plan.needs.total < 1.2 * max(each.peak for each in compiled.values())
 
 
