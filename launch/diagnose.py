@@ -65,7 +65,7 @@ def main() -> None:
     from ragen_jax.utils.atomic_files import new_file
     from ragen_jax.utils.finite import finite
 
-    wanted = diagnosis.Wanted(
+    options = diagnosis.DiagnosisOptions(
         information=_INFORMATION.value,
         gradients=_GRADIENTS.value,
         samples=_SAMPLES.value,
@@ -80,7 +80,9 @@ def main() -> None:
         steps = sorted(checkpoints.scores(found.directory))
     smoothed, results = SmoothedStd(), []
     for step in steps:
-        one, smoothed = diagnosis.diagnose(run, found.directory, step, wanted, smoothed)
+        one, smoothed = diagnosis.diagnose(
+            run, found.directory, step, options, smoothed
+        )
         results.append(one)
     with new_file(out) as file:
         file.write(json.dumps(finite(results), indent=2, allow_nan=False) + "\n")

@@ -62,9 +62,9 @@ def _time(
     """(seconds of a layer, its output as float32[S, 1, H, d])."""
     (queries, groups, features), slots = heads, lengths.shape[0]
     of_keys, of_values, of_queries = jax.random.split(jax.random.key(0), 3)
-    made = (slots, context, groups, features)
+    shape = (slots, context, groups, features)
     keys, values = (
-        kernel.to_entry(jax.random.normal(key, made, dtype))
+        kernel.to_entry(jax.random.normal(key, shape, dtype))
         for key in (of_keys, of_values)
     )
     query = jax.random.normal(of_queries, (slots, 1, queries, features), dtype)
@@ -78,9 +78,9 @@ def _time(
         held[0], held[1], mixed = run(*held, query)
         return mixed
 
-    taken = device.seconds(call)
+    durations = device.seconds(call)
     mixed = jax.jit(layer)((*held, query), None)[0][2]
-    return min(taken) / _LAYERS, np.asarray(mixed, np.float32)
+    return min(durations) / _LAYERS, np.asarray(mixed, np.float32)
 
 
 def layers(kernel: CacheAttention, lengths: jax.Array, context: int, groups: int):

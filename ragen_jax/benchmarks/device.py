@@ -91,12 +91,12 @@ def repeated(step: Callable[..., jax.Array], state, rounds: jax.Array, *given):
 def seconds(run: Callable[[], Any], repeats: int = 5) -> list[float]:
     """Seconds of each of `repeats` calls, after one that may compile."""
     jax.block_until_ready(run())
-    taken = []
+    durations = []
     for _ in range(repeats):
         started = time.perf_counter()
         jax.block_until_ready(run())
-        taken.append(time.perf_counter() - started)
-    return taken
+        durations.append(time.perf_counter() - started)
+    return durations
 
 
 @dataclasses.dataclass

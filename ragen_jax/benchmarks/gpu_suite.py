@@ -122,15 +122,15 @@ def _device(is_small: bool) -> str:
         "import jax; d = jax.devices();"
         " print(jax.default_backend(), len(d), 'x', d[0].device_kind)"
     )
-    asked = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    found = (asked.stdout.splitlines() or ["none none"])[-1]
+    found = (answer.stdout.splitlines() or ["none none"])[-1]
     backend, _, device = found.partition(" ")
     if backend != "gpu" and not is_small:
-        said = f" ({suite.reason(asked.stderr)})" if asked.stderr.strip() else ""
+        reason = f" ({suite.reason(answer.stderr)})" if answer.stderr.strip() else ""
         raise UserError(
-            f"--suite=gpu measures a GPU, and JAX's backend here is {backend}{said}:"
+            f"--suite=gpu measures a GPU, and JAX's backend here is {backend}{reason}:"
             " install jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for"
             " sizes that a CPU can take"
         )

@@ -51,23 +51,23 @@ def measure(
     """
     run = run_lib.prepare(settings)
     weights.check_weights(run.model)
-    made = programs_lib.make_programs(run)
-    programs, _ = programs_lib.compile_ahead(run, made, {})
-    made = monitor.make_monitor(run, programs_lib.update_plan(run))
+    traced = programs_lib.make_programs(run)
+    programs, _ = programs_lib.compile_ahead(run, traced, {})
+    health_monitor = monitor.make_monitor(run, programs_lib.update_plan(run))
     state, remembered = weights.new_state(run), HealthState()
     spent: dict[str, list[tuple[float, float]]] = {}
     for index in range(iterations + 1):
         started = _now()
         state, values, rollout = starpo.iterate(run, programs, state)
         iterated = _now()
-        values |= monitor.measure(made, run, rollout)
+        values |= monitor.measure(health_monitor, run, rollout)
         remembered, _ = health.observe(remembered, index + 1, values, settings.health)
         observed = _now()
         if index:  # The first iteration compiled.
             spent.setdefault("off", []).append(_between(started, iterated))
             spent.setdefault("on", []).append(_between(started, observed))
     yield "an iteration", _paired(spent["off"], spent["on"])
-    recorded = _record(made, run, programs, state, rollout, scratch)
+    recorded = _record(health_monitor, run, programs, state, rollout, scratch)
     yield "recording episodes", recorded
     actor = programs.merge(state.actor, programs.frozen)
     yield from _information(run, actor, rollout)

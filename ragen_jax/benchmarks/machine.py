@@ -122,8 +122,8 @@ def iteration_figures(
     state = weights.new_state(run)
     started = time.perf_counter()
     with device.counting() as compiled:
-        made = programs_lib.make_programs(run)
-        programs, _ = programs_lib.compile_ahead(run, made, {})
+        traced = programs_lib.make_programs(run)
+        programs, _ = programs_lib.compile_ahead(run, traced, {})
         ahead = time.perf_counter() - started
         yield "compiling", {"compiled before the first iteration, s": ahead}
         state, _, _ = starpo.iterate(run, programs, state)

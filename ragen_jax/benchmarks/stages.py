@@ -182,13 +182,13 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     from ragen_jax.benchmarks import attention_forms, device
 
-    found = jax.devices()
+    all_devices = jax.devices()
     yield (
         "device",
         {
-            "kind": found[0].device_kind,
+            "kind": all_devices[0].device_kind,
             "backend": jax.default_backend(),
-            "devices": len(found),
+            "devices": len(all_devices),
             "jax": jax.__version__,
             **device.cuda_versions(),
         },
@@ -244,7 +244,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             return
         name, count = named[seen["kind"]], int(seen["devices"])
     try:
-        chosen = target.make_target(name, count)
+        absent = target.make_target(name, count)
     except UserError as error:
         yield "forecast", {"state": f"unmeasured: {error}"}
         return
@@ -255,7 +255,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     plan = report.make(
         dataclasses.replace(settings, filter=keeps),
         model.find(settings.model.path, sizes.shape),
-        chosen,
+        absent,
         replies=[reply],
         names=[compiling.ROLLOUT, compiling.UPDATE],
     )
@@ -264,7 +264,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     yield (
         "forecast",
         {
-            "device": f"{count} x {chosen.device.title}",
+            "device": f"{count} x {absent.device.title}",
             "iteration, s": found.seconds,
             "rollout, s": found.rollout.seconds,
             "update, s": found.update.seconds,

@@ -130,8 +130,8 @@ def run(
             status(f"{stage.name} and the rest: no time left; start the suite again")
             break
         status(f"{stage.name}: {stage.answers} ...")
-        own = [*command, f"--stage={stage.name}"]
-        result = _attempt(out, stage, own, min(limit, left), made_with)
+        stage_command = [*command, f"--stage={stage.name}"]
+        result = _attempt(out, stage, stage_command, min(limit, left), made_with)
         status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
         _write_report(out, stages)
     return _write_report(out, stages)
@@ -221,8 +221,8 @@ def _attempt(
     if code is None:
         result.state = f"ended after {limit:.0f} s, its limit"
     elif code:
-        said = (out / f"{stage.name}.log").read_text(errors="replace")
-        result.state = f"failed: {reason(said)}"
+        output = (out / f"{stage.name}.log").read_text(errors="replace")
+        result.state = f"failed: {reason(output)}"
     write(out, result)
     return result
 

@@ -30,9 +30,9 @@ def follow(
       CalledProcessError: if the run fails.
     """
     command = [sys.executable, str(SCRIPTS / "train.py"), *arguments]
-    own = {"JAX_COMPILATION_CACHE_DIR": str(programs)} if programs else {}
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(programs)} if programs else {}
     process = subprocess.Popen(
-        [*command, f"--workdir={folder}"], env={**os.environ, **own}
+        [*command, f"--workdir={folder}"], env={**os.environ, **variables}
     )
     known = 0
     try:

@@ -37,7 +37,7 @@ from ragen_jax.training.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class DiagnosisOptions:
     """What to measure."""
 
     information: bool = True
@@ -118,14 +118,16 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
 
 def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
     """The indicators of a batch, and how far thoughts agree with answers."""
-    made = monitor.make_monitor(run, plan)
+    health_monitor = monitor.make_monitor(run, plan)
     tables = tuple(tokens.replies for tokens in run.tokens)
-    found = jax.device_get(made.measure(rollout.rows, rollout.episodes, tables))
-    values = {name: float(value) for name, value in found.items()}
+    measured = jax.device_get(
+        health_monitor.measure(rollout.rows, rollout.episodes, tables)
+    )
+    values = {name: float(value) for name, value in measured.items()}
     episodes = jax.device_get(rollout.episodes)
     values["success"] = float(episodes.success.mean())
     rows = jax.device_get(rollout.rows)
-    agreement = thought_agreement(made.readers, rows, episodes)
+    agreement = thought_agreement(health_monitor.readers, rows, episodes)
     values["thought_answer_agreement"] = agreement
     if run.context.with_grounding:
         played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
@@ -134,12 +136,16 @@ def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
 
 
 def information(
-    run: Any, actor: Any, rollout: Rollout, wanted: Wanted, smoothed: SmoothedStd
+    run: Any,
+    actor: Any,
+    rollout: Rollout,
+    options: DiagnosisOptions,
+    smoothed: SmoothedStd,
 ) -> tuple[dict[str, float], SmoothedStd]:
     """Mutual information of prompts and thoughts, over first turns and trajectories.
 
     Raises:
-      NoThoughtError: if one of the two has no thought, and the wanted may not lack it.
+      NoThoughtError: if one of the two has no thought, unless the options allow it.
     """
     model = run.model
     rows, group = jax.device_get((rollout.rows, rollout.episodes.group))
@@ -156,9 +162,9 @@ def information(
     samples = {}
     for name, draw in draws.items():
         try:
-            samples[name] = draw(samples=wanted.samples, seed=seed)
+            samples[name] = draw(samples=options.samples, seed=seed)
         except thought_samples.NoThoughtError:
-            if not wanted.may_lack_thoughts:
+            if not options.may_lack_thoughts:
                 raise
     score = jax.jit(
         lambda actor, pairs: mutual_information.score_pairs(
@@ -183,7 +189,7 @@ def information(
 
 def gradients(
     run: Any, plan: Any, programs: Any, state: scored_batch.Trained, rollout: Rollout,
-    wanted: Wanted,
+    options: DiagnosisOptions,
 ) -> dict[str, float]:  # fmt: skip
     """Gradient norms by bucket of reward spread.
 
@@ -191,7 +197,7 @@ def gradients(
       run, plan, programs: of the batch's shape.
       state: the trees that the update trains.
       rollout: by the same actor.
-      wanted: which buckets.
+      options: which buckets.
     """
     score = scored_batch.make_scoring(plan, keep_all=True)
     scored = score(
@@ -201,7 +207,7 @@ def gradients(
     cut = {
         "quantile": gradient_analysis.quantile_buckets,
         "fixed": gradient_analysis.fixed_buckets,
-    }[wanted.buckets]
+    }[options.buckets]
     return gradient_analysis.analyze(
         plan,
         gradient_analysis.make_gradients(plan, int(state.iteration)),
@@ -214,14 +220,14 @@ def gradients(
 
 
 def diagnose(
-    run: Any, folder: Path, step: int, wanted: Wanted, smoothed: SmoothedStd
+    run: Any, folder: Path, step: int, options: DiagnosisOptions, smoothed: SmoothedStd
 ) -> tuple[dict[str, Any], SmoothedStd]:
     """All numbers of one checkpoint, and the next state of the z-scores.
 
     Args:
       run: prepared with the settings to measure by.
       folder, step: the checkpoint.
-      wanted: what to measure.
+      options: what to measure.
       smoothed: from the checkpoint before.
 
     Raises:
@@ -242,11 +248,11 @@ def diagnose(
     actor = programs.merge(restored["actor"], programs.frozen)
     rollout = sample(run, programs, actor, step)
     found: dict[str, Any] = {"step": step, "text": text_statistics(run, plan, rollout)}
-    if wanted.information:
+    if options.information:
         found["information"], smoothed = information(
-            run, actor, rollout, wanted, smoothed
+            run, actor, rollout, options, smoothed
         )
-    if wanted.gradients:
+    if options.gradients:
         found["gradients"] = gradients(
             run,
             plan,
@@ -255,7 +261,7 @@ def diagnose(
                 restored["actor"], restored.get("critic", {}), np.int32(step)
             ),
             rollout,
-            wanted,
+            options,
         )
     return found, smoothed
 

@@ -33,7 +33,7 @@ def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       SettingsError: if there is no environment of such a name.
     """
-    found = {}
+    unnamed_keys = {}
     for key, name in leaves.items():
         if match := _NAME.fullmatch(key):
             section, kind = match.groups()
@@ -43,8 +43,8 @@ def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
                 if field.name in _LIMITS[kind]
             ]
             for field in (*limits, *_own_fields(name)):
-                found[section + field.name] = _default(field)
-    return {key: value for key, value in found.items() if key not in leaves}
+                unnamed_keys[section + field.name] = _default(field)
+    return {key: value for key, value in unnamed_keys.items() if key not in leaves}
 
 
 def add(config: ConfigDict, key: str, value: Any) -> None:

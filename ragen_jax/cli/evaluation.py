@@ -145,8 +145,10 @@ def shared_facts(request: Request, subject: Subject) -> dict[str, str]:
     programs than the rest.
     """
     flags = ("policy", "prompts", "rollouts", "temperature", "split")
-    asked = {f"--{name}": str(getattr(request, name)) for name in flags}
-    return facts.of_run(subject.settings) | asked | {"the step": str(subject.step)}
+    flag_values = {f"--{name}": str(getattr(request, name)) for name in flags}
+    return (
+        facts.of_run(subject.settings) | flag_values | {"the step": str(subject.step)}
+    )
 
 
 def with_temperature(request: Request, settings: Settings) -> Request:
@@ -257,17 +259,17 @@ def _play_baseline(request: Request, subject: Subject, console):
     from ragen_jax.evaluation import evaluator as evaluator_lib
 
     with startup.user_mistakes():
-        chosen = subject.settings.tasks()[0]
-        env = envs.make(chosen.name, chosen.options)
-        envs.check_file(env, chosen.name)
-        env = envs.guard(env, chosen.name)
-        baseline = baselines.make_baseline(request.policy, env, chosen)
+        task = subject.settings.tasks()[0]
+        env = envs.make(task.name, task.options)
+        envs.check_file(env, task.name)
+        env = envs.guard(env, task.name)
+        baseline = baselines.make_baseline(request.policy, env, task)
         out = _prepare_out(request, subject)
     console.status("playing ...")
     episodes = baselines.play(
         env,
         baseline,
-        actions=chosen.actions,
+        actions=task.actions,
         prompts=request.prompts,
         rollouts=request.rollouts,
         split=SPLITS.index(request.split),

@@ -46,12 +46,12 @@ def flag_list(flag_values: flags.FlagValues, *, full: bool = False) -> str:
         r"^(?=  --)", flag_values.main_module_help(), flags=re.MULTILINE
     )
     by_name = {_name(block): block.rstrip() for block in blocks}
-    found = []
+    groups = []
     for heading, names in _GROUPS.items():
         grouped = [by_name.pop(name) for name in names if name in by_name]
         if grouped:
-            found.append("\n".join([f"{heading}:", *grouped]))
-    return "\n\n".join(["\n".join(["Flags:", *by_name.values()]), *found])
+            groups.append("\n".join([f"{heading}:", *grouped]))
+    return "\n\n".join(["\n".join(["Flags:", *by_name.values()]), *groups])
 
 
 def _name(block: str) -> str:

@@ -30,9 +30,9 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
       UserError: if the flags do not go together, or the device cannot be planned for.
     """
     if not (flags.plan and flags.target):
-        given = "--target" if flags.target else "--shape"
+        flag = "--target" if flags.target else "--shape"
         raise UserError(
-            f"{given} is for planning alone: add --plan"
+            f"{flag} is for planning alone: add --plan"
             f"{'' if flags.target else ' --target=h100'}, or leave it out"
         )
     # Silences the compiler's warnings that the devices are absent.
@@ -46,7 +46,7 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
     console = Console(sys.stdout)
     with user_mistakes():
         replies = _read_replies(flags.replies)
-        chosen = target.make_target(
+        absent_devices = target.make_target(
             flags.target,
             flags.devices,
             flags.hosts,
@@ -54,7 +54,7 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
         )
         source = model.find(settings.model.path, flags.shape)
         plan = report.make(
-            settings, source, chosen, replies=replies, status=console.status
+            settings, source, absent_devices, replies=replies, status=console.status
         )
     console.line(report.text(plan))
 

@@ -96,8 +96,8 @@ def with_model(settings: Settings, path: str | None) -> Settings:
     """The settings with another `model.path`; None leaves it."""
     if path is None:
         return settings
-    chosen = dataclasses.replace(settings.model, path=path)
-    return dataclasses.replace(settings, model=chosen)
+    model_settings = dataclasses.replace(settings.model, path=path)
+    return dataclasses.replace(settings, model=model_settings)
 
 
 def of_model(settings: Settings, path: str | None) -> Subject:
@@ -166,8 +166,8 @@ def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
 
 def settings_mark(settings: Settings) -> str:
     """A hash of the settings, eight hexadecimal digits."""
-    chosen = json.dumps(settings_lib.to_dict(settings), sort_keys=True)
-    return _crc32(chosen)
+    text = json.dumps(settings_lib.to_dict(settings), sort_keys=True)
+    return _crc32(text)
 
 
 def _crc32(text: str) -> str:

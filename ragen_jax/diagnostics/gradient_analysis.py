@@ -102,9 +102,13 @@ def make_gradients(
       iteration: finished iterations, at which scheduled coefficients are taken.
     """
     plan = _at_iteration(plan, iteration)
-    chosen = plan.settings.loss
+    loss_settings = plan.settings.loss
     # A KL term within the reward is part of the task's advantages.
-    is_on = (True, chosen.entropy > 0, chosen.kl > 0 and chosen.kl_in == "loss")
+    is_on = (
+        True,
+        loss_settings.entropy > 0,
+        loss_settings.kl > 0 and loss_settings.kl_in == "loss",
+    )
 
     def gradients(actor, frozen, batch: Batch) -> ComponentGradients:
         norms, means = [], []

@@ -185,11 +185,11 @@ def _tighter(settings: Any) -> Any:
 
 def _keeps_fewer(settings: Any, tighter: Any) -> bool:
     """Whether the tighter filter keeps fewer; assumed if that depends on scores."""
-    chosen = settings.filter
-    if chosen.strategy in ("top_fraction", "within_group"):
+    filter_settings = settings.filter
+    if filter_settings.strategy in ("top_fraction", "within_group"):
         after = dataclasses.replace(settings, filter=tighter)
         return filters.most_kept_episodes(after) < filters.most_kept_episodes(settings)
-    return chosen.strategy in _KEEP_A_SHARE
+    return filter_settings.strategy in _KEEP_A_SHARE
 
 
 def remedy_sentence(settings: Any, step: int) -> str:

@@ -83,8 +83,10 @@ def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
     """The `health/` metrics of a batch; {} if `health.indicators` is off."""
     if not run.settings.health.indicators:
         return {}
-    found = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables(run)))
-    values = {f"health/{name}": float(value) for name, value in found.items()}
+    measured = jax.device_get(
+        monitor.measure(rollout.rows, rollout.episodes, tables(run))
+    )
+    values = {f"health/{name}": float(value) for name, value in measured.items()}
     if jax.process_count() == 1:  # Of several processes none holds whole rows.
         record = jax.device_get((rollout.rows, rollout.episodes))
         agreement = thought_agreement(monitor.readers, *record)
@@ -115,8 +117,8 @@ def record(
       workdir: where the log is.
       iteration: finished iterations.
     """
-    chosen = run.settings.health
-    is_due = chosen.record_every > 0 and iteration % chosen.record_every == 0
+    options = run.settings.health
+    is_due = options.record_every > 0 and iteration % options.record_every == 0
     if not is_due or jax.process_count() > 1:
         return
     # Filter and coefficients may follow schedules: those of this iteration's update.
@@ -128,19 +130,19 @@ def record(
         (rollout.rows, rollout.episodes, scored.kept, scored.batch)
     )
     values = batch.old_values if run.settings.has_critic else None
-    found = episode_log.describe(
+    described = episode_log.describe(
         monitor.readers,
         monitor.labels,
         rows,
         episodes,
         episode_log.choose_episodes(
-            episodes.reward.sum(axis=1), episodes.group, chosen.record_episodes
+            episodes.reward.sum(axis=1), episodes.group, options.record_episodes
         ),
         iteration=iteration,
         phase="train",
         numbers=TokenNumbers(kept.rows, batch.advantages, values),
     )
-    episode_log.append(workdir, found)
+    episode_log.append(workdir, described)
 
 
 def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
@@ -165,7 +167,7 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
         is_off = run.settings.health.record_every == 0 or jax.process_count() > 1
         if first or is_off:
             return
-        found = episode_log.describe(
+        described = episode_log.describe(
             [readers[label]],
             [label],
             rows,
@@ -175,7 +177,7 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
             iteration=iteration,
             phase=phase,
         )
-        episode_log.append(workdir, found)
+        episode_log.append(workdir, described)
 
     return on_batch
 
@@ -194,8 +196,8 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        found = json.loads(path.read_text())
-        is_sound = isinstance(found, list) and all(map(_is_rollback, found))
+        parsed = json.loads(path.read_text())
+        is_sound = isinstance(parsed, list) and all(map(_is_rollback, parsed))
     except (ValueError, RecursionError):
         is_sound = False
     if not is_sound:
@@ -204,7 +206,7 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
             " it continues: restore that file from a copy, or begin again in another"
             " --workdir"
         )
-    return found
+    return parsed
 
 
 def _is_rollback(entry: Any) -> bool:
@@ -219,10 +221,10 @@ def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -
     To be called before the later checkpoints are deleted, so that none goes unrecorded.
     """
     new = {"from": at, "to": to, "why": sentence, "remedy": remedy}
-    found = [*read_rollbacks(workdir), new]
+    rollbacks = [*read_rollbacks(workdir), new]
     path = workdir / ROLLBACKS
     with new_file(path) as file:
-        file.write(json.dumps(found, indent=2) + "\n")
+        file.write(json.dumps(rollbacks, indent=2) + "\n")
 
 
 def check_remedy(workdir: Path, settings: Any) -> None:
@@ -232,11 +234,11 @@ def check_remedy(workdir: Path, settings: Any) -> None:
     """
     now = settings.health.remedy
     # Earlier versions did not record the remedy; it is taken to be today's.
-    was = {one.get("remedy", now) for one in read_rollbacks(workdir)} - {now}
-    if was:
+    earlier = {one.get("remedy", now) for one in read_rollbacks(workdir)} - {now}
+    if earlier:
         raise UserError(
-            f"health.remedy was {min(was)!r} when the run in {workdir} rolled back and"
-            f" is {now!r}: go back to {min(was)!r}, or choose another --workdir"
+            f"health.remedy was {min(earlier)!r} when the run in {workdir} rolled back"
+            f" and is {now!r}: go back to {min(earlier)!r}, or choose another --workdir"
         )
 
 

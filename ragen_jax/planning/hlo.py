@@ -66,8 +66,8 @@ class Instruction:
     @property
     def called(self) -> str | None:
         """The name of the computation that a fusion or a call runs."""
-        found = _CALLS.search(self.line)
-        return found[1] if found else None
+        match = _CALLS.search(self.line)
+        return match[1] if match else None
 
     @property
     def target(self) -> str:
@@ -81,8 +81,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str:
         """The first group of a pattern where it matches in the line; else ""."""
-        found = re.search(pattern, self.line)
-        return found[1] if found else ""
+        match = re.search(pattern, self.line)
+        return match[1] if match else ""
 
 
 Computation = dict[str, Instruction]  # by name, in the order of the text

@@ -141,14 +141,14 @@ def _branches(instruction: Instruction) -> list[str]:
 
 def _collective(computation: Computation, instruction: Instruction) -> Collective:
     sources = [computation[a] for a in instruction.arguments if a in computation]
-    given = sum(source.bytes for source in sources)
+    source_bytes = sum(source.bytes for source in sources)
     # The result of these starts is a tuple of the arguments and the results to come.
     starts = instruction.opcode in ("all-gather-start", "collective-permute-start")
-    result = instruction.bytes - (given if starts else 0)
+    result = instruction.bytes - (source_bytes if starts else 0)
     return Collective(
         kind=instruction.opcode.removesuffix("-start"),
         dtypes=frozenset(a.dtype for source in sources for a in source.arrays),
-        bytes=max(given, result),
+        bytes=max(source_bytes, result),
         group=_group(instruction),
         place=instruction.place,
     )
@@ -169,20 +169,20 @@ def _group(instruction: Instruction) -> tuple[int, ...]:
         return tuple(int(n) for n in written.split(","))
     axes = instruction.attribute(r"replica_groups=mesh\[([^\]]*)\]")
     if axes:
-        taken = instruction.attribute(r"replica_groups=mesh\[[^\]]*\] \{([^}]*)\}")
+        used = instruction.attribute(r"replica_groups=mesh\[[^\]]*\] \{([^}]*)\}")
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
         numbers = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
-        own = [slice(None) if f"'{name}'" in taken else 0 for name in sizes]
-        return tuple(np.ravel(numbers[tuple(own)]).tolist())
-    found = re.search(
+        index = [slice(None) if f"'{name}'" in used else 0 for name in sizes]
+        return tuple(np.ravel(numbers[tuple(index)]).tolist())
+    match = re.search(
         r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.line
     )
-    if found is None:
+    if match is None:
         return ()
-    shape, sizes = ([int(n) for n in part.split(",")] for part in found.groups()[:2])
+    shape, sizes = ([int(n) for n in part.split(",")] for part in match.groups()[:2])
     numbers = np.arange(math.prod(sizes)).reshape(sizes)
-    if found[3]:
-        numbers = numbers.transpose([int(n) for n in found[3].split(",")])
+    if match[3]:
+        numbers = numbers.transpose([int(n) for n in match[3].split(",")])
     return tuple(numbers.reshape(shape)[0].tolist())
 
 

@@ -67,11 +67,11 @@ def make(
     Raises:
       UserError: if devices, model, environments and settings do not fit together.
     """
-    wanted = (*names, ROLLOUT, UPDATE) if names else ()
+    program_names = (*names, ROLLOUT, UPDATE) if names else ()
     compiled, record = {}, None
     with target.tracing():
         run = run_lib.prepare(settings, source=source)
-        for traced in compiling.lower(run, wanted):
+        for traced in compiling.lower(run, program_names):
             status(f"compiling {traced.name} for {target.device.title} ...")
             if traced.name == ROLLOUT:
                 record = programs_lib.record_shapes(run, traced.lowered)
@@ -204,20 +204,20 @@ def _collectives(plan: Plan) -> Iterator[str]:
         "  over 1 MiB in the update's loops over the vocabulary:"
         f" {len(large) or 'none'}"
     )
-    found: collections.Counter = collections.Counter()
+    counts: collections.Counter = collections.Counter()
     for name, tree in plan.trees.items():
         for place, each in _walk(tree, ""):
             if each.bytes >= _LARGE:
                 key = (each.bytes, name, each.kind, *sorted(each.dtypes), place)
-                found[key] += 1
-    for key, count in sorted(found.items(), reverse=True)[:_MOST_LINES]:
+                counts[key] += 1
+    for key, count in sorted(counts.items(), reverse=True)[:_MOST_LINES]:
         size, name, kind, *dtypes, place = key
         yield (
             f"  {name:10s} {kind:14s} {'+'.join(dtypes):5s} {size / _MIB:8.1f} MiB"
             f" x {count:<3d} {place or 'once'}"
         )
-    if len(found) > _MOST_LINES:
-        yield f"  and {len(found) - _MOST_LINES} smaller kinds"
+    if len(counts) > _MOST_LINES:
+        yield f"  and {len(counts) - _MOST_LINES} smaller kinds"
 
 
 def _iterations(plan: Plan) -> Iterator[str]:

@@ -94,13 +94,13 @@ def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
 
 def _without_cache(body: Block) -> Block:
     """A decode pass with an empty cache, which only cuDNN's attention takes note of."""
-    own = (
+    bare_kernels = (
         dataclasses.replace(kernel, read=kernel.written, operations=0.0)
         if "fmha" in kernel.kind
         else kernel
         for kernel in body.kernels
     )
-    return dataclasses.replace(body, kernels=tuple(own))
+    return dataclasses.replace(body, kernels=tuple(bare_kernels))
 
 
 def decode_at(parts: RolloutParts, bucket: int, filled: float) -> Work:
@@ -187,12 +187,12 @@ def _microbatches(
 
     Within a minibatch the longest rows come first, as in learning/minibatches.py.
     """
-    found = []
+    pieces = []
     for first in range(0, len(lengths), minibatch):
         longest_first = np.argsort(-lengths[first : first + minibatch])
         for start in range(0, len(longest_first), microbatch):
-            found.append(first + longest_first[start : start + microbatch])
-    return found
+            pieces.append(first + longest_first[start : start + microbatch])
+    return pieces
 
 
 def _rounds(
@@ -204,16 +204,16 @@ def _rounds(
     a loop over minibatches, and in it one over the microbatches of each. The loops over
     the vocabulary within a microbatch are left to `scored`.
     """
-    found: dict[int, float] = {}
+    times: dict[int, float] = {}
 
     def is_over_rows(each: Loop) -> bool:
         return each.trips is None and not scored.is_over_vocabulary(each)
 
     def visit(block: Block, microbatches: float) -> None:
         for each in block.loops:
-            found[id(each.body)], within = microbatches, microbatches
+            times[id(each.body)], within = microbatches, microbatches
             if is_over_rows(each) and any(map(is_over_rows, each.body.loops)):
-                found[id(each.body)] = minibatches
+                times[id(each.body)] = minibatches
                 within = pieces / minibatches
             visit(each.body, within)
         for choice in block.choices:
@@ -221,7 +221,7 @@ def _rounds(
                 visit(branch, microbatches)
 
     visit(program, pieces)
-    return found
+    return times
 
 
 class ScoredTokens:
@@ -234,8 +234,8 @@ class ScoredTokens:
         """`tokens` are the reply tokens of each microbatch on one device."""
         self.tokens, self.numbers = tokens, config.vocabulary * config.width
         self.vocabulary = config.vocabulary
-        found = vocabulary_loops(program, config.vocabulary)
-        self.loops = {id(each.body): each for each in found}
+        loops = vocabulary_loops(program, config.vocabulary)
+        self.loops = {id(each.body): each for each in loops}
 
     def is_over_vocabulary(self, each: Loop) -> bool:
         """Whether a loop is one of these."""

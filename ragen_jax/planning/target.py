@@ -92,14 +92,14 @@ def make_target(
             " give a number of devices, of all hosts together, that the hosts divide"
         )
     device = devices.read(name)
-    found = _absent_devices(device.target_config, hosts, count // hosts)
+    topology = _absent_devices(device.target_config, hosts, count // hosts)
     return Target(
         device=device,
         hosts=hosts,
         backend=Backend(
             name="gpu",
-            devices=found,
-            local_devices=found[: count // hosts],
+            devices=topology,
+            local_devices=topology[: count // hosts],
             cuda_capability=device.capability,
         ),
         deterministic=deterministic,
@@ -121,13 +121,13 @@ def _without_cache() -> Iterator[None]:
 
     It would never be hit: for absent devices the key differs in each process (tried).
     """
-    kept = jax.config.jax_enable_compilation_cache
+    was_enabled = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX remembers whether the cache is in use.
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", kept)
+        jax.config.update("jax_enable_compilation_cache", was_enabled)
         compilation_cache.reset_cache()
 
 

@@ -97,11 +97,11 @@ class Costs:
             total += count * self.block(loop.body, trips, shares)
         for choice in block.choices:
             branches = [self.block(b, trips, shares) for b in choice.branches]
-            chosen = shares(choice)
-            if not chosen:  # Not known: assume the branch that takes longest.
+            branch_shares = shares(choice)
+            if not branch_shares:  # Not known: assume the branch that takes longest.
                 total += max(branches, key=lambda work: work.seconds)
                 continue
-            for share, branch in zip(chosen, branches, strict=True):
+            for share, branch in zip(branch_shares, branches, strict=True):
                 total += share * branch
         return total
 

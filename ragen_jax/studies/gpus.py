@@ -20,9 +20,9 @@ def found() -> list[str]:
         return []
     if not any(importlib.util.find_spec(name) for name in _PLUGINS):
         return []
-    chosen = os.environ.get(VARIABLE)
-    if chosen is not None:
-        names = [name.strip() for name in chosen.split(",")]
+    visible = os.environ.get(VARIABLE)
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
         # As in CUDA, an invalid name hides itself and all behind it.
         valid = [bool(re.match(r"\d|GPU-|MIG-", name)) for name in names] + [False]
         return names[: valid.index(False)]
@@ -42,7 +42,7 @@ def shares(names: Sequence[str], jobs: int) -> list[str]:
 def _listed() -> str:
     """The list of GPUs that nvidia-smi prints; "" without a driver."""
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             ["nvidia-smi", "-L"],
             capture_output=True,
             text=True,
@@ -51,4 +51,4 @@ def _listed() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout
+    return answer.stdout

@@ -377,10 +377,10 @@ MEASURES: dict[str, Measure] = {
 def parse(name: str) -> tuple[Measure | None, str]:
     """(measure, environment) of NAME or NAME/LABEL; (None, "") if it is unknown."""
     base, slash, environment = name.partition("/")
-    found = MEASURES.get(base)
-    if found is None or (slash and not (found.by_environment and environment)):
+    facts = MEASURES.get(base)
+    if facts is None or (slash and not (facts.by_environment and environment)):
         return None, ""
-    return found, environment
+    return facts, environment
 
 
 def value(run: RunRecord, name: str) -> float:
@@ -393,7 +393,7 @@ def value(run: RunRecord, name: str) -> float:
 def by_level(run: RunRecord, name: str) -> np.ndarray | None:
     """float[levels], the measure of each test level; None if it has no levels."""
     base, _, environment = name.partition("/")
-    found = run.tests(environment)
-    if not MEASURES[base].by_environment or len(found) != 1:
+    tests = run.tests(environment)
+    if not MEASURES[base].by_environment or len(tests) != 1:
         return None
-    return _levels(found[0], base)
+    return _levels(tests[0], base)

@@ -69,9 +69,9 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
-        was = json.loads((workdir / _ARGUMENTS).read_text())
-        gone = [argument for argument in was if argument not in _arguments(run)]
-        new = [argument for argument in _arguments(run) if argument not in was]
+        earlier = json.loads((workdir / _ARGUMENTS).read_text())
+        gone = [argument for argument in earlier if argument not in _arguments(run)]
+        new = [argument for argument in _arguments(run) if argument not in earlier]
         if gone or new:
             raise UserError(
                 f"{workdir} was made with {' '.join(gone) or 'less'}, and the study now"
@@ -83,12 +83,12 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     # Older folders lack that file: compare the settings that the study sets today.
     settings = json.loads((workdir / _SETTINGS).read_text())
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
-        found = settings
+        value = settings
         for part in key.split("."):
-            found = found.get(part, wanted) if isinstance(found, dict) else wanted
-        if found != wanted:
+            value = value.get(part, wanted) if isinstance(value, dict) else wanted
+        if value != wanted:
             raise UserError(
-                f"{workdir} was trained with {key}={found}, and the study now asks for"
+                f"{workdir} was trained with {key}={value}, and the study now asks for"
                 f" {key}={wanted}: move the folder away to make the run again"
             )
 
@@ -274,14 +274,14 @@ def _start(
         record = json.dumps(_arguments(run)) + "\n"
         atomic_files.write_text(workdir / _ARGUMENTS, record)
     share = next((s for s in shares if s not in {item.gpus for item in running}), None)
-    own = {} if share is None else {gpus.VARIABLE: share}
+    variables = {} if share is None else {gpus.VARIABLE: share}
     with open(workdir / _LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *steps[0]],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, **own},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, **variables},
             start_new_session=True,  # Ctrl-C in the terminal reaches only the runner.
         )
     taken = {item.core for item in running}

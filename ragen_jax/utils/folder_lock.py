@@ -110,9 +110,9 @@ def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
         ) from None
     with contextlib.suppress(OSError):  # A full disk does not undo the lock.
         file.truncate(0)
-        own = {"host": socket.gethostname(), "process": os.getpid(), "what": what}
+        entry = {"host": socket.gethostname(), "process": os.getpid(), "what": what}
         # Unbuffered: a failed write would be repeated, and raise, on closing the file.
-        os.write(file.fileno(), (json.dumps(own) + "\n").encode())
+        os.write(file.fileno(), (json.dumps(entry) + "\n").encode())
     return True
 
 
@@ -123,7 +123,9 @@ def _holder(file: IO[str], what: str) -> str:
     """
     file.seek(0)
     try:
-        own = json.loads(file.read(10_000))
-        return f"process {own['process']} on host {own['host']} {own['what']} there"
+        entry = json.loads(file.read(10_000))
+        return (
+            f"process {entry['process']} on host {entry['host']} {entry['what']} there"
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"another process {what} there"

@@ -44,10 +44,10 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
       OSError: if it does not exist, or is a folder.
       ValueError: if it is a pipe or a device, or too long.
     """
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is a pipe or a device")
-    if most_bytes is not None and found.st_size > most_bytes:
-        raise ValueError(f"it has {found.st_size} bytes, more than {most_bytes}")
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise ValueError(f"it has {status.st_size} bytes, more than {most_bytes}")

@@ -77,8 +77,8 @@ def as_os_errors(path: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        found = _OS_ERROR.search(str(error))
-        if found is None:
+        match = _OS_ERROR.search(str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error

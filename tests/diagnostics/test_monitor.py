@@ -324,7 +324,9 @@ def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
     with checkpoints.Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
         saved.save(4, {"x": jnp.zeros(1)}, {"model": {part: "of another"}}, score=None)
     with pytest.raises(UserError, match=f"4 began with a model of other {part} than"):
-        diagnosis.diagnose(run, tmp_path, 4, diagnosis.Wanted(), SmoothedStd())
+        diagnosis.diagnose(
+            run, tmp_path, 4, diagnosis.DiagnosisOptions(), SmoothedStd()
+        )
 
 
 def test_a_batch_in_which_messages_were_cut_is_not_diagnosed():
@@ -343,7 +345,7 @@ def test_a_batch_in_which_messages_were_cut_is_not_diagnosed():
 @pytest.mark.slow
 def test_a_checkpoint_is_diagnosed(run, rolled_back):
     workdir, *_ = rolled_back
-    wanted = diagnosis.Wanted(samples=4)
+    wanted = diagnosis.DiagnosisOptions(samples=4)
     folder = workdir / checkpoints.FOLDER
     found, smoothed = diagnosis.diagnose(run, folder, 4, wanted, SmoothedStd())
     assert json.loads(json.dumps(found))["step"] == 4
@@ -383,11 +385,13 @@ def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
     monkeypatch.setattr(thought_samples, "find_turns", lambda *_: turns)
     episodes = types.SimpleNamespace(group=none)
     rollout = types.SimpleNamespace(rows=none, episodes=episodes)
-    wanted = diagnosis.Wanted(may_lack_thoughts=True)
+    wanted = diagnosis.DiagnosisOptions(may_lack_thoughts=True)
     found, _ = diagnosis.information(run, {}, rollout, wanted, SmoothedStd())
     assert found == {"valid_thinking_rate": 0.0}
     with pytest.raises(UserError, match="no first turn of these episodes"):
-        diagnosis.information(run, {}, rollout, diagnosis.Wanted(), SmoothedStd())
+        diagnosis.information(
+            run, {}, rollout, diagnosis.DiagnosisOptions(), SmoothedStd()
+        )
 
 
 def test_another_shape_of_a_mixed_batch_is_refused():

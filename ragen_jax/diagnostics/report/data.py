@@ -55,13 +55,13 @@ def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
         run["name"] = name
     series: list[dict[str, Any]] = []
     for index, run in enumerate(runs):
-        own = {k: v for k, v in run["settings"].items() if k != _SEED}
+        leaves = {k: v for k, v in run["settings"].items() if k != _SEED}
         for one in series:
-            if one["settings"] == own and own:
+            if one["settings"] == leaves and leaves:
                 one["runs"].append(index)
                 break
         else:
-            series.append({"settings": own, "runs": [index], "name": run["name"]})
+            series.append({"settings": leaves, "runs": [index], "name": run["name"]})
     known = {name for run in runs for record in run["records"] for name in record}
     charts = [
         {"title": title, "metric": name, "unit": _unit(name)}
@@ -206,10 +206,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     Older test.json files may hold NaN, which is not valid JSON, for unknown numbers.
     """
     try:
-        found = json.loads(path.read_text())
+        parsed = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return finite(found) if isinstance(found, dict) else {}
+    return finite(parsed) if isinstance(parsed, dict) else {}
 
 
 def _unit(name: str) -> str:
