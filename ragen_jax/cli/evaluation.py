@@ -67,8 +67,8 @@ def check(request: Request) -> None:
         raise UserError(f"--seed={request.seed} cannot be used: choose 0 to 2**32 - 1")
     if request.out is not None and Path(request.out).suffix != ".jsonl":
         raise UserError(
-            f"--out={request.out} must end in .jsonl: the figures go beside it, in"
-            " .json"
+            f"--out={request.out} must end in .jsonl: name such a file; the figures are"
+            " written beside it, in .json"
         )
     if request.checkpoint and request.is_overridden and not request.has_config:
         raise UserError(
@@ -292,7 +292,7 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
         startup.make_workdir(str(out.parent))
     except UserError as error:
         raise UserError(
-            f"{out} cannot be written ({error.__cause__}): pass as --out a file in a"
+            f"{out} cannot be written ({error.__cause__}): set --out to a file in a"
             " writable folder on a disk with free space"
         ) from None
     return out

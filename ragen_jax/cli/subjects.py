@@ -158,7 +158,7 @@ def _chosen_task(settings: Settings, label: str | None) -> TaskSettings:
     tasks |= {t.label: t for t in settings.tasks() if t.label not in tasks}
     if label not in tasks:
         raise UserError(
-            f"--env={label} is none of these settings' environments: choose one of"
+            f"--env={label} is not an environment of these settings: choose one of"
             f" {', '.join(tasks)}"
         )
     return tasks[label]

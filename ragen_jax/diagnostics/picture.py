@@ -82,15 +82,15 @@ def main(arguments: Sequence[str]) -> None:
     path = Path(arguments[1])
     if path.suffix not in FORMATS or not path.absolute().parent.is_dir():
         raise UserError(
-            f"{path} cannot be the picture: name a file in a folder that exists, ending"
-            f" in {', '.join(FORMATS)}"
+            f"a picture cannot be written to {path}: name a file in a folder that"
+            f" exists, ending in {', '.join(FORMATS)}"
         )
     try:
         records = [json.loads(line) for line in Path(arguments[0]).open()]
         records = [r for r in records if "train/success" in r]
         if not records:
             raise UserError(
-                f"{arguments[0]} holds no iteration that trained: give another"
+                f"{arguments[0]} holds no training iteration: give that of another run"
             )
         found = draw(records, path)
     except (KeyError, TypeError, ValueError) as error:

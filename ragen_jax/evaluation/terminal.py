@@ -87,7 +87,7 @@ def _painter(
 def _picture_folder(env: Environment, path: str) -> Path:
     if env.picture is None:
         raise UserError(
-            f"--picture: the environment {env.name} draws none: leave it out"
+            f"--picture: the environment {env.name} draws no pictures: leave it out"
         )
     folder = Path(path).expanduser()
     try:

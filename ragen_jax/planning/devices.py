@@ -70,7 +70,7 @@ def read(name: str) -> Description:
     """
     if name not in names():
         raise UserError(
-            f"--target={name}: no device of this name is described: choose one of"
+            f"--target={name}: this device has no description: choose one of"
             f" {', '.join(names())}"
         )
     values = tomllib.loads((_FOLDER / f"{name}.toml").read_text())

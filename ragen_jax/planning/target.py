@@ -88,8 +88,8 @@ def make_target(
     """
     if count < 1 or hosts < 1 or count % hosts:
         raise UserError(
-            f"--target-devices={count} cannot be shared by --target-hosts={hosts}:"
-            " give a number of devices, of all hosts together, that the hosts divide"
+            f"--target-devices={count}, of all hosts together, is not a multiple of"
+            f" --target-hosts={hosts}: give every host as many devices"
         )
     device = devices.read(name)
     topology = _absent_devices(device.target_config, hosts, count // hosts)

@@ -118,7 +118,7 @@ def _check_schedule(settings: Settings) -> None:
     decays = any(kind != "constant" for kind in kinds)
     if decays and 0 < total <= optimizer.warmup:
         raise SettingsError(
-            f"optimizer.schedule_updates = {total} leaves none of its updates after"
+            f"optimizer.schedule_updates = {total} leaves no gradient step after"
             f" optimizer.warmup = {optimizer.warmup} for the learning rate to decay:"
             f" raise it above {optimizer.warmup}, or set it to 0 or optimizer.warmup to"
             f" at most {total - 1}"

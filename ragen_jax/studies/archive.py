@@ -95,8 +95,8 @@ def entries(path: Path) -> list[dict[str, Any]]:
     data = json.loads(path.read_text())
     if "runs" not in data:
         raise UserError(
-            f"{path} keeps no runs, so that a new page would lose what it says: move it"
-            " away first, or choose another folder with --pages"
+            f"{path} keeps no runs, so a new page would lose its results: move it away"
+            " first, or choose another folder with --pages"
         )
     return data["runs"]
 

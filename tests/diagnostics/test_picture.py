@@ -31,7 +31,9 @@ def test_a_file_that_is_not_there_is_refused_in_a_sentence(tmp_path):
 
 @pytest.mark.parametrize("name", ["no folder/x.png", "x.txt"])
 def test_a_picture_that_cannot_be_is_refused_in_a_sentence(tmp_path, name):
-    with pytest.raises(UserError, match="cannot be the picture: name a file"):
+    with pytest.raises(
+        UserError, match="a picture cannot be written to .*: name a file"
+    ):
         picture.main([str(DECLINE), str(tmp_path / name)])
 
 
@@ -46,7 +48,7 @@ def test_a_file_of_no_records_is_refused_and_an_old_picture_stays(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"iteration": 4, "test/success": 0.5}\n', "holds no iteration that trained"),
+        ('{"iteration": 4, "test/success": 0.5}\n', "holds no training iteration"),
         ("3\n", "is not readable as a run's metrics.jsonl"),
         ('{"train/success": 0.5}\n', "is not readable as a run's metrics.jsonl"),
     ],

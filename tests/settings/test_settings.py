@@ -204,7 +204,12 @@ WRONG = [
     ),
     (
         dict(optimizer__schedule_updates=5, optimizer__warmup=5),
-        ["schedule_updates = 5 leaves none", "warmup = 5", "above 5", "at most 4"],
+        [
+            "schedule_updates = 5 leaves no gradient step",
+            "warmup = 5",
+            "above 5",
+            "at most 4",
+        ],
     ),
     (
         dict(rollout__actions_per_turn=11),
