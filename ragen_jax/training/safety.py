@@ -1,4 +1,4 @@
-"""Why a run stops itself, with a saved state; `trainer._iterate` asks `problem`."""
+"""Why a run stops itself, with a saved state; `loop` asks `problem`."""
 
 import math
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ from ragen_jax.diagnostics import (
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
-from ragen_jax.training import checkpoints, trainer
+from ragen_jax.training import checkpoints, loop
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import workdir as workdir_lib
 from ragen_jax.utils.finite import finite
@@ -361,8 +361,9 @@ def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
     verdict = alarm.Verdict(alarm.COLLAPSE, (), "a collapse")
     decision = health.Decision(health.ROLLBACK, "a collapse", verdict, 37)
     saved = types.SimpleNamespace(latest_step=lambda until: None)
-    outputs = types.SimpleNamespace(checkpoints=saved)
-    said = trainer._carry_out(run, outputs, 60, decision)
+    workdir = types.SimpleNamespace(checkpoints=saved)
+    outputs = types.SimpleNamespace(workdir=workdir)
+    said = loop._carry_out(run, outputs, 60, decision)
     assert "no checkpoint that is kept is from iteration 37 or before" in said
     assert "with a higher checkpoint.keep_last" in said
 

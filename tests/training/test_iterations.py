@@ -9,7 +9,8 @@ from helpers import runs
 
 from ragen_jax.diagnostics import monitor
 from ragen_jax.reporting import metrics
-from ragen_jax.training import final_test, trainer, weights
+from ragen_jax.reporting.console import Console
+from ragen_jax.training import final_test, loop, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
 
 
@@ -67,7 +68,7 @@ def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(trainer.episode_log, "trim", lambda *_: trimmed.append(True))
     monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
-    monkeypatch.setattr(trainer, "_iterate", lambda *given: (given[2], True))
+    monkeypatch.setattr(loop, "train_to_end", lambda *given: (given[2], True))
     monkeypatch.setattr(final_test, "report", lambda *_: True)
     runs.train(run, tmp_path)
     assert bool(trimmed) == trims
@@ -88,9 +89,9 @@ def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=
     def iterate(run, programs, state):
         return state.replace(iteration=state.iteration + 1), dict(values), None
 
-    monkeypatch.setattr(trainer.starpo, "iterate", iterate)
-    monkeypatch.setattr(trainer.messages, "example", lambda *_: "an episode")
-    monkeypatch.setattr(trainer, "_validate", validate)
+    monkeypatch.setattr(loop.starpo, "iterate", iterate)
+    monkeypatch.setattr(loop.messages, "example", lambda *_: "an episode")
+    monkeypatch.setattr(loop, "_validate", validate)
     for name, result in (("measure", {}), ("record", None)):
         monkeypatch.setattr(monitor, name, lambda *_, result=result: result)
     blank = SimpleNamespace(programs=None, validators=None, monitor=None)
@@ -98,7 +99,8 @@ def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=
     clock = SimpleNamespace(expect_within=expect_within)
     writer = metrics.MetricsWriter(workdir, is_writer=True, first_iteration=1)
     with Checkpoints(workdir / "kept", keep_last=1, keep_best=0) as saved, writer:
-        console = trainer.Console(lines)
-        given = (saved, writer, console, deaf, clock, {}, workdir, {})
-        trainer._iterate(run, blank, start, trainer._Outputs(*given))
+        console = Console(lines)
+        open_workdir = loop.OpenWorkdir(workdir, saved, {}, {})
+        outputs = loop.Outputs(open_workdir, writer, console, deaf, clock)
+        loop.train_to_end(run, blank, start, outputs)
     return lines.getvalue().splitlines()

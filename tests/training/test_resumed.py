@@ -12,6 +12,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.loop import OpenWorkdir
 
 
 def validated(state, iteration, success, settings):
@@ -65,7 +66,8 @@ def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
         for hook in ("b", "other"):
             out = io.StringIO()
             code = {"rooms.py": "a", "hook.py": hook, "new.py": "d"}
-            trainer._start(run, run.settings, saved, code, Console(out))
+            workdir = OpenWorkdir(tmp_path, saved, {}, code)
+            trainer._start(run, run.settings, workdir, Console(out))
             told.append(out.getvalue().splitlines()[1:])
     assert told[0] == [] and len(told[1]) == 1
     assert told[1][0].startswith("warning: hook.py has changed since the checkpoint")
@@ -93,7 +95,8 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         info = {"settings": was, "health": {"rollbacks": 1}}
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
-        trainer._train_from_checkpoint(run, tmp_path, saved, {}, {}, Console(said), "")
+        workdir = OpenWorkdir(tmp_path, saved, {}, {})
+        trainer._train_from_checkpoint(run, workdir, Console(said), "")
     assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
 
 

@@ -23,6 +23,7 @@ from ragen_jax.reporting import metrics
 from ragen_jax.training import (
     final_test,
     interrupts,
+    loop,
     messages,
     resumed,
     safety,
@@ -219,7 +220,7 @@ def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
         return True
 
     monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
-    monkeypatch.setattr(trainer, "_iterate", iterate)
+    monkeypatch.setattr(loop, "train_to_end", iterate)
     monkeypatch.setattr(final_test, "report", report)
     runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)
 
