@@ -67,19 +67,15 @@ def make(settings: Settings) -> base.Environment:
 def reset(key: jax.Array, split: jax.Array, settings: Settings) -> State:
     """Draws corridors until one belongs to the split, by its content."""
 
-    def redraw(carry):
-        key, draw_key = jax.random.split(carry[0])
-        order = jax.random.permutation(draw_key, settings.length)
+    def draw(key):
+        order = jax.random.permutation(key, settings.length)
         player = order[0].astype(jnp.int32)
         is_coin = jnp.isin(jnp.arange(settings.length), order[1 : 1 + settings.coins])
         content = base.content_hash(is_coin, player)
         state = State(coins=is_coin, player=player, done=jnp.zeros((), bool))
-        return key, state, base.split_of(content) == split
+        return state, base.split_of(content) == split
 
-    empty = jnp.zeros(settings.length, bool)
-    nothing = State(coins=empty, player=jnp.int32(0), done=jnp.zeros((), bool))
-    start = (key, nothing, jnp.zeros((), bool))
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    return base.draw_until_fit(draw, key)
 
 
 def step(

@@ -35,57 +35,74 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """One environment with its settings bound in. Static: never a traced value."""
+    """One environment with its settings bound in. Static: never a traced value.
 
+    The fields down to `example_actions` are required, all others optional. "Host side"
+    marks functions that run outside `jit`, on a State of NumPy arrays.
+    """
+
+    # Texts.
     name: str
     action_names: tuple[str, ...]  # action a is called action_names[a] in text
     phrases: tuple[str, ...]  # the texts of the ids that `observe` returns
     observation_phrases: int  # M, the fixed length of `observe`'s result
     instruction: str  # the rules, goal and symbols, for the system prompt
+
+    # Rules.
     reset: Callable[[jax.Array, jax.Array], Any]  # (key, split int32[]) -> State
     # (key, State, action) -> (State, Outcome)
     step: Callable[[jax.Array, Any, jax.Array], tuple[Any, Outcome]]
     observe: Callable[[Any], jax.Array]  # State -> int32[M], padded with NO_PHRASE
-    example_actions: tuple[str, ...] = ()  # for the reply-format line of the prompt
+
+    # One or two action names, for the reply-format line of the prompt.
+    example_actions: tuple[str, ...] = ()
+
+    # Limits.
     # Host side: int[phrases], the number of tokens in each phrase -> the most tokens
     # that an observation can have. Without it, M times the longest phrase is assumed.
     longest_observation: Callable[[Any], int] | None = None
-    # Demonstrations, where the environment has them: (key, State) -> int32[Md], a reply
-    # as indices into `reply_phrases`; NO_PHRASE, anywhere in it, stands for no text.
-    reply_phrases: tuple[str, ...] = ()
-    demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None
-    # Free-form answers (an equation, the name of an arm). The answer is split at `||`,
-    # and each segment is stripped of ASCII white space and lower-cased. Without
-    # `read_action` the segments are matched against `action_names`; with it, it maps
-    #   (uint8[answer_bytes] segment, padded with 0; int32[] length, above 0;
-    #   State before the reply, for all its segments)
-    # to an int32[] action, or NO_ACTION for a text that names none. An answer of more
-    # than `answer_bytes` bytes between its tags cannot be read. `read_action_text`
-    # defines what `read_action` must return: the same in plain Python, from bytes and a
-    # State of NumPy arrays.
-    answer_bytes: int = 0
     # Upper limit on the actions in one reply; 0: none. Set it to 1 where the possible
     # actions depend on the one before, or where `answer_bytes` has room for one only.
     most_actions: int = 0
+
+    # Free-form answers (an equation, the name of an arm): all three, or none. The
+    # answer is split at `||`, and each segment is stripped of ASCII white space and
+    # lower-cased. Without these, segments are matched against `action_names`.
+    # An answer of more than so many bytes between its tags cannot be read.
+    answer_bytes: int = 0
+    # (uint8[answer_bytes] segment, padded with 0; int32[] length, above 0; State before
+    # the reply, for all its segments) -> action; NO_ACTION for a text that names none
     read_action: Callable[[jax.Array, jax.Array, Any], jax.Array] | None = None
+    # Host side: (bytes, State) -> the same in plain Python. It defines `read_action`.
     read_action_text: Callable[[bytes, Any], int] | None = None
-    # 0: an action is int32[]. Above 0: it is int32[action_size], such as the words of a
-    # query; its first number is the index in `action_names`, or NO_ACTION.
+
+    # Actions of several numbers, such as the words of a query.
+    # 0: an action is int32[]. Above 0: it is int32[action_size], its first number the
+    # index in `action_names`, or NO_ACTION; needs `read_action` and the next two.
     action_size: int = 0
     # key -> a random action. Without it each of `action_names` is equally likely.
     sample_action: Callable[[jax.Array], jax.Array] | None = None
     # Host side: (action, State) -> its text in a reply. Without it, its action name.
     action_text: Callable[[Any, Any], str] | None = None
-    # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
-    # the goal, ...; padded with (-1, -1). Read by `reward.grounding`.
-    landmarks: Callable[[Any], jax.Array] | None = None
-    # Host side, from a State of NumPy arrays: a picture, uint8[height, width, 3] (RGB),
-    # and the actions of a shortest or at least good play, empty where there are none.
-    picture: Callable[[Any], np.ndarray] | None = None
-    solve: Callable[[Any], tuple[int, ...]] | None = None
+
+    # Players.
     # State -> the action of a rule-based player that uses only what the observation
     # shows; NO_ACTION where it has none. A baseline.
     rule: Callable[[Any], jax.Array] | None = None
+    # Host side: State -> the actions of a shortest or at least good play, empty where
+    # there are none.
+    solve: Callable[[Any], tuple[int, ...]] | None = None
+    # Demonstrations, for a supervised start: (key, State) -> int32[Md], a reply as
+    # indices into `reply_phrases`; NO_PHRASE, anywhere in it, stands for no text.
+    demonstrate: Callable[[jax.Array, Any], jax.Array] | None = None
+    reply_phrases: tuple[str, ...] = ()
+
+    # Views.
+    # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
+    # the goal, ...; padded with (-1, -1). Read by `reward.grounding`.
+    landmarks: Callable[[Any], jax.Array] | None = None
+    # Host side: State -> a picture, uint8[height, width, 3] (RGB).
+    picture: Callable[[Any], np.ndarray] | None = None
 
 
 def check_environment(env: Environment) -> None:
@@ -264,6 +281,46 @@ def split_of(content: jax.Array) -> jax.Array:
     """
     eighth = (content % jnp.uint32(8)).astype(jnp.int32)
     return jnp.where(eighth == 0, TEST, jnp.where(eighth == 1, VALIDATION, TRAIN))
+
+
+def draw_until_fit(
+    draw: Callable[..., tuple[Any, jax.Array]], key: jax.Array, keys: int = 1
+) -> Any:
+    """Draws with new keys until a draw is fit, such as a level of the wanted split.
+
+    In Python it would be
+
+      while True:
+          key, *draw_keys = jax.random.split(key, 1 + keys)
+          candidate, is_fit = draw(*draw_keys)
+          if is_fit:
+              return candidate
+
+    It never returns if no draw is fit: let `make` refuse settings with too few levels.
+
+    Args:
+      draw: from `keys` keys a candidate, any pytree of arrays, and bool[], whether it
+        is fit.
+      key: consumed.
+      keys: how many keys `draw` takes.
+    """
+
+    def redraw(carry):
+        key, _, _ = carry
+        key, *draw_keys = jax.random.split(key, 1 + keys)
+        candidate, is_fit = draw(*draw_keys)
+        return key, candidate, is_fit
+
+    def is_unfit(carry):
+        return ~carry[2]
+
+    # The loop needs a candidate before the first draw; it is not fit, and not returned.
+    shapes, _ = jax.eval_shape(draw, *[key] * keys)
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    _, candidate, _ = jax.lax.while_loop(
+        is_unfit, redraw, (key, blank, jnp.zeros((), bool))
+    )
+    return candidate
 
 
 def text_of(phrases: tuple[str, ...], ids) -> str:

@@ -45,8 +45,8 @@ def steps_seen(env: base.Environment, plays: Plays) -> str:
     is_over = np.pad(plays.outcome.done[:, :-1], [(0, 0), (1, 0)])
     kinds = plays.actions.reshape(*is_over.shape, -1)[..., 0]
     play, time = np.nonzero(~is_over & (kinds != base.NO_ACTION))
-    chosen = np.unique(np.linspace(0, len(play) - 1, _STEPS, dtype=int))
-    play, time = play[chosen], time[chosen]
+    sample = np.unique(np.linspace(0, len(play) - 1, _STEPS, dtype=int))
+    play, time = play[sample], time[sample]
     states, after = (
         jax.tree.map(lambda leaf, later=later: leaf[play, time + later], plays.states)
         for later in (0, 1)
@@ -56,12 +56,13 @@ def steps_seen(env: base.Environment, plays: Plays) -> str:
     by_key, by_action = map(
         np.asarray, repeat(index, states, plays.actions[play, time])
     )
-    shown = plays.observation
-    is_shown = (shown[play, time] != shown[play, time + 1]).any(axis=1)
+    is_changed = _is_changed(states, after, by_action)
+    text = plays.observation
+    is_shown = (text[play, time] != text[play, time + 1]).any(axis=1)
     line = (
-        f"of {len(play)} moves {_differs(states, after).sum()} changed the state and"
-        f" {is_shown.sum()} what is shown; {by_action.sum()} depended on the action and"
-        f" {by_key.sum()} on the key"
+        f"of {len(play)} moves {is_changed.sum()} changed the state and"
+        f" {is_shown.sum()} what is shown; {by_action.any(axis=1).sum()} depended on"
+        f" the action and {by_key.any(axis=1).sum()} on the key"
     )
     if by_key.any():
         return line
@@ -72,7 +73,11 @@ def steps_seen(env: base.Environment, plays: Plays) -> str:
 
 
 def _repeat(env: base.Environment, index, state, action) -> tuple[Any, Any]:
-    """bool[] each: whether another key, and another action, lead elsewhere."""
+    """What another key, and another action, make different.
+
+    bool[leaves] each, for the leaves of the state after the move, then those of its
+    outcome.
+    """
     key, other_key, action_key = jax.random.split(
         jax.random.fold_in(jax.random.key(8), index), 3
     )
@@ -82,16 +87,27 @@ def _repeat(env: base.Environment, index, state, action) -> tuple[Any, Any]:
     # Batched, not called thrice: a step of words takes seconds to compile.
     results = jax.vmap(env.step, (0, None, 0))(keys, state, actions)
     leaves = [leaf.reshape(3, -1) for leaf in jax.tree.leaves(results)]
-    differ = jnp.stack([(leaf != leaf[:1]).any(axis=1) for leaf in leaves]).any(axis=0)
-    return differ[1], differ[2]
+    differs = jnp.stack([(leaf != leaf[:1]).any(axis=1) for leaf in leaves])
+    return differs[:, 1], differs[:, 2]
 
 
-def _differs(one: Any, other: Any) -> np.ndarray:
-    """bool[n], whether any leaf [n, ...] differs but for keys, which are uint32."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    changed = [
-        (a != b).reshape(len(a), -1).any(axis=1)
-        for a, b in pairs
-        if a.dtype != np.uint32
-    ]
-    return np.any(changed, axis=0)
+def _is_changed(states: Any, after: Any, by_action: np.ndarray) -> np.ndarray:
+    """bool[n], whether each of n moves changed its state, but for keys kept in it.
+
+    A leaf is taken for a key's data if it is uint32, every move changes it, and no
+    action makes a difference to it: so a key advances. A position in uint32, however
+    it is packed, depends on the actions.
+
+    Args:
+      states, after: leaves [n, ...], before and after the moves.
+      by_action: bool[n, leaves of the state and more], as of `_repeat`.
+    """
+    pairs = zip(jax.tree.leaves(states), jax.tree.leaves(after), strict=True)
+    changes = []
+    for number, (old, new) in enumerate(pairs):
+        change = (old != new).reshape(len(old), -1).any(axis=1)
+        is_key = old.dtype == np.uint32 and change.all()
+        is_key = is_key and not by_action[:, number].any()
+        if not is_key:
+            changes.append(change)
+    return np.any(changes, axis=0)

@@ -52,6 +52,31 @@ def test_steps_without_chance_actions_without_effect_and_hidden_changes_are_told
     assert line.endswith("for chance in steps would come from their key")
 
 
+def test_changes_of_a_uint32_state_are_counted_but_not_those_of_a_key_kept_in_it(lake):
+    as_uint32 = lambda state: state.replace(player=state.player.astype(jnp.uint32))
+    as_int32 = lambda state: state.replace(player=state.player.astype(jnp.int32))
+
+    def reset(key, split):
+        return as_uint32(lake.reset(key, split)), jax.random.key_data(key)
+
+    def step(key, state, action):
+        room, key_data = state
+        after, outcome = lake.step(key, as_int32(room), action)
+        (later,) = jax.random.split(jax.random.wrap_key_data(key_data), 1)
+        is_played = (action >= 0) & ~room.done
+        later = jnp.where(is_played, jax.random.key_data(later), key_data)
+        return (as_uint32(after), later), outcome
+
+    unsigned = dataclasses.replace(
+        lake,
+        reset=reset,
+        step=step,
+        observe=lambda state: lake.observe(as_int32(state[0])),
+    )
+    numbers = _numbers(_said(unsigned))
+    assert numbers == _numbers(_said(lake)) and 0 < numbers[1] < numbers[0]
+
+
 def test_levels_that_are_over_when_they_begin_are_found_and_counted(lake):
     def reset(key, split):
         state = lake.reset(key, split)

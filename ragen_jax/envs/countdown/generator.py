@@ -19,22 +19,14 @@ def draw(key: jax.Array, split: jax.Array, settings: Countdown) -> State:
       settings: how many numbers, and how high.
     """
 
-    def redraw(carry):
-        key, _, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        numbers, target = random_puzzle(draw_key, settings)
+    def draw_puzzle(key):
+        numbers, target = random_puzzle(key, settings)
         is_puzzle = (target >= 1) & (target <= settings.highest_target)
         is_puzzle &= (numbers != target).all()
-        return key, numbers, target, is_puzzle & (split_of(numbers, target) == split)
+        return (numbers, target), is_puzzle & (split_of(numbers, target) == split)
 
-    start = (
-        key,
-        jnp.zeros((settings.max_numbers,), jnp.int32),
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), bool),
-    )
-    # The loop ends: with any settings that `check` accepts, 1 draw in 60 or more fits.
-    _, numbers, target, _ = jax.lax.while_loop(lambda carry: ~carry[3], redraw, start)
+    # It ends: with any settings that `check` accepts, 1 draw in 60 or more fits.
+    numbers, target = base.draw_until_fit(draw_puzzle, key)
     return State(
         numbers=numbers,
         target=target,

@@ -23,22 +23,13 @@ def draw(key: jax.Array, split: jax.Array, settings: FrozenLake) -> State:
       settings: size and probability of ice.
     """
 
-    def redraw(carry):
-        key, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        state = random_lake(draw_key, settings)
-        content = base.content_hash(state.tiles, state.player)
-        is_fit = (base.split_of(content) == split) & is_solvable(state)
-        return key, state, is_fit
+    def draw_lake(key):
+        lake = random_lake(key, settings)
+        content = base.content_hash(lake.tiles, lake.player)
+        return lake, (base.split_of(content) == split) & is_solvable(lake)
 
-    nothing = State(
-        tiles=jnp.zeros((settings.size, settings.size), jnp.int32),
-        player=jnp.zeros((2,), jnp.int32),
-        done=jnp.zeros((), bool),
-    )
-    # The loop ends: `types.check` ensures that each split has enough lakes.
-    start = (key, nothing, jnp.zeros((), bool))
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    # It ends: `types.check` ensures that each split has enough lakes.
+    return base.draw_until_fit(draw_lake, key)
 
 
 def random_lake(key: jax.Array, settings: FrozenLake) -> State:

@@ -144,16 +144,13 @@ def reset(key: jax.Array, split: jax.Array, settings: Household) -> State:
     whatever the house: validation and test ask for what was never asked in training.
     """
 
-    def redraw(carry):
-        key, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        state = draw(draw_key, settings)
-        wish = jnp.stack([state.task, state.wanted, state.target])
-        return key, state, _split_of(wish) == split
+    def draw_house(key):
+        house = draw(key, settings)
+        wish = jnp.stack([house.task, house.wanted, house.target])
+        return house, _split_of(wish) == split
 
-    start = key, draw(key, settings), jnp.zeros((), bool)
-    # The loop ends: `check` ensures that each split has tasks.
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    # It ends: `check` ensures that each split has tasks.
+    return base.draw_until_fit(draw_house, key)
 
 
 def _split_of(wish: jax.Array) -> jax.Array:

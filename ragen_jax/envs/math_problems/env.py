@@ -115,19 +115,12 @@ def check(settings: Math) -> None:
 def reset(key: jax.Array, split: jax.Array, settings: Math) -> State:
     """Draws a problem that `split_of` assigns to the split."""
 
-    def redraw(carry):
-        key, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        state = draw(draw_key, settings)
-        return key, state, split_of(state) == split
+    def draw_problem(key):
+        problem = draw(key, settings)
+        return problem, split_of(problem) == split
 
-    empty = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-        jax.eval_shape(lambda key: draw(key, settings), key),
-    )
-    start = key, empty, jnp.zeros((), bool)
-    # The loop ends: about 1 draw in 8 is of the rarest split.
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    # It ends: about 1 draw in 8 is of the rarest split.
+    return base.draw_until_fit(draw_problem, key)
 
 
 def split_of(state: State) -> jax.Array:

@@ -100,16 +100,13 @@ def reset(key: jax.Array, split: jax.Array, settings: Rubik) -> State:
       settings: depth and faces.
     """
 
-    def redraw(carry):
-        key, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        stickers = scramble(draw_key, settings)
-        is_fit = base.split_of(base.content_hash(stickers)) == split
-        return key, stickers, is_fit & ~is_solved(stickers)
+    def draw_cube(key):
+        stickers = scramble(key, settings)
+        is_of_split = base.split_of(base.content_hash(stickers)) == split
+        return stickers, is_of_split & ~is_solved(stickers)
 
-    # The loop ends: even one turn makes 144 different cubes, and each split has some.
-    start = (key, jnp.zeros((cube.STICKERS,), jnp.int32), jnp.zeros((), bool))
-    stickers = jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    # It ends: even one turn makes 144 different cubes, and each split has some.
+    stickers = base.draw_until_fit(draw_cube, key)
     return State(stickers=stickers, done=jnp.zeros((), bool))
 
 

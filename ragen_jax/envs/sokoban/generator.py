@@ -46,23 +46,14 @@ def draw(key: jax.Array, split: jax.Array, settings: Sokoban) -> State:
     size, boxes = settings.size, settings.boxes
     moves = settings.search_depth * boxes
 
-    def redraw(carry):
-        key, _, _ = carry
-        key, dig_key, target_key, play_key, turn_key = jax.random.split(key, 5)
+    def draw_room(dig_key, target_key, play_key, turn_key):
         tiles, is_room = place_targets(target_key, dig(dig_key, size), boxes)
         level, is_level = play_backward(play_key, tiles, boxes, moves)
         level, is_fit = turn_to_fit(turn_key, level, split)
-        return key, level, is_room & is_level & is_fit
+        return level, is_room & is_level & is_fit
 
-    nothing = State(
-        tiles=jnp.zeros((size, size), jnp.int32),
-        boxes=jnp.zeros((size, size), bool),
-        player=jnp.zeros((2,), jnp.int32),
-        done=jnp.zeros((), bool),
-    )
-    # The loop ends: with any settings that `check` accepts, at least 1 draw in 60 fits.
-    start = (key, nothing, jnp.zeros((), bool))
-    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, start)[1]
+    # It ends: with any settings that `check` accepts, at least 1 draw in 60 fits.
+    return base.draw_until_fit(draw_room, key, keys=4)
 
 
 def dig(key: jax.Array, size: int) -> jax.Array:

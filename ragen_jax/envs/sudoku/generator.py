@@ -49,31 +49,27 @@ def draw(key: jax.Array, split: jax.Array, size: int, clues: int) -> Puzzle:
       clues: numbers given at least; more where digging stops before.
     """
 
-    def dig_another(carry):
-        key, _, _ = carry
-        key, dig_key, vary_key = jax.random.split(key, 3)
+    def dig_and_vary(dig_key, vary_key):
         dug = dig(dig_key, size, clues)
 
-        def vary_another(carry):
+        def vary_again(carry):
             key, _, _, tries = carry
             key, draw_key = jax.random.split(key)
             puzzle = vary(draw_key, dug)
             content = base.content_hash(shown(puzzle))
             return key, puzzle, base.split_of(content) == split, tries + 1
 
-        start = (vary_key, dug, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
-        _, puzzle, is_fit, _ = jax.lax.while_loop(
-            lambda carry: ~carry[2] & (carry[3] < _SYMMETRIES), vary_another, start
-        )
-        return key, puzzle, is_fit
+        def continues(carry):
+            _, _, is_fit, tries = carry
+            return ~is_fit & (tries < _SYMMETRIES)
 
-    nothing = Puzzle(
-        solution=jnp.zeros((size, size), jnp.int32),
-        given=jnp.zeros((size, size), bool),
-    )
-    # The loop ends, nearly always after one pass: 1 symmetry in 8 fits a given split.
-    start = (key, nothing, jnp.zeros((), bool))
-    return jax.lax.while_loop(lambda carry: ~carry[2], dig_another, start)[1]
+        # Not `draw_until_fit`: it would go on for ever if no symmetry fitted.
+        start = (vary_key, dug, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+        _, puzzle, is_fit, _ = jax.lax.while_loop(continues, vary_again, start)
+        return puzzle, is_fit
+
+    # It ends, nearly always after one draw: 1 symmetry in 8 fits a given split.
+    return base.draw_until_fit(dig_and_vary, key, keys=2)
 
 
 def shown(puzzle: Puzzle) -> jax.Array:
