@@ -114,9 +114,9 @@ def reset(key: jax.Array, split: jax.Array, settings: Game2048) -> State:
     four = settings.four_probability
     weights = four**fours * (1 - four) ** (2 - fours)
     # A draw by weight, from the cumulative sum.
-    up_to = jnp.cumsum(jnp.where(splits == split, weights, 0))
-    chosen = (up_to <= jax.random.uniform(key) * up_to[-1]).sum()
-    return State(tiles=boards[chosen], done=jnp.zeros((), bool))
+    cumulative = jnp.cumsum(jnp.where(splits == split, weights, 0))
+    index = (cumulative <= jax.random.uniform(key) * cumulative[-1]).sum()
+    return State(tiles=boards[index], done=jnp.zeros((), bool))
 
 
 def step(
@@ -246,9 +246,9 @@ def solve(state: State) -> tuple[int, ...]:
         """The mean, over cells for a new 2, of the best position after another move."""
         total, gaps = 0.0, np.argwhere(boards[action] == 0)
         for gap in gaps:
-            grown = boards[action].copy()
-            grown[tuple(gap)] = 1
-            later = following(grown).values()
+            board = boards[action].copy()
+            board[tuple(gap)] = 1
+            later = following(board).values()
             total += max(((np.exp2(b) * _SNAKE).sum() for b in later), default=0)
         return total / len(gaps)
 

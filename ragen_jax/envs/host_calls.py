@@ -39,7 +39,7 @@ def guard(env: Environment, name: str, key: str = "env.name") -> Environment:
 def _guarded(
     function: Callable, part: str, is_promised: Callable, where: str, name: str
 ) -> Callable:
-    wanted = _WANTED[part]
+    expected = _WANTED[part]
 
     def call(*arguments: Any) -> Any:
         try:
@@ -48,8 +48,8 @@ def _guarded(
             line = user_modules.in_one_line(error, user_modules.resolved(name))
             raise UserError(f"{where}: {part} fails: {line}") from error
         if not is_promised(result):
-            said = " ".join(repr(result).split())[:60]
-            raise UserError(f"{where}: {part} gives {said}: let it give {wanted}")
+            text = " ".join(repr(result).split())[:60]
+            raise UserError(f"{where}: {part} gives {text}: let it give {expected}")
         return result
 
     return call

@@ -45,10 +45,10 @@ def check_functions(env: Environment) -> None:
     split = jax.ShapeDtypeStruct((), jnp.int32)
     first = _shapes(env, "reset", key, split)
     if env.sample_action is not None:
-        drawn = _shapes(env, "sample_action", key)
+        random_action = _shapes(env, "sample_action", key)
         _require(
-            _is_like(drawn, action),
-            f"sample_action gives {_type(drawn)}: make it {_type(action)}",
+            _is_like(random_action, action),
+            f"sample_action gives {_type(random_action)}: make it {_type(action)}",
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(first):
         _require(
@@ -56,13 +56,13 @@ def check_functions(env: Environment) -> None:
             f"State{jax.tree_util.keystr(path)} is a key: keep its"
             " jax.random.key_data, or draw from the key that step is given",
         )
-    stepped = _shapes(env, "step", key, first, action)
-    is_pair = isinstance(stepped, tuple) and len(stepped) == 2
+    result = _shapes(env, "step", key, first, action)
+    is_pair = isinstance(result, tuple) and len(result) == 2
     _require(
-        is_pair and isinstance(stepped[1], Outcome),
-        f"step gives {_kinds(stepped)}: let it return (State, base.Outcome)",
+        is_pair and isinstance(result[1], Outcome),
+        f"step gives {_kinds(result)}: let it return (State, base.Outcome)",
     )
-    after, outcome = stepped
+    after, outcome = result
     _check_state(first, after)
     for name, dtype in _TYPES.items():
         value = getattr(outcome, name)
@@ -71,10 +71,10 @@ def check_functions(env: Environment) -> None:
             f"step gives outcome.{name} as {_type(value)}: make it {dtype.__name__}[]",
         )
     ids = _shapes(env, "observe", first)
-    wanted = jax.ShapeDtypeStruct((env.observation_phrases,), jnp.int32)
+    shape = jax.ShapeDtypeStruct((env.observation_phrases,), jnp.int32)
     _require(
-        _is_like(ids, wanted),
-        f"observe gives {_type(ids)}: make it {_type(wanted)}, as observation_phrases ="
+        _is_like(ids, shape),
+        f"observe gives {_type(ids)}: make it {_type(shape)}, as observation_phrases ="
         f" {env.observation_phrases} says",
     )
     _check_optional(env, first, action)
@@ -92,16 +92,16 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
     if env.read_action is not None:
         text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
         length = jax.ShapeDtypeStruct((), jnp.int32)
-        read = _shapes(env, "read_action", text, length, first)
+        text_action = _shapes(env, "read_action", text, length, first)
         _require(
-            _is_like(read, action),
-            f"read_action gives {_type(read)}: make it {_type(action)}",
+            _is_like(text_action, action),
+            f"read_action gives {_type(text_action)}: make it {_type(action)}",
         )
     if env.rule is not None:
-        chosen = _shapes(env, "rule", first)
+        rule_action = _shapes(env, "rule", first)
         _require(
-            _is_like(chosen, action),
-            f"rule gives {_type(chosen)}: make it {_type(action)}",
+            _is_like(rule_action, action),
+            f"rule gives {_type(rule_action)}: make it {_type(action)}",
         )
     if env.landmarks is not None:
         places = _shapes(env, "landmarks", first)

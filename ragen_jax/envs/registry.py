@@ -67,22 +67,22 @@ def make(
     Raises:
       SettingsError: in one sentence, for a name, key or value that cannot be used.
     """
-    settings, maker = lookup(name)
+    settings_type, maker = lookup(name)
     try:
-        chosen = env_settings(options, settings, section, name)
+        settings = env_settings(options, settings_type, section, name)
     except SettingsError:
         raise
     except Exception as error:  # From a __post_init__ of the settings.
         raise _failed(error, name, "Settings", "env.name") from error
     try:
-        env = maker(chosen)
+        env = maker(settings)
         if isinstance(env, Environment):
             check_environment(env)
             return env
     except ValueError as error:
         # The environment says frozen_lake.size where the config's key is env.size.
-        own = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
-        raise SettingsError(re.sub(own, lambda _: section, str(error))) from error
+        own_keys = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
+        raise SettingsError(re.sub(own_keys, lambda _: section, str(error))) from error
     except (Exception, SystemExit) as error:  # Also if the user's file calls exit().
         if not user_modules.is_path(name):
             raise
@@ -188,8 +188,8 @@ def option_meanings(name: str, section: str) -> dict[str, str]:
             first -= 1
         # Those above, and beside the field's first and last line.
         numbers = sorted({*range(first, field.lineno + 1), field.end_lineno})
-        if found := [comments[number] for number in numbers if number in comments]:
-            meanings[section + ast.unparse(field.target)] = " ".join(found)
+        if texts := [comments[number] for number in numbers if number in comments]:
+            meanings[section + ast.unparse(field.target)] = " ".join(texts)
     return meanings
 
 
@@ -221,11 +221,11 @@ def _parse_texts(key: str, text: str) -> tuple[str, ...]:
     if not text.startswith(("(", "[", "'", '"')):
         return tuple(text.split(","))
     try:
-        found = ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        found = None
-    if isinstance(found, tuple | list) and all(isinstance(one, str) for one in found):
-        return tuple(found)
+        value = None
+    if isinstance(value, tuple | list) and all(isinstance(one, str) for one in value):
+        return tuple(value)
     raise SettingsError(
         f"{key} = {text} cannot be used: write a,b or, with each text in quotes,"
         " ('a', 'b')"

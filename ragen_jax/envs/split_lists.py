@@ -35,7 +35,9 @@ def draw(key: jax.Array, split: jax.Array, lists: Sequence[np.ndarray]) -> jax.A
       lists: the indices of each split, none of them empty; static.
     """
     longest = max(map(len, lists))
-    padded = np.stack([np.pad(own, (0, longest - len(own))) for own in lists])
-    counts = jnp.array([len(own) for own in lists])
-    place = jax.random.randint(key, (), 0, counts[split])
-    return jnp.asarray(padded)[split, place]
+    padded = np.stack(
+        [np.pad(indices, (0, longest - len(indices))) for indices in lists]
+    )
+    counts = jnp.array([len(indices) for indices in lists])
+    position = jax.random.randint(key, (), 0, counts[split])
+    return jnp.asarray(padded)[split, position]

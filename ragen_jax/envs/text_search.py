@@ -148,14 +148,14 @@ def _bm25(texts: Sequence[Sequence[str]], words: Sequence[str]) -> np.ndarray:
 def read_query_text(index: Index, text: bytes) -> tuple[int, ...]:
     """int[W], the ids of a query's first known words, padded with NO_WORD."""
     number = {word: i for i, word in enumerate(index.words)}
-    known = [number[word] for word in words_of(text) if word in number][:QUERY_WORDS]
-    return (*known, *[NO_WORD] * (QUERY_WORDS - len(known)))
+    ids = [number[word] for word in words_of(text) if word in number][:QUERY_WORDS]
+    return (*ids, *[NO_WORD] * (QUERY_WORDS - len(ids)))
 
 
 def rank_text(index: Index, words: Sequence[int]) -> list[int]:
     """All documents that have a word of the query, best first, ties by index."""
-    known = [word for word in words if word != NO_WORD]
-    scores = index.weights[known].astype(np.int64).sum(axis=0)
+    ids = [word for word in words if word != NO_WORD]
+    scores = index.weights[ids].astype(np.int64).sum(axis=0)
     order = np.argsort(-scores, kind="stable")
     return [int(document) for document in order if scores[document] > 0]
 
@@ -201,8 +201,8 @@ def read_query(index: Index, text: jax.Array, length: jax.Array) -> jax.Array:
     letters, count = _stem(letters, count)
     word = jnp.where(is_stop, -1, find_words(index, letters, count))
     first = jnp.argsort(word < 0, stable=True)[:QUERY_WORDS]
-    found = jnp.pad(word[first], (0, max(0, QUERY_WORDS - most)), constant_values=-1)
-    return jnp.where(found >= 0, found, NO_WORD).astype(jnp.int32)
+    query = jnp.pad(word[first], (0, max(0, QUERY_WORDS - most)), constant_values=-1)
+    return jnp.where(query >= 0, query, NO_WORD).astype(jnp.int32)
 
 
 def enclosed(
@@ -253,10 +253,10 @@ def split_words(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Arra
     # Four bytes more than a stem may have, as plurals are longer than their stems.
     within = jnp.arange(LONGEST_WORD + 4)[None]
     source = starts[:, None] + within
-    taken = jnp.minimum(source, text.shape[0] - 1)
-    is_mine = jnp.cumprod(is_word[taken] & (source < text.shape[0]), axis=1)
-    letters = jnp.where(is_mine > 0, lower[taken], 0).astype(jnp.uint8)
-    count = is_mine.sum(axis=1)
+    source_in_text = jnp.minimum(source, text.shape[0] - 1)
+    is_in_word = jnp.cumprod(is_word[source_in_text] & (source < text.shape[0]), axis=1)
+    letters = jnp.where(is_in_word > 0, lower[source_in_text], 0).astype(jnp.uint8)
+    count = is_in_word.sum(axis=1)
     return letters, count
 
 
@@ -358,16 +358,16 @@ def _top_of_part(
     limit = jnp.minimum(score, 2**31 // _PART - 2) * _PART
     limit += _PART - 1 - jnp.clip(document - start, -1, _PART - 1)
     keys = jnp.pad(keys, (0, blocks * _BLOCK - keys.shape[0])).reshape(blocks, _BLOCK)
-    best_of_block, found = jnp.where(keys < limit, keys, 0).max(axis=1), []
+    best_of_block, best_keys = jnp.where(keys < limit, keys, 0).max(axis=1), []
     for _ in range(count):
         best = best_of_block.max()
-        found.append(best)
+        best_keys.append(best)
         # Once none is left, best is 0 and this is the last block: nothing changes.
         block = jnp.minimum((_PART - 1 - best % _PART) // _BLOCK, blocks - 1)
-        rest = keys[block]
-        rest = jnp.where(rest < best, rest, 0).max()
+        remaining = keys[block]
+        remaining = jnp.where(remaining < best, remaining, 0).max()
         is_here = jnp.arange(blocks) == block
-        best_of_block = jnp.where(is_here, rest, best_of_block)
-    key = jnp.stack(found)
+        best_of_block = jnp.where(is_here, remaining, best_of_block)
+    key = jnp.stack(best_keys)
     documents = jnp.where(key > 0, start + _PART - 1 - key % _PART, NOTHING)
     return documents.astype(jnp.int32), key // _PART

@@ -31,8 +31,10 @@ def walk_phrases(
     """
     places = tuple(f" ({r}, {c})" for r in range(side) for c in range(side))
     spaced = tuple(f" {name}" for name in names)
-    more = tuple(f" || {name}" for name in names)
-    return _BEFORE + tuple(landmarks) + _BEHIND + places + spaced + tuple(names) + more
+    further = tuple(f" || {name}" for name in names)
+    return (
+        _BEFORE + tuple(landmarks) + _BEHIND + places + spaced + tuple(names) + further
+    )
 
 
 def walk_reply(
@@ -62,20 +64,22 @@ def walk_reply(
     colon = len(_BEFORE) + len(landmarks)
     comma, full_stop, close, end, place = (colon + i for i in range(1, 6))
     spaced = place + side * side
-    first, more = spaced + names, spaced + 2 * names
-    taken = actions >= 0
+    first, further = spaced + names, spaced + 2 * names
+    is_action = actions >= 0
     is_first = jnp.arange(actions.shape[0]) == 0
-    answer = jnp.where(taken, jnp.where(is_first, first, more) + actions, NO_PHRASE)
+    answer = jnp.where(
+        is_action, jnp.where(is_first, first, further) + actions, NO_PHRASE
+    )
     if not thinking:
         return jnp.concatenate([answer, jnp.array([end])]).astype(jnp.int32)
-    seen = [
+    named_landmarks = [
         jnp.where(is_blind, NO_PHRASE, phrase)
         for index, at in enumerate(landmarks)
         for phrase in (len(_BEFORE) + index, place + at)
     ]
-    head = jnp.stack([jnp.int32(0), place + player, *seen, jnp.int32(colon)])
+    head = jnp.stack([jnp.int32(0), place + player, *named_landmarks, jnp.int32(colon)])
     between = jnp.where(is_first, NO_PHRASE, comma)
     walk = jnp.stack([between, spaced + actions, place + walked], axis=1)
-    walk = jnp.where(taken[:, None], walk, NO_PHRASE).reshape(-1)
+    walk = jnp.where(is_action[:, None], walk, NO_PHRASE).reshape(-1)
     parts = [head, walk, jnp.array([full_stop, close]), answer, jnp.array([end])]
     return jnp.concatenate(parts).astype(jnp.int32)

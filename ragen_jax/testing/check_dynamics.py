@@ -122,11 +122,11 @@ def check_types(env: base.Environment) -> None:
         interface.check_functions(env)
     except interface.InterfaceError as error:
         raise CheckError(str(error)) from error
-    found = []
+    states = []
     jax.eval_shape(
-        lambda level: found.append(env.reset(level_key(level), jnp.int32(0))), 0
+        lambda level: states.append(env.reset(level_key(level), jnp.int32(0))), 0
     )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(states):
         require(
             isinstance(leaf, jax.Array | np.ndarray | np.generic),
             f"reset gives State{jax.tree_util.keystr(path[1:])} as {leaf!r}: make it an"
@@ -174,9 +174,11 @@ def check_repeats(
         )
 
 
-def _require_same(left: Any, right: Any, sentence: str) -> None:
+def _require_same(expected: Any, actual: Any, sentence: str) -> None:
     """Requires equal leaves, up to rounding where they are floats."""
-    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True
+    ):
         is_float = np.issubdtype(one.dtype, np.floating)
         tolerance = 1e-5 if is_float else 0
         same = np.allclose(one, other, rtol=tolerance, atol=tolerance)
@@ -286,19 +288,19 @@ def check_picture(env: base.Environment, plays: Plays) -> None:
 
 def check_choices(env: base.Environment, plays: Plays) -> None:
     """Requires `sample_action` and `rule` to give actions or NO_ACTION."""
-    chosen = {}
+    actions_of = {}
     if env.sample_action is not None:
         keys = jax.random.split(jax.random.key(7), _DRAWN)
-        chosen["sample_action"] = jax.jit(jax.vmap(env.sample_action))(keys)
+        actions_of["sample_action"] = jax.jit(jax.vmap(env.sample_action))(keys)
     if env.rule is not None:
-        chosen["rule"] = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
+        actions_of["rule"] = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
     most = len(env.action_names) - 1
-    for part, actions in chosen.items():
+    for part, actions in actions_of.items():
         kinds = np.asarray(base.action_kind(actions, env))
-        wrong = kinds[(kinds < base.NO_ACTION) | (kinds > most)]
+        unknown = kinds[(kinds < base.NO_ACTION) | (kinds > most)]
         require(
-            not wrong.size,
-            f"{part} gives action {wrong[:1]}: there are actions 0 to {most}, and"
+            not unknown.size,
+            f"{part} gives action {unknown[:1]}: there are actions 0 to {most}, and"
             " base.NO_ACTION",
         )
 
@@ -313,7 +315,7 @@ class Solved(NamedTuple):
 def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> Solved:
     """Requires solutions of valid actions that succeed, unless results are random."""
     last = _SOLVED * len(base.SPLITS) * _MEMBERS
-    found, ended, succeeded = 0, False, False
+    plans_found, ended, succeeded = 0, False, False
     for play in range(0, min(last, len(plays.level)), _MEMBERS):
         start = _state(plays, play, 0)
         plan = env.solve(start)
@@ -323,7 +325,7 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
             " there is no solution",
         )
         plan = tuple(plan)
-        found += bool(plan)
+        plans_found += bool(plan)
         kinds = [np.ravel(a)[0] for a in plan]
         require(
             all(isinstance(kind, int | np.integer) for kind in kinds)
@@ -351,7 +353,7 @@ def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> So
         if done:
             _check_absorbs(functions, state, plan[0])
             ended = True
-    require(found, "solve finds nothing for any level: leave it out, or fix it")
+    require(plans_found, "solve finds nothing for any level: leave it out, or fix it")
     return Solved(ended, succeeded)
 
 

@@ -95,10 +95,10 @@ def check_env(
     report(play_report.steps_seen(env, played))
     dynamics.check_starts(played)
     report("members of a group begin alike")
-    drawn = check_splits(env)
-    numbers = zip(drawn.different, base.SPLITS, strict=True)
+    levels = check_splits(env)
+    numbers = zip(levels.different, base.SPLITS, strict=True)
     report(
-        f"each level is of one split, of {drawn.count} of each: different ones are"
+        f"each level is of one split, of {levels.count} of each: different ones are"
         f" {', '.join(f'{number} of {split}' for number, split in numbers)}"
     )
     _check_answers_and_helpers(env, played, report)
@@ -150,10 +150,10 @@ def main(arguments: list[str]) -> int:
     options = [a.removeprefix("--") for a in arguments if a.startswith("--")]
     options = [option for option in options if f"--{option}" != _ENDLESS]
     if len(names) != 1:
-        known = ", ".join(envs.NAMES)
+        env_names = ", ".join(envs.NAMES)
         print(
             "error: name one environment, as in python -m ragen_jax.testing.check_env"
-            f" my_env.py --size=4: a Python file, or one of {known}",
+            f" my_env.py --size=4: a Python file, or one of {env_names}",
             file=sys.stderr,
         )
         return 2

@@ -73,16 +73,16 @@ def check_splits(env: base.Environment) -> Drawn:
             f"of {len(levels)} {name} levels {count} are over when they begin: let"
             " reset draw again until something is left to do",
         )
-    found = [set(levels) for levels in drawn]
+    level_sets = [set(levels) for levels in drawn]
     for one, other in _PAIRS:
-        shared = sum(level in found[other] for level in drawn[one])
+        shared = sum(level in level_sets[other] for level in drawn[one])
         require(
             not shared,
             f"of {len(drawn[one])} {base.SPLITS[one]} levels {shared} are"
             f" {base.SPLITS[other]} levels too: let reset draw again until"
             " base.split_of(base.content_hash(...)) is the split it is asked for",
         )
-    different = tuple(map(len, found))
+    different = tuple(map(len, level_sets))
     for split, name in enumerate(base.SPLITS):
         require(
             different[split] > 1,
@@ -123,10 +123,10 @@ def _start(env: base.Environment, level, split) -> tuple[list[jax.Array], jax.Ar
     """
     key = level_key(level)
     state = env.reset(key, split)
-    kept = [leaf for leaf in jax.tree.leaves(state) if _counts(leaf)]
+    content = [leaf for leaf in jax.tree.leaves(state) if _counts(leaf)]
     shape = (env.action_size,) if env.action_size else ()
     nothing = jnp.full(shape, base.NO_ACTION, jnp.int32)
-    return [env.observe(state), *kept], env.step(key, state, nothing)[1].done
+    return [env.observe(state), *content], env.step(key, state, nothing)[1].done
 
 
 def _counts(leaf: Any) -> bool:

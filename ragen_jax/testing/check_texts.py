@@ -116,11 +116,11 @@ def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
     )
     for row, line, count in zip(ids, np.asarray(tokens), counts.tolist(), strict=True):
         text = base.text_of(env.phrases, row)
-        read = _tokenizer().decode(line[:count])
+        decoded = _tokenizer().decode(line[:count])
         require(
-            read == text,
-            f"the tokens of an observation read {read!r} and its text {text!r}: write"
-            " its phrases in other symbols",
+            decoded == text,
+            f"the tokens of an observation read {decoded!r} and its text {text!r}:"
+            " write its phrases in other symbols",
         )
     return int(counts.max()), capacity
 
@@ -144,34 +144,38 @@ def check_names(env: base.Environment) -> None:
     actions, is_valid, is_closed = jax.jit(jax.vmap(_parse, in_axes=(None, 0)))(
         tables, tokens
     )
-    known = 0
+    action_count = 0
     for index, line in enumerate(encoded):
         reply = b"".join(bytes_of[token] for token in line)
-        read = reference_parser.ParsedReply(
+        actual = reference_parser.ParsedReply(
             actions=tuple(a for a in actions[index].tolist() if a >= 0),
             is_valid=bool(is_valid[index]),
             is_closed=bool(is_closed[index]),
         )
-        meant = reference_parser.parse_reply(
+        expected = reference_parser.parse_reply(
             _PREFIX, reply, env.action_names, _MOST_ACTIONS
         )
-        known += len(meant.actions)
+        action_count += len(expected.actions)
         require(
-            read == meant,
-            f"the reply {texts[index]!r} is read as {read} and means {meant}: choose"
-            " other action names",
+            actual == expected,
+            f"the reply {texts[index]!r} is read as {actual} and means {expected}:"
+            " choose other action names",
         )
-    require(known, "no random reply named an action: choose shorter action names")
+    require(
+        action_count, "no random reply named an action: choose shorter action names"
+    )
 
 
 def names_told(env: base.Environment) -> str:
     """A line on the action names that the instruction has, whatever their case."""
-    told = env.instruction.lower()
-    untold = tuple(name for name in env.action_names if name.lower() not in told)
-    if not untold:
+    instruction = env.instruction.lower()
+    missing = tuple(
+        name for name in env.action_names if name.lower() not in instruction
+    )
+    if not missing:
         return "the instruction names every action"
     return (
-        f"the instruction does not name {base.listed(untold)}: nothing else in the"
+        f"the instruction does not name {base.listed(missing)}: nothing else in the"
         " prompt tells the agent of actions, but for example_actions"
     )
 
@@ -179,10 +183,10 @@ def names_told(env: base.Environment) -> str:
 def _parse(tables: reply_parser.ReplyTables, tokens: jax.Array):
     state = reply_parser.start_reply(tables, _MOST_ACTIONS)
 
-    def read(state, token):
+    def read_one(state, token):
         return reply_parser.read_token(tables, state, token), None
 
-    state = jax.lax.scan(read, state, tokens)[0]
+    state = jax.lax.scan(read_one, state, tokens)[0]
     return (
         reply_parser.final_actions(tables, state),
         reply_parser.is_valid(tables, state),
@@ -232,28 +236,29 @@ def check_free_form(env: base.Environment, plays: Plays) -> None:
     times = np.random.default_rng(3).integers(0, plays.actions.shape[1] + 1, count)
     times[::2] = 0
     states = jax.tree.map(lambda leaf: leaf[plays_of, times], plays.states)
-    read = np.asarray(jax.jit(jax.vmap(env.read_action))(texts, lengths, states))
+    actions = np.asarray(jax.jit(jax.vmap(env.read_action))(texts, lengths, states))
     shape = [env.action_size] if env.action_size else []
     require(
-        (read.dtype, list(read.shape)) == (np.int32, [count, *shape]),
-        f"read_action gives {read.dtype}{list(read.shape[1:])}: make it int32{shape}",
+        (actions.dtype, list(actions.shape)) == (np.int32, [count, *shape]),
+        f"read_action gives {actions.dtype}{list(actions.shape[1:])}: make it"
+        f" int32{shape}",
     )
     most = len(env.action_names)
     for index, segment in enumerate(segments):
         state = jax.tree.map(lambda leaf, index=index: leaf[index], states)
-        meant = env.read_action_text(segment, state)
+        expected = env.read_action_text(segment, state)
         require(
-            np.array_equal(read[index], meant),
-            f"the answer {segment!r} is action {read[index]} for read_action and"
-            f" {meant} for read_action_text: make them agree",
+            np.array_equal(actions[index], expected),
+            f"the answer {segment!r} is action {actions[index]} for read_action and"
+            f" {expected} for read_action_text: make them agree",
         )
         require(
-            base.NO_ACTION <= np.ravel(meant)[0] < most,
-            f"the answer {segment!r} is action {meant}: there are actions 0 to"
+            base.NO_ACTION <= np.ravel(expected)[0] < most,
+            f"the answer {segment!r} is action {expected}: there are actions 0 to"
             f" {most - 1}, and base.NO_ACTION",
         )
     require(
-        0 < (base.action_kind(read, env) >= 0).sum() < count,
+        0 < (base.action_kind(actions, env) >= 0).sum() < count,
         f"of {count} answers all, or none, mean an action: let example_actions show"
         " answers that do, and refuse what means none",
     )

@@ -92,8 +92,8 @@ def cut_pieces(
     parts = []
     rest, whole = _render(tokenizer, (shorter, longer), where)
     for marker in shorter:
-        piece, found, rest = rest.partition(marker)
-        if not found:
+        piece, separator, rest = rest.partition(marker)
+        if not separator:
             raise UserError(
                 f"{where}: the chat template drops or reorders texts (system, user,"
                 " assistant, user), so a conversation cannot be continued in place;"
@@ -175,16 +175,16 @@ def _unusable(where: str, problem: str) -> UserError:
 
 def _jinja_folders() -> list[str]:
     """Where Jinja and then what it imports lie, as this process has found them."""
-    found = (Path(inspect.getfile(module)) for module in (jinja2, markupsafe))
-    return list(dict.fromkeys(str(file.parents[1]) for file in found))
+    files = (Path(inspect.getfile(module)) for module in (jinja2, markupsafe))
+    return list(dict.fromkeys(str(file.parents[1]) for file in files))
 
 
 @functools.lru_cache(maxsize=64)
-def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
+def _in_a_process(request: str) -> tuple[tuple[str, ...], str]:
     """Runs `template_process`: (texts, ""), or ((), what went wrong)."""
-    template, tokens, conversations = json.loads(asked)
+    template, tokens, conversations = json.loads(request)
     roles = ["system", *("user", "assistant") * max(map(len, conversations))]
-    given = {
+    job = {
         "template": template,
         "tokens": tokens,
         "conversations": [
@@ -200,9 +200,9 @@ def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
     script = template_process.__file__
     command = [sys.executable, "-I", "-S", script, *_jinja_folders()]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
-            input=json.dumps(given),
+            input=json.dumps(job),
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -210,9 +210,9 @@ def _in_a_process(asked: str) -> tuple[tuple[str, ...], str]:
     except subprocess.TimeoutExpired:
         return (), f"it takes longer than {_SECONDS} s"
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
     except ValueError:
-        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             return (), f"it takes longer than {template_process.CPU_SECONDS} s"
-        return (), f"its process ended with code {done.returncode}"
+        return (), f"its process ended with code {process.returncode}"
     return tuple(answer.get("texts", ())), answer.get("error", "")

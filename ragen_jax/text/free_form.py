@@ -39,8 +39,8 @@ def reply_bytes(
     positions = starts[:, None] + within - first
     is_wanted = (within < lengths[:, None]) & (positions >= 0)
     positions = jnp.where(is_wanted, positions, width)  # Out of range is dropped.
-    found = jnp.zeros(width, jnp.uint8)
-    return found.at[positions].set(text.token_bytes[tokens], mode="drop")
+    result = jnp.zeros(width, jnp.uint8)
+    return result.at[positions].set(text.token_bytes[tokens], mode="drop")
 
 
 def read_answer(
@@ -68,19 +68,19 @@ def read_answer(
     """
     assert tables.text is not None  # Made `with_text`.
     width = answer_bytes + len(END_ANSWER)
-    found = reply_bytes(tables.text, tokens, count, reply.answer_at, width)
+    text = reply_bytes(tables.text, tokens, count, reply.answer_at, width)
     ends_here = jnp.ones(answer_bytes + 1, bool)
     for offset, byte in enumerate(END_ANSWER):
-        ends_here &= found[offset : offset + answer_bytes + 1] == byte
+        ends_here &= text[offset : offset + answer_bytes + 1] == byte
     is_readable = reply_parser.is_closed(tables, reply) & ends_here.any()
     length = jnp.argmax(ends_here)
-    texts, lengths = _segments(found[:answer_bytes], length, max_actions)
-    read = jax.vmap(read_action)(texts, lengths)
+    texts, lengths = _segments(text[:answer_bytes], length, max_actions)
+    read_actions = jax.vmap(read_action)(texts, lengths)
     is_there = (lengths > 0) & is_readable
     # The first number of an action says whether it is one.
-    is_known = is_there & (read.reshape(max_actions, -1)[:, 0] >= 0)
-    is_known_number = is_known.reshape((max_actions,) + (1,) * (read.ndim - 1))
-    actions = jnp.where(is_known_number, read, NO_ACTION).astype(jnp.int32)
+    is_known = is_there & (read_actions.reshape(max_actions, -1)[:, 0] >= 0)
+    is_known_number = is_known.reshape((max_actions,) + (1,) * (read_actions.ndim - 1))
+    actions = jnp.where(is_known_number, read_actions, NO_ACTION).astype(jnp.int32)
     actions = actions[jnp.argsort(~is_known, stable=True)]
     is_valid = is_known.any() & (is_known == is_there).all()
     return actions, is_valid
@@ -110,14 +110,14 @@ def _segments(
     is_white = jnp.isin(text, np.frombuffer(WHITE, np.uint8))
     is_text = is_real & ~is_separator & ~is_white
     # Number the segments that are not empty, by their first byte of text.
-    newly = is_text & (segment > _previous(jnp.where(is_text, segment, -1)))
-    ordinal = jnp.cumsum(newly) - 1
-    wanted = jnp.arange(most)[:, None]
+    is_first_byte = is_text & (segment > _previous(jnp.where(is_text, segment, -1)))
+    ordinal = jnp.cumsum(is_first_byte) - 1
+    ordinals = jnp.arange(most)[:, None]
     # bool[A, N]; white space at a segment's end has no byte of text after it.
-    mine = is_text[None] & (ordinal[None] == wanted)
-    starts = jnp.argmax(mine, axis=1)
-    ends = jnp.where(mine, position[None] + 1, 0).max(axis=1)
-    lengths = jnp.maximum(ends - starts, 0) * mine.any(axis=1)
+    is_in_segment = is_text[None] & (ordinal[None] == ordinals)
+    starts = jnp.argmax(is_in_segment, axis=1)
+    ends = jnp.where(is_in_segment, position[None] + 1, 0).max(axis=1)
+    lengths = jnp.maximum(ends - starts, 0) * is_in_segment.any(axis=1)
     lower = jnp.where((text >= ord("A")) & (text <= ord("Z")), text + 32, text)
     source = jnp.minimum(starts[:, None] + position[None], text.shape[0] - 1)
     texts = jnp.where(position[None] < lengths[:, None], lower[source], 0)
@@ -149,16 +149,16 @@ def grounded(
     """
     assert tables.text is not None  # Made `with_text`.
     width = _THOUGHT_BYTES * tokens.shape[0]
-    found = reply_bytes(tables.text, tokens, count, jnp.int32(0), width)
+    thought = reply_bytes(tables.text, tokens, count, jnp.int32(0), width)
     end = jnp.where(reply.answer_at >= 0, reply.answer_at, width)
-    found = jnp.where(jnp.arange(width) < end, found, 0)
+    thought = jnp.where(jnp.arange(width) < end, thought, 0)
     row, column = (landmarks.astype(jnp.uint8) + ord("0")).T
     fixed = [jnp.full_like(row, byte) for byte in b"(, )"]
     pattern = [fixed[0], row, fixed[1], fixed[2], column, fixed[3]]
     windows = width - len(pattern) + 1
     is_here = jnp.ones((landmarks.shape[0], windows), bool)
     for offset, byte in enumerate(pattern):
-        is_here &= found[None, offset : offset + windows] == byte[:, None]
+        is_here &= thought[None, offset : offset + windows] == byte[:, None]
     is_one = (landmarks >= 0).all(axis=1)
     named = (is_here.any(axis=1) & is_one).sum()
     return named / jnp.maximum(is_one.sum(), 1).astype(jnp.float32)

@@ -113,13 +113,13 @@ def make_dialogue(
         "Your last reply had no valid answer or an unknown action.\n",
     )
     turns = tuple(f"Turn {k + 1} of {limits.turns}." for k in range(limits.turns))
-    left = tuple(f" Actions left: {n}." for n in range(limits.actions + 1))
+    actions_left = tuple(f" Actions left: {n}." for n in range(limits.actions + 1))
     rewards = tuple(f"Reward: {t / 10:.1f}\n" for t in range(-_TENTHS, _TENTHS + 1))
-    ours = fixed + turns + left + rewards
+    fixed_and_counted = fixed + turns + actions_left + rewards
     return Dialogue(
         system=system,
-        phrases=ours + env.phrases,
-        env_offset=len(ours),
+        phrases=fixed_and_counted + env.phrases,
+        env_offset=len(fixed_and_counted),
         message_phrases=env.observation_phrases + _AROUND_OBSERVATION,
         limits=limits,
         reply_prefix=prefix,
@@ -280,15 +280,15 @@ def _check_kept(
         if index <= _HAND_OVER:
             continue
         ids = tokens[index, : lengths[index]].tolist()
-        said = b"".join(bytes_of[i] for i in ids).decode(errors="replace")
-        if said == text:
+        decoded = b"".join(bytes_of[i] for i in ids).decode(errors="replace")
+        if decoded == text:
             continue
-        if unicodedata.normalize("NFC", said) != unicodedata.normalize("NFC", text):
-            at = max(0, len(os.path.commonprefix([text, said])) - 20)
+        if unicodedata.normalize("NFC", decoded) != unicodedata.normalize("NFC", text):
+            at = max(0, len(os.path.commonprefix([text, decoded])) - 20)
             raise UserError(
                 f"{where}: the tokenizer writes {text[at : at + 40]!r} as"
-                f" {said[at : at + 40]!r}; choose a model whose tokenizer keeps texts"
-                " as they are"
+                f" {decoded[at : at + 40]!r}; choose a model whose tokenizer keeps"
+                " texts as they are"
             )
 
 
@@ -317,19 +317,21 @@ def closing_lengths(tokens: DialogueTokens) -> jax.Array:
 
 def _capacities(dialogue: Dialogue, env: Environment, lengths) -> tuple[int, int, int]:
     """`DialogueTokens`' three capacities, from the lengths of all phrases."""
-    ours = lengths[: dialogue.env_offset]
+    own_lengths = lengths[: dialogue.env_offset]
     limits = dialogue.limits
     first_left, first_reward = _first_actions_left(limits), _first_reward(limits)
-    turns = ours[_FIRST_TURN:first_left].max()
-    left, reward = ours[first_left:first_reward].max(), ours[first_reward:].max()
-    theirs = lengths[dialogue.env_offset :]
+    turns = own_lengths[_FIRST_TURN:first_left].max()
+    left = own_lengths[first_left:first_reward].max()
+    reward = own_lengths[first_reward:].max()
+    env_lengths = lengths[dialogue.env_offset :]
     if env.longest_observation is None:
-        longest = theirs.max() * env.observation_phrases
+        longest = env_lengths.max() * env.observation_phrases
     else:
-        longest = env.longest_observation(theirs)
-    shared = int(longest + turns + left + ours[_HAND_OVER])
-    closing = int(max(ours[_CLOSE_AND_OPEN], ours[_OPEN_AFTER_STOP]))
-    opening, later = int(ours[_OPEN]), int(reward + ours[_WARNING]) + shared
+        longest = env.longest_observation(env_lengths)
+    shared = int(longest + turns + left + own_lengths[_HAND_OVER])
+    closing = int(max(own_lengths[_CLOSE_AND_OPEN], own_lengths[_OPEN_AFTER_STOP]))
+    opening = int(own_lengths[_OPEN])
+    later = int(reward + own_lengths[_WARNING]) + shared
     return opening + shared, closing + later, opening + later
 
 

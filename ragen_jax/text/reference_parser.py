@@ -55,10 +55,10 @@ def parse_reply(
         for action, name in enumerate(action_names)
     }
     segments = _segments(answer)
-    known = [action_of[segment] for segment in segments if segment in action_of]
+    actions = [action_of[segment] for segment in segments if segment in action_of]
     return ParsedReply(
-        actions=tuple(known[:max_actions]),
-        is_valid=0 < len(known) == len(segments),
+        actions=tuple(actions[:max_actions]),
+        is_valid=0 < len(actions) == len(segments),
         is_closed=True,
     )
 
@@ -89,11 +89,11 @@ def parse_free_form(
     if len(answer) > answer_bytes:
         return ParsedReply(actions=(), is_valid=False, is_closed=True)
     segments = _segments(answer)[:max_actions]
-    read = [read_action(segment) for segment in segments]
+    segment_actions = [read_action(segment) for segment in segments]
     # The first number of an action of several says whether it is one.
-    known = tuple(action for action in read if np.ravel(action)[0] >= 0)
+    actions = tuple(action for action in segment_actions if np.ravel(action)[0] >= 0)
     return ParsedReply(
-        actions=known, is_valid=0 < len(known) == len(segments), is_closed=True
+        actions=actions, is_valid=0 < len(actions) == len(segments), is_closed=True
     )
 
 

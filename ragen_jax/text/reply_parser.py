@@ -201,17 +201,17 @@ def fewest_tokens(tables: ReplyTables) -> int:
     # without [0] and with [1] an action named.
     reached = np.zeros((len(next_state), 2), bool)
     reached[int(tables.start), 0] = True
-    last, length = reached, 0
-    while last.any():
+    frontier, length = reached, 0
+    while frontier.any():
         further = reached.copy()
-        for state, named in np.argwhere(last):
+        for state, named in np.argwhere(frontier):
             follows = is_known[emission[state]]
             names = named | has_action[emission[state][follows]]
             further[next_state[state][follows], names.astype(int)] = True
         length += 1
         if further[int(tables.closed), 1]:
             return length
-        last, reached = further & ~reached, further
+        frontier, reached = further & ~reached, further
     raise ValueError(
         "no sequence of the tokenizer's tokens is a valid reply: choose a model whose"
         " tokenizer knows the characters of the reply format and of the actions"
@@ -282,18 +282,18 @@ def _compose_block(
     reached = np.repeat(np.arange(states)[:, None], len(lengths), axis=1)
     ids, begin = np.zeros_like(reached), np.full_like(reached, -1)
     for position in range(lengths[0]):
-        left = np.count_nonzero(lengths > position)
-        byte = text[offsets[:left] + position]
-        step = reached[:, :left] * 256 + byte
+        unfinished = np.count_nonzero(lengths > position)
+        byte = text[offsets[:unfinished] + position]
+        step = reached[:, :unfinished] * 256 + byte
         columns = np.flatnonzero(can_emit[byte])
         emitted = emission[step[:, columns]]
         row, column = np.nonzero(emitted != NONE)
-        where = row, columns[column]
-        ids[where] = _append(ids[where], emitted[row, column], emissions)
-        before, after = reached[:, :left], next_state[step]
+        at = row, columns[column]
+        ids[at] = _append(ids[at], emitted[row, column], emissions)
+        before, after = reached[:, :unfinished], next_state[step]
         begins = automaton.is_answer[after] & ~automaton.is_answer[before]
-        begin[:, :left][begins] = position + 1
-        reached[:, :left] = after
+        begin[:, :unfinished][begins] = position + 1
+        reached[:, :unfinished] = after
     return reached, ids, begin
 
 

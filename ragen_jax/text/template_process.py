@@ -38,11 +38,11 @@ class _Generation(jinja2.ext.Extension):
 class _Dictionary:
     """`dict`, of which a template can call nothing else."""
 
-    def __call__(self, *given, **named):
-        return dict(*given, **named)
+    def __call__(self, *arguments, **named):
+        return dict(*arguments, **named)
 
-    def fromkeys(self, *given):
-        return dict.fromkeys(*given)
+    def fromkeys(self, *arguments):
+        return dict.fromkeys(*arguments)
 
 
 def _refuse(message):
@@ -61,15 +61,15 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 def environment() -> ImmutableSandboxedEnvironment:
     """What a template meets in transformers' `apply_chat_template`, but the clock."""
-    made = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["dict"] = _Dictionary()
-    return made
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _refuse
+    sandbox.globals["dict"] = _Dictionary()
+    return sandbox
 
 
 def _limit() -> None:
@@ -85,17 +85,17 @@ def _limit() -> None:
             resource.setrlimit(kind, (most, most))
 
 
-def _render(asked) -> dict:
-    template = environment().from_string(asked["template"])
+def _render(job) -> dict:
+    template = environment().from_string(job["template"])
     texts = []
-    for messages in asked["conversations"]:
+    for messages in job["conversations"]:
         texts.append(
             template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                **asked["tokens"],
+                **job["tokens"],
             )
         )
         if len(texts[-1]) > LONGEST:
@@ -104,10 +104,10 @@ def _render(asked) -> dict:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    job = json.load(sys.stdin)
     _limit()
     try:
-        answer = _render(asked)
+        answer = _render(job)
     except MemoryError:
         answer = {"error": f"it takes more than {MEMORY >> 30} GiB of memory"}
     except Exception as error:  # Of a program that may do anything.

@@ -13,6 +13,7 @@ from ragen_jax.rollout import demonstrate
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text import tiny_tokenizer
 from ragen_jax.text.phrases import tokenize_phrases
+from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.warm_start import symbol_sets
 from ragen_jax.warm_start.recipe import Variant
 
@@ -64,6 +65,7 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
     context, rows = min(stage.context, longest), stage.rows * variant.rows
 
     def play(key, tokens):
+        """One demonstrated row: tokens, is_reply and success."""
         return demonstrate.demonstrate_episode(
             key,
             variant.env,
@@ -76,36 +78,70 @@ def make(pieces, tokenizer, variant: Variant, stage, vocabulary: int) -> Callabl
         )
 
     if is_one:
-        opening = jnp.array(prompts_lib.opening_tokens(tokens))
+        return _in_one_text(play, tokens, rows)
+    sets = symbol_sets.tokenize(dialogues, tokenizer)
+    return _in_symbol_sets(play, tokens, rows, sets, dialogues[0], variant, stage)
 
-        def as_it_is(key):
-            keys = jax.random.split(key, rows)
-            return Batch(*jax.vmap(play, (0, None))(keys, tokens), opening)
 
-        return as_it_is
-    drawn, offset = symbol_sets.tokenize(dialogues, tokenizer), dialogues[0].env_offset
+def _in_one_text(play: Callable, tokens: DialogueTokens, rows: int) -> Callable:
+    """`make` for rows of one dialogue, which all begin alike.
+
+    Args:
+      play: (key, tokens of a dialogue) -> a row.
+      tokens: of the dialogue.
+      rows: R.
+    """
+    opening = jnp.array(prompts_lib.opening_tokens(tokens))
+
+    def draw(key):
+        keys = jax.random.split(key, rows)
+        return Batch(*jax.vmap(play, (0, None))(keys, tokens), opening)
+
+    return draw
+
+
+def _in_symbol_sets(
+    play: Callable,
+    tokens: DialogueTokens,
+    rows: int,
+    sets: symbol_sets.SymbolSetTokens,
+    dialogue: prompts_lib.Dialogue,
+    variant: Variant,
+    stage,
+) -> Callable:
+    """`make` for rows whose dialogues differ in the symbols, or shapes, of drawings.
+
+    Args:
+      play: (key, tokens of a dialogue) -> a row.
+      tokens: of the dialogue in the first set.
+      rows: R.
+      sets: the tokens in each set.
+      dialogue: the one in the first set.
+      variant: the kind of dialogue.
+      stage: its section of the config.
+    """
     # Whole dialogues of a batch share one set, and so their opening. Otherwise each row
     # has its own set.
     is_shared = not (stage.short or stage.read_layers or variant.shapes)
 
-    def in_symbol_sets(key):
+    def draw(key):
         set_key, key = jax.random.split(key)
         keys = jax.random.split(key, rows)
-        which = _choose_sets(set_key, keys, variant, is_shared)
+        set_index = _choose_sets(set_key, keys, variant, is_shared)
 
         def play_in(key, index):
-            changed = symbol_sets.with_symbols(tokens, drawn, index, offset)
+            changed = symbol_sets.with_symbols(tokens, sets, index, dialogue.env_offset)
             return play(key, changed)
 
-        played = jax.vmap(play_in)(keys, jnp.broadcast_to(which, (rows,)))
-        batch = Batch(*played, drawn.openings[which] if is_shared else None)
+        played = jax.vmap(play_in)(keys, jnp.broadcast_to(set_index, (rows,)))
+        batch = Batch(*played, sets.openings[set_index] if is_shared else None)
         if not stage.read_layers:
             return batch
         meant, _, _ = jax.vmap(play, (0, None))(keys, tokens)
         length = prompts_lib.opening_length(tokens)
         return batch._replace(meant=meant, opening_length=length)
 
-    return in_symbol_sets
+    return draw
 
 
 def token_weights(
@@ -114,7 +150,11 @@ def token_weights(
     """float32[R, T], weights: `places` for tokens of replies up to the colon, else 1.
 
     Up to it a walk's reply names the places of player and landmarks, which have to be
-    read off the board. What follows is much longer, and partly random.
+    read off the board. What follows is much longer, and partly random. Of the reply
+
+       At (1, 1), box (1, 2), target (1, 3): Right (1, 2).</think><answer>Right</answer>
+
+    the tokens before the colon have the weight `places`, the colon and all others 1.
 
     Args:
       tokens: int32[R, T], demonstrated rows.

@@ -2,6 +2,14 @@
 
 For the labels of walls.py and relabel.py. "Row" is a row of a batch or of a drawing, by
 context. Functions are of one row of a batch, int32[T]; callers `vmap` them.
+
+The example of all three modules is a row with one drawing, and a reply to it in which
+each place, as " (1, 2)", is two tokens, its row " (1" and its column ", 2)":
+
+   # # # # #
+   # P X O #    At (1, 1), box (1, 2), target (1, 3): Down (2, 1), Up (1, 1),
+   # _ _ _ #    Right (1, 2).</think><answer>Down || Up || Right</answer>
+   # # # # #
 """
 
 from typing import NamedTuple
@@ -23,7 +31,7 @@ TARGETS = tuple(
 
 
 class Words(NamedTuple):
-    """Tokens of drawings and places."""
+    """Tokens of drawings and places. Tables of V entries read them; others write."""
 
     meaning: jax.Array  # int32[V], a drawn cell as index into MEANINGS; -1: none
     row: jax.Array  # int32[V], the row that a token names; -1: none
@@ -76,6 +84,9 @@ def boards(
 ) -> tuple[jax.Array, jax.Array]:
     """The drawing that each reply of a row was shown.
 
+    Of the example, board[0, 3, 3:6] is the row "P X O", since the margin moves its
+    first cell, (1, 1), to [3, 3]; all tokens belong to reply 0.
+
     Args:
       tokens: int32[T], a row of rooms in Sokoban's own symbols, 10 x 10 at most.
       is_reply: bool[T].
@@ -95,21 +106,25 @@ def boards(
     side = SIDE + 2 * MARGIN
     # Out of bounds is dropped. An instruction that explains symbols stands before the
     # first drawing and looks like cells too: of two tokens the later one counts.
-    at = (
+    cell = (
         jnp.where(is_cell & (row < SIDE) & (column < SIDE), reply, replies),
         jnp.minimum(row, SIDE) + MARGIN,
         jnp.minimum(column, SIDE) + MARGIN,
     )
-    where = jnp.full((replies, side, side), -1)
-    where = where.at[at].max(jnp.arange(tokens.shape[0]), mode="drop")
-    board = jnp.where(where >= 0, words.meaning[tokens[where]], WALL)
+    # int32[K, 14, 14], the position in the row of the token that draws each cell.
+    position = jnp.full((replies, side, side), -1)
+    position = position.at[cell].max(jnp.arange(tokens.shape[0]), mode="drop")
+    board = jnp.where(position >= 0, words.meaning[tokens[position]], WALL)
     return board, jnp.clip(reply - 1, 0, replies - 1)
 
 
 def named_places(
     tokens: jax.Array, is_reply: jax.Array, words: Words
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The places that replies name, as " (2, 3)" is two tokens, row and column.
+    """The places that replies name, each at its last token.
+
+    Of the example these are six, numbered 1 to 6: the player's (1, 1), the box's
+    (1, 2), the target's (1, 3), and the walk's (2, 1), (1, 1) and (1, 2).
 
     Returns:
       bool[T], the last token of each place.
@@ -119,10 +134,10 @@ def named_places(
     """
     is_place = is_reply & (words.column[tokens] >= 0)
     is_place &= before(words.row[tokens] >= 0)
-    count = jnp.cumsum(is_place)
-    earlier = latest(is_reply & ~before(is_reply), count - is_place)
+    count = jnp.cumsum(is_place)  # Places of the whole row so far.
+    in_earlier_replies = latest(is_reply & ~before(is_reply), count - is_place)
     place = jnp.stack([before(words.row[tokens]), words.column[tokens]], 1)
-    return is_place, jnp.where(is_place, count - earlier, 0), place
+    return is_place, jnp.where(is_place, count - in_earlier_replies, 0), place
 
 
 class Replies(NamedTuple):
@@ -145,13 +160,17 @@ class Replies(NamedTuple):
 def read_replies(
     tokens: jax.Array, is_reply: jax.Array, words: Words, replies: int = REPLIES
 ) -> Replies:
-    """Reads a row; the arguments are those of `boards`."""
+    """Reads a row; the arguments are those of `boards`.
+
+    Of the example, `player`, `box` and `target` are [(1, 1)], [(1, 2)] and [(1, 3)].
+    """
     board, which = boards(tokens, is_reply, words, replies)
     is_place, nth, place = named_places(tokens, is_reply, words)
 
     def of_replies(n: int) -> jax.Array:
-        at = jnp.where(nth == n, which, replies)
-        return jnp.zeros((replies, 2), jnp.int32).at[at].set(place, mode="drop")
+        """int32[K, 2], the n-th place of each reply."""
+        index = jnp.where(nth == n, which, replies)  # Out of bounds is dropped.
+        return jnp.zeros((replies, 2), jnp.int32).at[index].set(place, mode="drop")
 
     inner = board[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
     player, box, target = (of_replies(n) for n in (1, 2, 3))
@@ -164,14 +183,19 @@ def walked(
 ) -> tuple[jax.Array, jax.Array]:
     """int32[T, 2] each, where the player and the named box are after each token.
 
+    The player is at the latest place that the reply gives it. Where the player comes to
+    the box's cell, it has pushed the box on in the direction of its step. Of the
+    example the player is at (1, 1) from the first place on, then at (2, 1), (1, 1) and
+    (1, 2); with this last place of the walk the box goes from (1, 2) to (1, 3).
+
     Args:
       nth, place: from `named_places`.
       named: int32[T, 2], the box that the token's reply names, where it is at first.
     """
 
-    def one_token(carry, given):
+    def one_token(carry, inputs):
         player, box = carry
-        nth, place, named = given
+        nth, place, named = inputs
         box = jnp.where(nth == 1, named, box)
         is_push = (nth > 3) & (place == box).all()
         box = jnp.where(is_push, 2 * place - player, box)
@@ -183,16 +207,22 @@ def walked(
 
 
 def columns(is_cell: jax.Array) -> jax.Array:
-    """int32[T], how many cells stand directly before each token: a cell's column."""
+    """int32[T], how many cells stand directly before each cell: its column; -1 else.
+
+    For cells at [F T T T F T] it is [-1 0 1 2 -1 0].
+    """
     position = jnp.arange(is_cell.shape[0])
     return position - jax.lax.cummax(jnp.where(is_cell, -1, position)) - 1
 
 
 def before(values: jax.Array) -> jax.Array:
-    """[T], `values` moved one position to the right; 0 at the first."""
+    """[T], `values` moved one position to the right; 0 at the first: the previous."""
     return jnp.pad(values, (1, 0))[:-1]
 
 
 def latest(marks: jax.Array, values: jax.Array) -> jax.Array:
-    """[T], the value at the latest mark, 0 before the first; values must not fall."""
+    """[T], the value at the latest mark, 0 before the first; values must not fall.
+
+    For marks [F T F T F] and values [5 6 7 8 9] it is [0 6 6 8 8].
+    """
     return jax.lax.cummax(jnp.where(marks, values, 0))

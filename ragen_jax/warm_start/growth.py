@@ -15,16 +15,16 @@ from ragen_jax.models.parameters import Parameters
 _ADDED = ("output", "down")
 
 
-def can_grow(found: ModelConfig, wanted: ModelConfig, last: int = 0) -> bool:
+def can_grow(shape: ModelConfig, wanted: ModelConfig, last: int = 0) -> bool:
     """Whether shapes differ in layers alone, and `deepen` can add those."""
-    if dataclasses.replace(found, layers=wanted.layers) != wanted:
+    if dataclasses.replace(shape, layers=wanted.layers) != wanted:
         return False
-    more = wanted.layers - found.layers
-    return more == 0 or last <= min(more, found.layers) and more - last <= found.layers
+    more = wanted.layers - shape.layers
+    return more == 0 or last <= min(more, shape.layers) and more - last <= shape.layers
 
 
 def deepen(
-    weights: Parameters, found: ModelConfig, wanted: ModelConfig, last: int = 0
+    weights: Parameters, shape: ModelConfig, wanted: ModelConfig, last: int = 0
 ) -> Parameters:
     """`weights` with new layers that add nothing yet, so the function is the same.
 
@@ -34,14 +34,15 @@ def deepen(
     matrices at 0.
 
     Args:
-      weights: of the shape `found`, which `can_grow`.
+      weights: of the model that grows; `can_grow` says whether it can.
+      shape: the shape of `weights`.
       wanted: the deeper shape.
       last: how many of the new layers come last; the others come first.
     """
-    first = wanted.layers - found.layers - last
+    first = wanted.layers - shape.layers - last
 
     def grown(path, layers):
-        new = layers[:first], layers[found.layers - last :]
+        new = layers[:first], layers[shape.layers - last :]
         if path[-1].key in _ADDED:
             new = jax.tree.map(jnp.zeros_like, new)
         return jnp.concatenate([new[0], layers, new[1]])
@@ -61,9 +62,9 @@ def draw_embeddings(
     """
     table = jnp.asarray(weights["embedding"])
     length = jnp.linalg.norm(table, axis=1).mean()
-    drawn = jax.random.normal(key, (len(tokens), table.shape[1]))
-    drawn *= length / jnp.linalg.norm(drawn, axis=1, keepdims=True)
-    return {**weights, "embedding": table.at[tokens].set(drawn)}
+    embeddings = jax.random.normal(key, (len(tokens), table.shape[1]))
+    embeddings *= length / jnp.linalg.norm(embeddings, axis=1, keepdims=True)
+    return {**weights, "embedding": table.at[tokens].set(embeddings)}
 
 
 def add_tokens(
@@ -77,9 +78,9 @@ def add_tokens(
       new: token -> id, of the same tokens and more; the ids may differ.
       key: of the drawn embeddings.
     """
-    known = list(old)
-    rows = jnp.asarray(weights["embedding"])[jnp.array([old[word] for word in known])]
+    words = list(old)
+    rows = jnp.asarray(weights["embedding"])[jnp.array([old[word] for word in words])]
     table = jnp.asarray(weights["embedding"])
-    table = table.at[jnp.array([new[word] for word in known])].set(rows)
+    table = table.at[jnp.array([new[word] for word in words])].set(rows)
     added = jnp.array([new[word] for word in new if word not in old], jnp.int32)
     return draw_embeddings({**weights, "embedding": table}, added, key)

@@ -50,13 +50,13 @@ def loss(
       whose hidden state is nearest in angle to the right one of the batch's meanings.
     """
     table = others["embedding"]
-    read = hidden_states(first, table[batch.tokens], config)
+    states = hidden_states(first, table[batch.tokens], config)
     is_behind = jnp.arange(batch.tokens.shape[1]) >= batch.opening_length
     meant = jnp.where(is_behind, batch.meant, batch.tokens)
     is_cell = meant != batch.tokens
-    wanted = table[meant]
+    target = table[meant]
     # Not between normalized states: the layers above add to these as they are.
-    distance = ((read - wanted) ** 2).mean(-1) / (wanted**2).mean(-1)
+    distance = ((states - target) ** 2).mean(-1) / (target**2).mean(-1)
 
     counts = jnp.zeros(table.shape[0]).at[meant].add(is_cell)
     is_rare = counts < jax.lax.top_k(counts, 2)[0][1]
@@ -66,7 +66,7 @@ def loss(
     total = _mean(distance, weight) + _OTHERS * _mean(distance, is_other)
 
     directions = table / jnp.linalg.norm(table, axis=1, keepdims=True)
-    closeness = jnp.where(counts > 0, read @ directions.T, -jnp.inf)
+    closeness = jnp.where(counts > 0, states @ directions.T, -jnp.inf)
     return total, _mean(closeness.argmax(-1) == meant, is_cell)
 
 
@@ -81,7 +81,7 @@ def hidden_states(layers: Parameters, x: jax.Array, config: ModelConfig) -> jax.
     positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
 
     def one_layer(x, layer):
-        attend = lambda *own: (transformer.causal_attention(*own), None)
+        attend = lambda *arguments: (transformer.causal_attention(*arguments), None)
         return transformer.block(layer, x, positions, config, attend)[0], None
 
     return jax.lax.scan(one_layer, x, layers)[0]

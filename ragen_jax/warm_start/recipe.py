@@ -177,45 +177,45 @@ def make_variant(config, kind: Kind, **player_changes: float) -> Variant:
     """
     module, section = _DEMONSTRATIONS[kind.env], config[kind.settings]
     settings_type, make = envs.lookup(kind.env)
-    settings = _made(
+    settings = _from_section(
         settings_type, {**section.env.to_dict(), **kind.changes}, f"{kind.settings}.env"
     )
-    chosen = section.demonstrator.to_dict()
-    chosen |= {k: v for k, v in player_changes.items() if k in chosen}
+    player = section.demonstrator.to_dict()
+    player |= {k: v for k, v in player_changes.items() if k in player}
     env = make(settings)
     if kind.shapes:
         env, settings = frames.in_frames(env, settings, kind.shapes)
     env = module.with_demonstrations(
         env,
         settings,
-        _made(module.Demonstrator, chosen, f"{kind.settings}.demonstrator"),
+        _from_section(module.Demonstrator, player, f"{kind.settings}.demonstrator"),
         thinking=kind.thinking,
     )
-    limits = _made(
+    limits = _from_section(
         prompts_lib.TurnLimits, section.limits.to_dict(), f"{kind.settings}.limits"
     )
     context = section.context, section.short_context
     rows = section.get("rows_for_one", 1)
-    drawn = tuple(
+    sets = tuple(
         SymbolSet(frames.with_named_shape(env, kind.shapes[0], shape), "")
         for shape in kind.shapes
     )
     if kind.symbol_sets:
-        drawn = symbol_sets.draw(settings, kind.symbol_sets, config.seed)
+        sets = symbol_sets.draw(settings, kind.symbol_sets, config.seed)
     return Variant(
-        *(kind.weight, env, limits, kind.thinking, *context, rows, drawn),
+        *(kind.weight, env, limits, kind.thinking, *context, rows, sets),
         shapes=kind.shapes,
     )
 
 
-def _made(kind: type, values: dict[str, Any], section: str) -> Any:
+def _from_section(kind: type, values: dict[str, Any], section: str) -> Any:
     """A `kind` from a section's values. Raises UserError for an unknown key."""
-    known = [field.name for field in dataclasses.fields(kind)]
+    keys = [field.name for field in dataclasses.fields(kind)]
     for key in values:
-        if key not in known:
+        if key not in keys:
             raise UserError(
                 f"{section}.{key} is not a key of that section: choose one of"
-                f" {', '.join(known)}"
+                f" {', '.join(keys)}"
             )
     return kind(**values)
 
@@ -238,11 +238,11 @@ def corpus(variants: list[Variant], limits: prompts_lib.TurnLimits) -> list[str]
         env, thinking = variant.env, variant.thinking
         keys = jax.random.split(jax.random.key(1), 200)
         states = jax.vmap(lambda k, env=env: env.reset(k, base.TRAIN))(keys)
-        seen = np.asarray(jax.vmap(env.observe)(states))
-        said = np.asarray(jax.vmap(env.demonstrate)(keys, states))
-        for see, say in zip(seen, said, strict=True):
-            texts.append(base.text_of(env.phrases, see))
-            texts.append(base.text_of(env.reply_phrases, say))
+        observations = np.asarray(jax.vmap(env.observe)(states))
+        replies = np.asarray(jax.vmap(env.demonstrate)(keys, states))
+        for observation, reply in zip(observations, replies, strict=True):
+            texts.append(base.text_of(env.phrases, observation))
+            texts.append(base.text_of(env.reply_phrases, reply))
         texts += [prompts_lib.system_prompt(env, limits, thinking)] * 40
     return texts + _frame(limits, most_tenths=130)
 

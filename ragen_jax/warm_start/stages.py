@@ -62,8 +62,8 @@ def begin(config, start: str | None):
                 f" wrote, or {' or '.join(map(repr, EMBEDDED))}"
             )
         source = sources.locate(start)
-        found = source.read_config()
-        if not growth.can_grow(found, shape, LAST_LAYERS[config.model]):
+        start_shape = source.read_config()
+        if not growth.can_grow(start_shape, shape, LAST_LAYERS[config.model]):
             raise UserError(
                 f"--start={start} is a model of another shape: choose one that"
                 " this script wrote"
@@ -76,11 +76,11 @@ def begin(config, start: str | None):
                 f"--start={start} has a tokenizer of another kind: choose one that this"
                 " script wrote"
             )
-        declared = parameters.declare(found)
-        read = source.open_parameters(found, declared)
-        read = partial_reads.finite_reader(read, source.name)
-        weights = partial_reads.read_tree(read, declared)
-        return _grown(tokenizer, weights, found, config)
+        declared = parameters.declare(start_shape)
+        reader = source.open_parameters(start_shape, declared)
+        reader = partial_reads.finite_reader(reader, source.name)
+        weights = partial_reads.read_tree(reader, declared)
+        return _grown(tokenizer, weights, start_shape, config)
     tokenizer = tiny_tokenizer.train_tokenizer(
         _texts(config), WORDS[config.model], MARKS[config.model], shape.vocabulary
     )
@@ -92,18 +92,18 @@ def begin(config, start: str | None):
     return tokenizer, weights
 
 
-def _grown(tokenizer, weights, found: ModelConfig, config):
+def _grown(tokenizer, weights, start_shape: ModelConfig, config):
     """A trained model with the layers and symbols added that it still lacks."""
     shape, last = SHAPES[config.model], LAST_LAYERS[config.model]
-    if found.layers < shape.layers:
-        weights = growth.deepen(weights, found, shape, last)
+    if start_shape.layers < shape.layers:
+        weights = growth.deepen(weights, start_shape, shape, last)
     if symbols := SYMBOLS[config.model]:
         old, tokenizer = tokenizer, tiny_tokenizer.with_cells(tokenizer, symbols)
         weights = growth.add_tokens(
             weights, old.get_vocab(), tokenizer.get_vocab(), jax.random.key(config.seed)
         )
     # A model that has the new first layers already met these tokens when it got them.
-    if UNMET[config.model] and found.layers < shape.layers - last:
+    if UNMET[config.model] and start_shape.layers < shape.layers - last:
         ids = [tokenizer(text)["input_ids"][0] for text in UNMET[config.model]]
         weights = growth.draw_embeddings(
             weights, jnp.array(ids), jax.random.key(config.seed)
@@ -120,14 +120,17 @@ def _take_over(model: str, weights, tokenizer):
     source = sources.locate(model)
     shape = source.read_config()
     declared = parameters.declare(shape)
-    known = partial_reads.read_tree(source.open_parameters(shape, declared), declared)
+    their_weights = partial_reads.read_tree(
+        source.open_parameters(shape, declared), declared
+    )
     ours, theirs = tokenizer.get_vocab(), source.read_tokenizer().get_vocab()
     shared = [word for word in theirs if word in ours]
-    table, read = weights["embedding"], jnp.asarray(known["embedding"])
-    scale = jnp.linalg.norm(read, axis=1).mean() / jnp.linalg.norm(table, axis=1).mean()
+    table, their_table = weights["embedding"], jnp.asarray(their_weights["embedding"])
+    their_norm = jnp.linalg.norm(their_table, axis=1).mean()
+    scale = their_norm / jnp.linalg.norm(table, axis=1).mean()
     table = (table * scale).at[jnp.array([ours[word] for word in shared])]
-    table = table.set(read[jnp.array([theirs[word] for word in shared])])
-    return jax.device_put({**known, "embedding": table})
+    table = table.set(their_table[jnp.array([theirs[word] for word in shared])])
+    return jax.device_put({**their_weights, "embedding": table})
 
 
 def _texts(config) -> list[str]:
@@ -262,27 +265,27 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
         change, state = optimizer.update(gradient, state, weights)
         return optax.apply_updates(weights, change), state, loss, rate
 
-    state, started = optimizer.init(weights), time.time()
+    state, start_time = optimizer.init(weights), time.time()
     choice = np.random.default_rng(config.seed)
     root = jax.random.key(_draw_seed(config.seed, stage.draws))
     share = np.array(shares) / sum(shares)
     is_reading = stage.read_layers or stage.walls_weight
-    shown = "cells read rightly" if is_reading else "demonstrator's success"
+    rate_name = "cells read rightly" if is_reading else "demonstrator's success"
     losses, rates = [], []
     for step in range(1, stage.steps + 1):
-        which = choice.choice(len(draws), p=share)
-        batch = draws[which](jax.random.fold_in(root, step))
+        index = choice.choice(len(draws), p=share)
+        batch = draws[index](jax.random.fold_in(root, step))
         weights, state, loss, rate = update(weights, state, batch)
         losses.append(loss)
         rates.append(rate)
         if step % config.log_every == 0 or step == stage.steps:
-            left = (time.time() - started) / step * (stage.steps - step)
+            seconds_left = (time.time() - start_time) / step * (stage.steps - step)
             mean = float(jnp.stack(losses).mean())
             _check_loss(name, step, mean)
             print(
                 f"{name} {step:5d}/{stage.steps}  loss {mean:.4f}"
-                f"  {shown} {jnp.stack(rates).mean():.3f}"
-                f"  {left:5.0f} s left",
+                f"  {rate_name} {jnp.stack(rates).mean():.3f}"
+                f"  {seconds_left:5.0f} s left",
                 flush=True,
             )
             losses, rates = [], []

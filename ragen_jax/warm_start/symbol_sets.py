@@ -50,7 +50,7 @@ def draw(settings: Sokoban, count: int, seed: int) -> tuple[SymbolSet, ...]:
       seed: of the draws.
     """
     generator = np.random.default_rng(seed)
-    drawn = []
+    sets = []
     for index in range(count):
         symbols = settings.symbols
         while index % _OWN_EVERY and not _can_be_drawn(symbols, settings):
@@ -58,8 +58,8 @@ def draw(settings: Sokoban, count: int, seed: int) -> tuple[SymbolSet, ...]:
                 map(str, generator.choice(list(SYMBOLS), len(HELD_OUT), False))
             )
         changed = dataclasses.replace(settings, symbols=symbols)
-        drawn.append(SymbolSet(sokoban.make(changed), texts.legend(changed)))
-    return tuple(drawn)
+        sets.append(SymbolSet(sokoban.make(changed), texts.legend(changed)))
+    return tuple(sets)
 
 
 def _can_be_drawn(symbols: tuple[str, ...], settings: Sokoban) -> bool:

@@ -35,7 +35,7 @@ def _row() -> tuple[np.ndarray, np.ndarray]:
 
 def _is_place(around: walls.Around, tokens) -> np.ndarray:
     """bool[R, T], those of the told tokens that are the last of a place."""
-    return np.asarray(around.is_told & (words().column[tokens] >= 0))
+    return np.asarray(around.is_labelled & (words().column[tokens] >= 0))
 
 
 @pytest.mark.slow
@@ -79,7 +79,10 @@ def test_a_box_is_where_the_walk_has_pushed_it():
 def test_commas_are_about_the_place_before_them_and_colons_about_the_walks_beginning():
     tokens, is_reply = _row()
     around = walls.look_around(tokens, is_reply, words(), names_box=True)
-    told, text = np.flatnonzero(around.is_told[0]), tokenizer().convert_ids_to_tokens
+    told, text = (
+        np.flatnonzero(around.is_labelled[0]),
+        tokenizer().convert_ids_to_tokens,
+    )
     assert "".join(text(tokens[0, told].tolist())) == (
         ",Ġ2),,Ġ1),,Ġ3):,Ġ2)" + ",Ġ1),,Ġ3),,Ġ2):,Ġ2)"
     )

@@ -81,12 +81,12 @@ def _demonstrate(
     choice_key, words_key = jax.random.split(key)
     is_high = jax.random.bernoulli(choice_key, player.risky)
     place = jnp.where(is_high, state.high, 1 - state.high)
-    chosen = state.arms[place]
-    answer = [_NAME + chosen, _END]
+    arm = state.arms[place]
+    answer = [_NAME + arm, _END]
     if thinking:
         sounds_risky = state.arms % 2
         words = 2 * jax.random.randint(words_key, (), 0, len(_SOUNDS)) + sounds_risky
-        weighed = [_NAME_COLON + state.arms[0], _SOUND_COMMA + words[0]]
-        weighed += [_NAME_COLON + state.arms[1], _SOUND_STOP + words[1]]
-        answer = [*weighed, _REASON + chosen % 2, _CLOSE, *answer]
+        comparison = [_NAME_COLON + state.arms[0], _SOUND_COMMA + words[0]]
+        comparison += [_NAME_COLON + state.arms[1], _SOUND_STOP + words[1]]
+        answer = [*comparison, _REASON + arm % 2, _CLOSE, *answer]
     return jnp.stack([jnp.asarray(phrase, jnp.int32) for phrase in answer])

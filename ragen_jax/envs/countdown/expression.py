@@ -50,16 +50,16 @@ def read_text(
     if len(text) > ANSWER_BYTES:
         return NO_ACTION
     tokens = collections.deque([*re.findall(rb"[0-9]+|\S", text), b""])
-    used: list[int] = []
+    used_numbers: list[int] = []
     try:
-        value = _read_sum(tokens, used)
+        value = _read_sum(tokens, used_numbers)
         claimed = _read_claim(tokens)
     except _UnreadableError:
         return NO_ACTION
-    given = collections.Counter(number for number in numbers if number)
-    is_used_well = not collections.Counter(used) - given
+    available = collections.Counter(number for number in numbers if number)
+    is_used_well = not collections.Counter(used_numbers) - available
     if use_all:
-        is_used_well &= len(used) == given.total()
+        is_used_well &= len(used_numbers) == available.total()
     if not is_used_well or value is None or claimed not in (None, value):
         return REFUSED
     return TARGET if value == target else OTHER

@@ -63,9 +63,9 @@ def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.A
     place = jnp.arange(most)
     numbers = jnp.where(place < count, numbers, 0)
 
-    def join(carry, drawn):
+    def join(carry, inputs):
         values, is_left = carry
-        order, operator = drawn
+        order, operator = inputs
         _, (one, two) = jax.lax.top_k(jnp.where(is_left, order, -1.0), 2)
         high = jnp.maximum(values[one], values[two])
         low = jnp.minimum(values[one], values[two])

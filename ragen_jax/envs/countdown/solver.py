@@ -35,22 +35,22 @@ def _search(terms: list, target: int, use_all: bool, failed: set) -> str | None:
     failed.add(values)
     for one in range(len(terms)):
         for two in range(one):
-            rest = [t for place, t in enumerate(terms) if place not in (one, two)]
+            others = [t for place, t in enumerate(terms) if place not in (one, two)]
             for joined in _joins(*sorted((terms[one], terms[two]), reverse=True)):
-                if found := _search([*rest, joined], target, use_all, failed):
-                    return found
+                if expression := _search([*others, joined], target, use_all, failed):
+                    return expression
     return None
 
 
 def _joins(high: tuple, low: tuple) -> list[tuple]:
     """The terms that two others make; `high` has the higher value, or the same."""
     (a, _, _), (b, _, _) = high, low
-    made = [(a + b, " + ", _SUM), (a - b, " - ", _SUM), (a * b, " * ", _PRODUCT)]
+    results = [(a + b, " + ", _SUM), (a - b, " - ", _SUM), (a * b, " * ", _PRODUCT)]
     if b and a % b == 0:
-        made.append((a // b, " / ", _PRODUCT))
+        results.append((a // b, " / ", _PRODUCT))
     return [
         (value, _enclosed(high, kind) + operator + _enclosed(low, kind + 1), kind)
-        for value, operator, kind in made
+        for value, operator, kind in results
         if value <= LIMIT
     ]
 

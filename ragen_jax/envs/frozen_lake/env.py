@@ -65,9 +65,9 @@ def step(
       settings: of which `success_probability` is read.
     """
     success = settings.success_probability
-    drawn = jax.random.uniform(key)
+    uniform = jax.random.uniform(key)
     # Quarter turns from the intended direction: none, or 1 or 3 (to either side).
-    turn = jnp.where(drawn < success, 0, jnp.where(drawn < (1 + success) / 2, 1, 3))
+    turn = jnp.where(uniform < success, 0, jnp.where(uniform < (1 + success) / 2, 1, 3))
     direction = jnp.where(action == base.NO_ACTION, action, (action + turn) % 4)
     return move(state, direction)
 

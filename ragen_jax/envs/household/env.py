@@ -176,8 +176,8 @@ def draw(key: jax.Array, settings: Household) -> State:
     """
     keys = jax.random.split(key, 6)
     count = settings.objects
-    known = jnp.array([TASKS.index(task) for task in settings.tasks], jnp.int32)
-    task = known[jax.random.randint(keys[0], (), 0, len(known))]
+    tasks = jnp.array([TASKS.index(task) for task in settings.tasks], jnp.int32)
+    task = tasks[jax.random.randint(keys[0], (), 0, len(tasks))]
     treats = (task == CLEAN) | (task == HEAT) | (task == COOL)
     most = jnp.where(treats, WASHABLE, len(TYPES))
     wanted = jax.random.randint(keys[1], (), 0, most)

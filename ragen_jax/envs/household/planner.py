@@ -86,32 +86,32 @@ def plan(state: Any) -> tuple[int, ...]:
         return ()
     walk, task = _Walk(state), int(state.task)
     is_target = np.asarray(KIND_OF) == int(state.target)
-    wanted = np.flatnonzero(np.asarray(state.types) == int(state.wanted)).tolist()
+    objects = np.flatnonzero(np.asarray(state.types) == int(state.wanted)).tolist()
     # What is carried comes first.
-    wanted.sort(key=lambda one: walk.place[one] != HELD)
+    objects.sort(key=lambda item: walk.place[item] != HELD)
     if task == LOOK:
-        walk.take(wanted[0])
+        walk.take(objects[0])
         walk.go(DESK, opens=False)
         walk.do(USE, 0)
         return tuple(walk.actions)
     goal = int(np.flatnonzero(is_target)[0])
 
-    def is_put(one: int) -> bool:
-        return walk.place[one] < HELD and bool(is_target[walk.place[one]])
+    def is_put(item: int) -> bool:
+        return walk.place[item] < HELD and bool(is_target[walk.place[item]])
 
-    missing = [one for one in wanted if not is_put(one)]
+    missing = [item for item in objects if not is_put(item)]
     if task == TWO:
-        for one in missing[: 2 - sum(is_put(one) for one in wanted)]:
-            walk.take(one)
-            walk.put(one, goal)
+        for item in missing[: 2 - sum(is_put(item) for item in objects)]:
+            walk.take(item)
+            walk.put(item, goal)
         return tuple(walk.actions)
-    one = (missing or wanted)[0]
-    walk.take(one)
-    if task in _TREATMENTS and not _is_treated(state, task, one):
+    item = (missing or objects)[0]
+    walk.take(item)
+    if task in _TREATMENTS and not _is_treated(state, task, item):
         where, verb = _TREATMENTS[task]
         walk.go(where, opens=False)
-        walk.do(verb, one)
-    walk.put(one, goal)
+        walk.do(verb, item)
+    walk.put(item, goal)
     return tuple(walk.actions)
 
 

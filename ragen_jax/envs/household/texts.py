@@ -119,8 +119,10 @@ def _objects(state: Any, which: jax.Array, at: dict[str, int]) -> jax.Array:
     count = state.types.shape[0]
     name = at["object"] + state.types * count + commands.numbers(state.types)
     condition = state.warmth + 3 * state.is_clean
-    shown = jnp.where(condition > 0, at["condition"] + condition - 1, base.NO_PHRASE)
-    pairs = jnp.stack([name, shown], axis=1)
+    condition_phrase = jnp.where(
+        condition > 0, at["condition"] + condition - 1, base.NO_PHRASE
+    )
+    pairs = jnp.stack([name, condition_phrase], axis=1)
     return jnp.where(which[:, None], pairs, base.NO_PHRASE).reshape(-1)
 
 
@@ -154,14 +156,14 @@ def longest_observation(lengths, objects: int, list_commands: bool) -> int:
     most = phrase_tables.most_tokens(_tables(objects), lengths)
     lines = lengths[: len(_LINES)]
     task = most["task"] + max(most["type_end"], most["type"] + most["target"])
-    thing = most["object"] + most["condition"]
-    seen = max(int(lines[_NONE]), objects * thing)
+    one_object = most["object"] + most["condition"]
+    contents = max(int(lines[_NONE]), objects * one_object)
     view = max(
         int(lines[_HALL]),
         int(lines[_AT]) + most["place_stop"] + int(lines[_CLOSED]),
-        int(lines[_AT] + lines[_SEE] + lines[_STOP]) + most["place_stop"] + seen,
+        int(lines[_AT] + lines[_SEE] + lines[_STOP]) + most["place_stop"] + contents,
     )
-    carry = int(lines[_CARRY] + lines[_STOP]) + max(int(lines[_NONE]), thing)
+    carry = int(lines[_CARRY] + lines[_STOP]) + max(int(lines[_NONE]), one_object)
     total = task + view + carry + int(lines[_IDLE] + lines[_SOLVED])
     if list_commands:
         plain = most["verb"] + most["place_end"]

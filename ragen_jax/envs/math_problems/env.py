@@ -103,12 +103,12 @@ def check(settings: Math) -> None:
         "min_steps": range(1, settings.max_steps + 1),
         "highest_number": range(10, 100),
     }
-    for key, known in limits.items():
+    for key, possible in limits.items():
         value = getattr(settings, key)
-        if value not in known:
+        if value not in possible:
             raise ValueError(
                 f"math.{key} = {value} is not possible: choose a whole number from"
-                f" {known[0]} to {known[-1]}"
+                f" {possible[0]} to {possible[-1]}"
             )
 
 
@@ -147,14 +147,14 @@ def draw(key: jax.Array, settings: Math) -> State:
     highest = settings.highest_number
     count = jax.random.randint(keys[0], (), settings.min_steps, most + 1)
     start = jax.random.randint(keys[1], (), 2, highest + 1)
-    wanted = jax.random.randint(keys[2], (most,), 0, len(_OPERATIONS))
+    operations = jax.random.randint(keys[2], (most,), 0, len(_OPERATIONS))
     large = jax.random.randint(keys[3], (most,), 2, highest + 1)
     small = jax.random.randint(keys[4], (2, most), 2, 7)
     things = len(_MEASURED) if settings.fractions else len(_THINGS)
     name, thing = jax.random.randint(keys[5], (2,), 0, jnp.array([len(_NAMES), things]))
 
-    def change(value, drawn):
-        operation, large, small, second, is_there = drawn
+    def change(value, inputs):
+        operation, large, small, second, is_there = inputs
         has_two = (operation == BUY) | (operation == HELP)
         is_small = has_two | (operation == TIMES) | (operation == SHARE)
         first = jnp.where(is_small, small, large)
@@ -174,7 +174,7 @@ def draw(key: jax.Array, settings: Math) -> State:
 
     is_there = jnp.arange(most) < count
     value, rows = jax.lax.scan(
-        change, (start, jnp.int32(1)), (wanted, large, *small, is_there)
+        change, (start, jnp.int32(1)), (operations, large, *small, is_there)
     )
     return State(
         name=name,
@@ -247,13 +247,13 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
         """The number in text[start:end], and whether it has 1 to `digits` digits."""
         at = start + jnp.arange(digits)
         digit = text[jnp.clip(at, 0, ANSWER_BYTES - 1)].astype(jnp.int32) - ord("0")
-        is_mine = at < end
+        is_in_number = at < end
         is_one = (end > start) & (end - start <= digits)
-        is_one &= (~is_mine | ((digit >= 0) & (digit <= 9))).all()
+        is_one &= (~is_in_number | ((digit >= 0) & (digit <= 9))).all()
         value = jnp.zeros((), jnp.int32)
         for index in range(digits):
             longer = value * 10 + digit[index]
-            value = jnp.where(is_mine[index] & is_one, longer, value)
+            value = jnp.where(is_in_number[index] & is_one, longer, value)
         return value, is_one
 
     top, is_number = number(begin, slash, _NUMERATOR_DIGITS)
@@ -277,8 +277,8 @@ def read_action_text(text: bytes, state: State) -> int:
     )
     if match is None or (match[2] is not None and int(match[2]) == 0):
         return base.NO_ACTION
-    given = Fraction(int(match[1]), int(match[2] or 1))
-    is_right = given == Fraction(int(state.numerator), int(state.denominator))
+    answer = Fraction(int(match[1]), int(match[2] or 1))
+    is_right = answer == Fraction(int(state.numerator), int(state.denominator))
     return RIGHT if is_right else WRONG
 
 

@@ -32,16 +32,16 @@ def shortest_solution(
     # Cube -> the moves that lead to it: from the start, and from the goal.
     ways = [{start: ()}, {goal: ()}]
     fronts = [[start], [goal]]
-    while not (met := ways[0].keys() & ways[1].keys()):
-        near = int(len(fronts[1]) < len(fronts[0]))  # The smaller side goes on.
-        front, fronts[near] = fronts[near], []
-        for seen in front:
+    while not (meeting_cubes := ways[0].keys() & ways[1].keys()):
+        side = int(len(fronts[1]) < len(fronts[0]))  # The smaller side goes on.
+        front, fronts[side] = fronts[side], []
+        for cube in front:
             for action, move in enumerate(moves):
-                further = tuple([seen[i] for i in move])
-                if further not in ways[near]:
-                    ways[near][further] = (*ways[near][seen], action)
-                    fronts[near].append(further)
-    middle = min(met, key=lambda m: len(ways[0][m]) + len(ways[1][m]))
+                next_cube = tuple([cube[i] for i in move])
+                if next_cube not in ways[side]:
+                    ways[side][next_cube] = (*ways[side][cube], action)
+                    fronts[side].append(next_cube)
+    middle = min(meeting_cubes, key=lambda m: len(ways[0][m]) + len(ways[1][m]))
     # The moves from the goal, inverted and in reverse: from the middle to the goal.
     undone = [amounts.index(4 - amount) for amount in amounts]
     back = [

@@ -85,32 +85,34 @@ def _demonstrate(
     knows = (last == state.passages).any() & (last >= 0)
     sought = jnp.where(is_seen[0], last, path[0])
     random_plan = jax.random.bernoulli(keys[0], player.random_plan)
-    some = jax.random.randint(keys[1], (2,), 0, jnp.array([book.documents, 1 << 20]))
+    random_numbers = jax.random.randint(
+        keys[1], (2,), 0, jnp.array([book.documents, 1 << 20])
+    )
 
     # For careless replies: any passage shown, and any entity of the answer's kind.
-    shown = (state.passages >= 0).sum()
-    shown_fact = state.passages[some[1] % jnp.maximum(shown, 1)]
+    passages_shown = (state.passages >= 0).sum()
+    shown_fact = state.passages[random_numbers[1] % jnp.maximum(passages_shown, 1)]
     kind = jnp.asarray(book.entity_kind)
     is_kind = kind == kind[goal[last]]
     chances = jax.random.uniform(keys[2], is_kind.shape)
-    guessed = jnp.argmax(jnp.where(is_kind, chances, -1.0))
+    guess = jnp.argmax(jnp.where(is_kind, chances, -1.0))
 
-    guesses = random_plan & ~state.has_searched & (some[1] % 4 != 0)
-    takes_any = random_plan & state.has_searched & (shown > 0)
+    guesses = random_plan & ~state.has_searched & (random_numbers[1] % 4 != 0)
+    takes_any = random_plan & state.has_searched & (passages_shown > 0)
     roams = random_plan & ~guesses & ~takes_any
     answers = guesses | takes_any | knows & ~random_plan
-    fact = jnp.where(roams, some[0], jnp.where(knows, last, sought))
+    fact = jnp.where(roams, random_numbers[0], jnp.where(knows, last, sought))
     thought = jnp.where(roams, _AROUND, _LOOK)
     thought = jnp.where(guesses, _GUESS, jnp.where(takes_any, _ANY, thought))
     repeats = answers & ~guesses & ~takes_any
     passage = jnp.stack(
         [_NAME + subject[fact], _BETWEEN + relation[fact], _NAME + goal[fact], _STOP]
     )
-    said = jnp.where(repeats, passage, NO_PHRASE)
-    said = said.at[0].set(jnp.where(repeats, passage[0], thought))
+    thought_phrases = jnp.where(repeats, passage, NO_PHRASE)
+    thought_phrases = thought_phrases.at[0].set(jnp.where(repeats, passage[0], thought))
     if not thinking:
-        said = jnp.full_like(said, NO_PHRASE)
-    answer = jnp.where(guesses, guessed, goal[jnp.where(takes_any, shown_fact, fact)])
+        thought_phrases = jnp.full_like(thought_phrases, NO_PHRASE)
+    answer = jnp.where(guesses, guess, goal[jnp.where(takes_any, shown_fact, fact)])
     ids = jnp.stack(
         [
             jnp.where(answers, _FINISH, _SEARCH),
@@ -119,4 +121,4 @@ def _demonstrate(
             jnp.int32(_END),
         ]
     )
-    return jnp.concatenate([said, ids]).astype(jnp.int32)
+    return jnp.concatenate([thought_phrases, ids]).astype(jnp.int32)

@@ -150,11 +150,11 @@ def make_encyclopedia(people: int, seed: int, hops: int) -> Encyclopedia:
 def _splits(content: np.ndarray, people: int) -> tuple[np.ndarray, ...]:
     """The questions of each split, by a hash of kind, entity asked about and answer."""
     of_split = split_lists.by_content(content)
-    for name, own in zip(base.SPLITS, of_split, strict=True):
-        if len(own) < LEAST_QUESTIONS:
+    for name, indices in zip(base.SPLITS, of_split, strict=True):
+        if len(indices) < LEAST_QUESTIONS:
             raise ValueError(
-                f"search_qa.people = {people} gives {len(own)} questions of the split"
-                f" {name}, fewer than {LEAST_QUESTIONS}: choose more people"
+                f"search_qa.people = {people} gives {len(indices)} questions of the"
+                f" split {name}, fewer than {LEAST_QUESTIONS}: choose more people"
             )
     return of_split
 
@@ -172,16 +172,16 @@ def question_text(book: Encyclopedia, question: int) -> str:
 
 def _entities(generator, people: int) -> tuple[tuple[str, ...], np.ndarray]:
     """Names, all different, and int[E] their kinds."""
-    used: set[str] = set()
+    known_names: set[str] = set()
 
     def unique(make, count: int) -> list[str]:
-        found = []
-        while len(found) < count:
+        new_names = []
+        while len(new_names) < count:
             name = make()
-            if name not in used:
-                used.add(name)
-                found.append(name)
-        return found
+            if name not in known_names:
+                known_names.add(name)
+                new_names.append(name)
+        return new_names
 
     def syllables(count: int) -> str:
         parts = (

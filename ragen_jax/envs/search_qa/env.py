@@ -108,12 +108,12 @@ def check(settings: SearchQA) -> None:
         "seed": range(2**32),
         "passages": range(1, 11),
     }
-    for key, known in limits.items():
+    for key, possible in limits.items():
         value = getattr(settings, key)
-        if value not in known:
+        if value not in possible:
             raise ValueError(
                 f"search_qa.{key} = {value} is not possible: choose a whole number from"
-                f" {known[0]} to {known[-1]}"
+                f" {possible[0]} to {possible[-1]}"
             )
     if settings.hops not in HOPS:
         raise ValueError(
@@ -160,14 +160,14 @@ def step(
     searches = (action[0] == SEARCH) & ~state.done
     answers = (action[0] == FINISH) & ~state.done
     words = jnp.clip(action[1:], search.NO_WORD, len(book.index.words) - 1)
-    found, _ = search.top(search.scores(book.index, words), settings.passages)
+    documents, _ = search.top(search.scores(book.index, words), settings.passages)
     is_exact, score = _score(state.question, action, book)
     success = answers & is_exact
     score = jnp.where(answers, score, 0.0)
     done = state.done | answers
     after = state.replace(
         has_searched=state.has_searched | searches,
-        passages=jnp.where(searches, found, state.passages),
+        passages=jnp.where(searches, documents, state.passages),
         score=jnp.where(answers, score, state.score),
         done=done,
     )
@@ -179,10 +179,11 @@ def _score(question, action: jax.Array, book: Encyclopedia):
 
     F1 = 2 * common / (words of one + words of the other), as in SQuAD.
     """
-    is_exact, common, given = action[1] == 1, action[2], jnp.maximum(action[3], 0)
-    wanted = (_gold(question, book) >= 0).sum()
-    common = jnp.clip(common, 0, jnp.minimum(given, wanted))
-    f1 = 2 * common / jnp.maximum(given + wanted, 1)
+    is_exact, common = action[1] == 1, action[2]
+    answer_count = jnp.maximum(action[3], 0)
+    gold_count = (_gold(question, book) >= 0).sum()
+    common = jnp.clip(common, 0, jnp.minimum(answer_count, gold_count))
+    f1 = 2 * common / jnp.maximum(answer_count + gold_count, 1)
     score = jnp.where(is_exact, 1.0, jnp.where(f1 >= LEAST_F1, f1, 0.0))
     return is_exact, score.astype(jnp.float32)
 
@@ -199,12 +200,12 @@ def observe(state: State, book: Encyclopedia) -> jax.Array:
     """int32[5 + 3 k], the question, then the passages or the score, as phrase ids."""
     at = texts.first_ids(book)
     kind = jnp.asarray(book.kind)[state.question]
-    asked = jnp.asarray(book.asked)[state.question]
-    found = jnp.maximum(state.passages, 0)
+    entity = jnp.asarray(book.asked)[state.question]
+    facts = jnp.maximum(state.passages, 0)
     rows = [
-        at["subject"] + jnp.asarray(book.subject)[found],
-        at["relation"] + jnp.asarray(book.relation)[found],
-        at["object"] + jnp.asarray(book.object)[found],
+        at["subject"] + jnp.asarray(book.subject)[facts],
+        at["relation"] + jnp.asarray(book.relation)[facts],
+        at["object"] + jnp.asarray(book.object)[facts],
     ]
     is_shown = (state.passages >= 0) & ~state.done
     rows = jnp.where(is_shown[:, None], jnp.stack(rows, axis=1), base.NO_PHRASE)
@@ -214,7 +215,7 @@ def observe(state: State, book: Encyclopedia) -> jax.Array:
     line = jnp.where(state.done, texts.GIVEN, line)
     hundredths = jnp.round(state.score * 100).astype(jnp.int32)
     score = jnp.where(state.done, at["score"] + hundredths, base.NO_PHRASE)
-    head = [at["before"] + kind, at["asked"] + asked, at["after"] + kind, line, score]
+    head = [at["before"] + kind, at["asked"] + entity, at["after"] + kind, line, score]
     ids = jnp.concatenate([jnp.stack(head), rows.reshape(-1)])
     return phrase_tables.close_gaps(ids)
 
@@ -235,12 +236,14 @@ def read_action(
     """
     searches, query, count = search.enclosed(text, length, b"search[")
     words = search.read_query(book.index, query, count)
-    wanted = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
+    search_action = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
     answers, answer, count = search.enclosed(text, length, b"finish[")
-    judged = jnp.stack([jnp.int32(FINISH), *_judge(answer, count, state, book)])
-    judged = jnp.pad(judged, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION)
+    answer_action = jnp.stack([jnp.int32(FINISH), *_judge(answer, count, state, book)])
+    answer_action = jnp.pad(
+        answer_action, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION
+    )
     none = jnp.full((ACTION_SIZE,), base.NO_ACTION, jnp.int32)
-    action = jnp.where(searches, wanted, jnp.where(answers, judged, none))
+    action = jnp.where(searches, search_action, jnp.where(answers, answer_action, none))
     return jnp.where(state.done, none, action)
 
 
@@ -256,10 +259,10 @@ def _judge(answer, length, state: State, book: Encyclopedia) -> tuple[jax.Array,
     gold = _gold(state.question, book)
     is_common = (gold[:, None] == words[None]) & (gold >= 0)[:, None]
     first = jnp.argsort(~is_word, stable=True)[:MOST_ANSWER_WORDS]
-    given = is_word.sum()
-    is_same = (words[first] == gold).all() & (given == (gold >= 0).sum())
+    word_count = is_word.sum()
+    is_same = (words[first] == gold).all() & (word_count == (gold >= 0).sum())
     common = is_common.any(axis=1).sum()
-    parts = (is_same, common, given)
+    parts = (is_same, common, word_count)
     return tuple(part.astype(jnp.int32) for part in parts)
 
 
@@ -277,10 +280,10 @@ def read_action_text(text: bytes, state: State, book: Encyclopedia) -> tuple[int
         return none
     if match[1] == b"search":
         return (SEARCH, *search.read_query_text(book.index, match[2]))
-    given = answer_words(match[2])
+    words = answer_words(match[2])
     gold = answer_words(book.names[book.answer[int(state.question)]])
-    common = len(set(given) & set(gold))
-    return (FINISH, int(given == gold), common, len(given), *none[4:])
+    common = len(set(words) & set(gold))
+    return (FINISH, int(words == gold), common, len(words), *none[4:])
 
 
 def action_text(action: Any, state: State, book: Encyclopedia) -> str:
@@ -301,17 +304,21 @@ def sample_action(key: jax.Array, book: Encyclopedia) -> jax.Array:
     kind_key, word_key = jax.random.split(key)
     words = search.random_query(word_key, book.index)
     answers = jax.random.bernoulli(kind_key, 1 / 8)
-    wrong = jnp.array([FINISH, 0, 0, 1], jnp.int32)
-    wrong = jnp.pad(wrong, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION)
-    wanted = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words.astype(jnp.int32)])
-    return jnp.where(answers, wrong, wanted)
+    answer_action = jnp.array([FINISH, 0, 0, 1], jnp.int32)
+    answer_action = jnp.pad(
+        answer_action, (0, ACTION_SIZE - 4), constant_values=base.NO_ACTION
+    )
+    search_action = jnp.concatenate(
+        [jnp.array([SEARCH], jnp.int32), words.astype(jnp.int32)]
+    )
+    return jnp.where(answers, answer_action, search_action)
 
 
 @functools.cache
 def _question_words(book: Encyclopedia) -> np.ndarray:
     """int32[Q, W], each question as a query."""
-    asked = (encyclopedia.question_text(book, q) for q in range(len(book.kind)))
-    rows = [search.read_query_text(book.index, text.encode()) for text in asked]
+    questions = (encyclopedia.question_text(book, q) for q in range(len(book.kind)))
+    rows = [search.read_query_text(book.index, text.encode()) for text in questions]
     return np.array(rows, np.int32)
 
 
@@ -319,16 +326,16 @@ def follow_rule(state: State, book: Encyclopedia) -> jax.Array:
     """int32[ACTION_SIZE]: searches for the question, then answers from the first
     passage, with the name at its end."""
     words = jnp.asarray(_question_words(book))[state.question]
-    wanted = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
+    search_action = jnp.concatenate([jnp.array([SEARCH], jnp.int32), words])
     spelled = jnp.asarray(book.answer_words)
-    given = spelled[jnp.asarray(book.object)[jnp.maximum(state.passages[0], 0)]]
+    name = spelled[jnp.asarray(book.object)[jnp.maximum(state.passages[0], 0)]]
     gold = _gold(state.question, book)
-    common = ((gold[:, None] == given[None]) & (gold >= 0)[:, None]).any(axis=1).sum()
-    parts = [FINISH, (given == gold).all(), common, (given >= 0).sum()]
+    common = ((gold[:, None] == name[None]) & (gold >= 0)[:, None]).any(axis=1).sum()
+    parts = [FINISH, (name == gold).all(), common, (name >= 0).sum()]
     answer = jnp.stack([jnp.asarray(part, jnp.int32) for part in parts])
-    rest = jnp.full((ACTION_SIZE - 4,), base.NO_ACTION, jnp.int32)
-    answer = jnp.concatenate([answer, rest])
-    return jnp.where(state.passages[0] >= 0, answer, wanted)
+    padding = jnp.full((ACTION_SIZE - 4,), base.NO_ACTION, jnp.int32)
+    answer = jnp.concatenate([answer, padding])
+    return jnp.where(state.passages[0] >= 0, answer, search_action)
 
 
 def solve(state: State, book: Encyclopedia) -> tuple[tuple[int, ...], ...]:
@@ -344,5 +351,5 @@ def solve(state: State, book: Encyclopedia) -> tuple[tuple[int, ...], ...]:
             query = search.read_query_text(book.index, text.encode())
             steps.append((SEARCH, *query))
     count = len(answer_words(book.names[book.answer[question]]))
-    rest = [base.NO_ACTION] * (ACTION_SIZE - 4)
-    return (*steps, (FINISH, 1, count, count, *rest))
+    padding = [base.NO_ACTION] * (ACTION_SIZE - 4)
+    return (*steps, (FINISH, 1, count, count, *padding))

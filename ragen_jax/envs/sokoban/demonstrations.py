@@ -146,10 +146,10 @@ def next_task(state: State, boxes: int) -> Task:
     if boxes == 1:
         left = distances.measure(is_open, targets[0])
         return Task(places[0], targets[0], is_open.reshape(-1), left)
-    found = pairs(is_open, _player_at(state), places, targets)
-    best = jnp.argmin(found.cost)
-    left = jax.tree.map(lambda leaf: leaf[best], found.left)
-    return Task(found.box[best], found.target[best], found.is_open[best], left)
+    pairings = pairs(is_open, _player_at(state), places, targets)
+    best = jnp.argmin(pairings.cost)
+    left = jax.tree.map(lambda leaf: leaf[best], pairings.left)
+    return Task(pairings.box[best], pairings.target[best], pairings.is_open[best], left)
 
 
 def pairs(
@@ -181,13 +181,13 @@ def pairs(
     after = jax.vmap(distances.measure)(square(without(targets)), targets[::-1])
     after = jax.tree.map(lambda leaf: leaf[goal], after)
     count = jax.vmap(distances.actions_left)
-    now = count(before, jnp.broadcast_to(player, (4,)), box)
+    cost_of_first = count(before, jnp.broadcast_to(player, (4,)), box)
     # The last push of the first box leaves the player beside its target.
     beside = target[:, None] + jnp.asarray(_steps(size))[None]
-    later = jax.vmap(lambda a, p, b: distances.actions_left(a, p, b).min())(
+    cost_of_second = jax.vmap(lambda a, p, b: distances.actions_left(a, p, b).min())(
         after, beside, jnp.broadcast_to(other[:, None], (4, 4))
     )
-    cost = now + jnp.where(other == rest, 0, later)
+    cost = cost_of_first + jnp.where(other == rest, 0, cost_of_second)
     cost = jnp.where(box == target, 4 * UNSOLVABLE, cost)  # Nothing to push.
     return Pairs(box, target, cost, opens, before)
 
@@ -217,8 +217,8 @@ def _misread(key: jax.Array, state: State, task: Task, most: float) -> Task:
     is_misread = jax.random.bernoulli(key, share)
     is_inside = jnp.zeros((size, size), bool).at[1:-1, 1:-1].set(True)
     left = distances.measure(is_inside, task.target)
-    seen = task._replace(is_open=is_inside.reshape(-1), left=left)
-    return jax.tree.map(lambda a, b: jnp.where(is_misread, a, b), seen, task)
+    misread_task = task._replace(is_open=is_inside.reshape(-1), left=left)
+    return jax.tree.map(lambda a, b: jnp.where(is_misread, a, b), misread_task, task)
 
 
 def plan(
@@ -245,7 +245,7 @@ def plan(
     size = state.tiles.shape[0]
     is_wall = (state.tiles == WALL).reshape(-1)
 
-    def one(carry, key):
+    def choose_action(carry, key):
         at, box, over, step = carry
         choice_key, noise_key, random_key = jax.random.split(key, 3)
         next_at, next_box = after(at, box, task.is_open)
@@ -266,10 +266,10 @@ def plan(
         is_random &= task.is_open[ahead[random]] | is_wall[ahead[random]]
         action = jnp.where(is_random, random, best)
         now_over = over | (step >= length)
-        written = jnp.where(now_over, -1, jnp.stack([action, next_at[action]]))
+        entry = jnp.where(now_over, -1, jnp.stack([action, next_at[action]]))
         at = jnp.where(now_over, at, next_at[action])
         box = jnp.where(now_over, box, next_box[action])
-        return (at, box, now_over | (box == task.target), step + 1), written
+        return (at, box, now_over | (box == task.target), step + 1), entry
 
     carry = (
         _player_at(state),
@@ -277,8 +277,8 @@ def plan(
         jnp.zeros((), bool),
         jnp.zeros((), jnp.int32),
     )
-    _, written = jax.lax.scan(one, carry, jax.random.split(key, player.longest))
-    return written[:, 0], written[:, 1], random_plan
+    _, entry = jax.lax.scan(choose_action, carry, jax.random.split(key, player.longest))
+    return entry[:, 0], entry[:, 1], random_plan
 
 
 def after(

@@ -45,15 +45,15 @@ def measure(is_open: jax.Array, target: jax.Array) -> Distances:
     def widen(carry):
         reached, planes, _, count = carry
         # Shifts and rolls wrap around, but only at the border, where nothing is open.
-        found = reached | reached << 1 | reached >> 1
-        found |= jnp.roll(reached, 1, axis=2) | jnp.roll(reached, -1, axis=2)
+        neighbours = reached | reached << 1 | reached >> 1
+        neighbours |= jnp.roll(reached, 1, axis=2) | jnp.roll(reached, -1, axis=2)
         for row, column in MOVES:
             # A push, reversed. After it the box is one cell further and the player in
             # the box's old cell; before it the player is behind that cell.
             pushed = jnp.roll(reached, (-row, -column), axis=(0, 1)) & here
             behind = np.roll(here, -row, axis=2) if row else _sideways(here, column)
-            found |= jnp.where((pushed != 0).any(2, keepdims=True), behind, 0)
-        new = found & free & ~reached
+            neighbours |= jnp.where((pushed != 0).any(2, keepdims=True), behind, 0)
+        new = neighbours & free & ~reached
         bits = (count >> jnp.arange(_PLANES, dtype=jnp.uint32)) & 1
         planes |= jnp.where(bits[:, None, None, None] == 1, new, jnp.uint32(0))
         return reached | new, planes, (new != 0).any(), count + 1
@@ -69,19 +69,19 @@ def measure(is_open: jax.Array, target: jax.Array) -> Distances:
     return Distances(is_reached=reached, planes=planes)
 
 
-def actions_left(found: Distances, player: jax.Array, box: jax.Array) -> jax.Array:
+def actions_left(distances: Distances, player: jax.Array, box: jax.Array) -> jax.Array:
     """int32[...], the fewest actions; `UNSOLVABLE` where the box cannot arrive.
 
     Args:
-      found: from `measure`, for the room and the box's target.
+      distances: from `measure`, for the room and the box's target.
       player, box: int32[...], row * S + column. The same cell counts as unsolvable.
     """
-    size = found.is_reached.shape[0]
+    size = distances.is_reached.shape[0]
     row, column = jnp.divmod(player, size)
     at = (*jnp.divmod(box, size), row)
     bit = lambda words: ((words >> column.astype(jnp.uint32)) & 1).astype(jnp.int32)
-    count = sum(bit(plane[at]) << k for k, plane in enumerate(found.planes))
-    return jnp.where(bit(found.is_reached[at]) == 1, count, UNSOLVABLE)
+    count = sum(bit(plane[at]) << k for k, plane in enumerate(distances.planes))
+    return jnp.where(bit(distances.is_reached[at]) == 1, count, UNSOLVABLE)
 
 
 def _sideways(words: np.ndarray, column: int) -> np.ndarray:

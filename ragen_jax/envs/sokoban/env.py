@@ -100,5 +100,5 @@ def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, base.O
 
 def solve(state: State) -> tuple[int, ...]:
     """A shortest solution; empty if there is none, or the level is solved."""
-    found = solver.shortest_solution(state.tiles, state.boxes, state.player)
-    return found or ()
+    solution = solver.shortest_solution(state.tiles, state.boxes, state.player)
+    return solution or ()

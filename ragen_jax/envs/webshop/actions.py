@@ -146,8 +146,12 @@ def clickable(state: Any, shop: Catalogue) -> dict[tuple[int, int], str]:
         kinds += [DESCRIBE, FEATURE, BUY]
     names = {(kind, 0): pages.BUTTONS[kind].lower() for kind in kinds}
     if page == pages.RESULTS:
-        found = enumerate(np.asarray(state.results).tolist())
-        names |= {(PRODUCT, at): shop.codes[one] for at, one in found if one >= 0}
+        products = enumerate(np.asarray(state.results).tolist())
+        names |= {
+            (PRODUCT, at): shop.codes[product]
+            for at, product in products
+            if product >= 0
+        }
     if page == pages.ITEM:
         values = enumerate(shop.options[int(state.product)].reshape(-1).tolist())
         names |= {

@@ -126,12 +126,12 @@ def make_catalogue(products: int, seed: int, goal_attributes: int) -> Catalogue:
     for product, group in enumerate(GROUP_OF_TYPE[kind]):
         _, words, *values = groups[group]
         names = words.split()
-        drawn = generator.choice(len(names), ATTRIBUTES, replace=False)
-        attributes[product] = [ATTRIBUTE_NAMES.index(names[i]) for i in drawn]
+        places = generator.choice(len(names), ATTRIBUTES, replace=False)
+        attributes[product] = [ATTRIBUTE_NAMES.index(names[i]) for i in places]
         for option, texts in enumerate(values):
             count = generator.integers(2, VALUES + 1)
-            drawn = np.sort(generator.choice(len(texts), count, replace=False))
-            ids = [OPTION_NAMES.index(texts[i]) for i in drawn]
+            places = np.sort(generator.choice(len(texts), count, replace=False))
+            ids = [OPTION_NAMES.index(texts[i]) for i in places]
             options[product, option, :count] = ids
     price = generator.integers(5, 150, products)
     texts = [
@@ -173,20 +173,20 @@ def _make_goals(
     """Goals, all different, and the split of each."""
     rows: dict[tuple[int, ...], int] = {}
     for product in np.repeat(np.arange(len(kind)), GOALS_PER_PRODUCT):
-        drawn = generator.choice(ATTRIBUTES, goal_attributes, replace=False)
-        wanted = np.full(ATTRIBUTES, NO_OPTION)
-        wanted[:goal_attributes] = np.sort(attributes[product][drawn])
+        places = generator.choice(ATTRIBUTES, goal_attributes, replace=False)
+        goal_attribute_ids = np.full(ATTRIBUTES, NO_OPTION)
+        goal_attribute_ids[:goal_attributes] = np.sort(attributes[product][places])
         values = [generator.choice(row[row != NO_OPTION]) for row in options[product]]
         steps = price[product] // PRICE_STEP + generator.integers(1, 4)
-        content = (kind[product], *wanted, *values, steps * PRICE_STEP)
+        content = (kind[product], *goal_attribute_ids, *values, steps * PRICE_STEP)
         rows.setdefault(tuple(int(part) for part in content), int(product))
     contents = np.array(list(rows), np.int32)
     of_split = split_lists.by_content(contents)
-    for name, own in zip(base.SPLITS, of_split, strict=True):
-        if len(own) < LEAST_GOALS:
+    for name, indices in zip(base.SPLITS, of_split, strict=True):
+        if len(indices) < LEAST_GOALS:
             raise ValueError(
-                f"webshop.products = {len(kind)} gives {len(own)} goals of the split"
-                f" {name}, fewer than {LEAST_GOALS}: choose more products"
+                f"webshop.products = {len(kind)} gives {len(indices)} goals of the"
+                f" split {name}, fewer than {LEAST_GOALS}: choose more products"
             )
     goals = Goals(
         product=np.array(list(rows.values()), np.int32),
@@ -213,10 +213,10 @@ def title_words() -> tuple[np.ndarray, np.ndarray]:
 def matches(catalogue: Catalogue, goal: int, product: int) -> bool:
     """Whether the product, with the right options chosen, has the full score."""
     goals = catalogue.goals
-    wanted = [a for a in goals.attributes[goal] if a != NO_OPTION]
+    goal_attributes = [a for a in goals.attributes[goal] if a != NO_OPTION]
     return bool(
         catalogue.type[product] == catalogue.type[goals.product[goal]]
-        and set(wanted) <= set(catalogue.attributes[product].tolist())
+        and set(goal_attributes) <= set(catalogue.attributes[product].tolist())
         and all(
             value in catalogue.options[product, option]
             for option, value in enumerate(goals.options[goal])

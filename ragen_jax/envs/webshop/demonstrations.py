@@ -110,11 +110,13 @@ def _demonstrate(
 def _search(state, random_plan, shop: Catalogue) -> tuple[jax.Array, jax.Array]:
     """A thought, int32[], and the words to search for, int32[5]."""
     goals = shop.goals
-    asked = jnp.asarray(goals.attributes)[state.goal]
+    attributes = jnp.asarray(goals.attributes)[state.goal]
     kind = jnp.asarray(shop.type[goals.product])[state.goal]
-    asked = jnp.where((asked >= 0) & ~random_plan, _ATTRIBUTE + asked, NO_PHRASE)
+    attributes = jnp.where(
+        (attributes >= 0) & ~random_plan, _ATTRIBUTE + attributes, NO_PHRASE
+    )
     thought = jnp.where(random_plan, _KIND, _ALL)
-    return thought, jnp.concatenate([asked, (_TYPE + kind)[None]])
+    return thought, jnp.concatenate([attributes, (_TYPE + kind)[None]])
 
 
 def _open(state, random_plan, chances) -> tuple[jax.Array, jax.Array]:
@@ -130,13 +132,17 @@ def _open(state, random_plan, chances) -> tuple[jax.Array, jax.Array]:
 def _choose(state, random_plan, chances, shop: Catalogue):
     """A thought and what to click on a product's page."""
     values = jnp.asarray(shop.options)[jnp.maximum(state.product, 0)]
-    wanted = jnp.asarray(shop.goals.options)[state.goal]
-    is_there = (values == wanted[:, None]).any(axis=1) & (wanted != NO_OPTION)
-    lacks = is_there & (state.chosen != wanted)
+    goal_options = jnp.asarray(shop.goals.options)[state.goal]
+    is_there = (values == goal_options[:, None]).any(axis=1) & (
+        goal_options != NO_OPTION
+    )
+    lacks = is_there & (state.chosen != goal_options)
     offered = values.reshape(-1)
-    some = jnp.argmax(jnp.where(offered != NO_OPTION, chances[1 + pages.SHOWN :], -1.0))
+    random_place = jnp.argmax(
+        jnp.where(offered != NO_OPTION, chances[1 + pages.SHOWN :], -1.0)
+    )
     roams = random_plan & (chances[0] < 0.5)
     buys = (random_plan & ~roams) | (~random_plan & ~lacks.any())
-    option = jnp.where(roams, offered[some], wanted[jnp.argmax(lacks)])
+    option = jnp.where(roams, offered[random_place], goal_options[jnp.argmax(lacks)])
     thought = jnp.where(roams, _SOME, jnp.where(buys, _BUY, _CHOOSE))
     return thought, jnp.where(buys, _BUTTON + pages.BUY, _OPTION + option)

@@ -122,12 +122,12 @@ def check(settings: WebShop) -> None:
             f"webshop.goal_attributes = {settings.goal_attributes} is not possible:"
             f" choose a whole number from 1 to {catalogue_lib.ATTRIBUTES}"
         )
-    for key, known in (("observation", pages.FORMS), ("reward", REWARDS)):
+    for key, possible in (("observation", pages.FORMS), ("reward", REWARDS)):
         value = getattr(settings, key)
-        if value not in known:
+        if value not in possible:
             raise ValueError(
                 f"webshop.{key} = {value!r} is unknown: choose one of"
-                f" {', '.join(known)}"
+                f" {', '.join(possible)}"
             )
 
 
@@ -178,7 +178,7 @@ def step(
     is_possible = is_offered(state, kind, place, shop)
     act = jnp.where(is_possible, kind, base.NO_ACTION)
     is_detail = (state.page == pages.DESCRIPTION) | (state.page == pages.FEATURES)
-    found = _search(state, act, words, shop)
+    after_search = _search(state, act, words, shop)
 
     picks = act == PRODUCT
     product = jnp.where(
@@ -202,7 +202,7 @@ def step(
         success=success,
         done=state.done | buys,
     )
-    after = found.replace(
+    after = after_search.replace(
         page=page,
         product=product,
         chosen=chosen,
@@ -259,13 +259,15 @@ def purchase_score(
     """
     goals, product = shop.goals, jnp.maximum(product, 0)
     best = jnp.asarray(goals.product)[goal]
-    asked = jnp.asarray(goals.attributes)[goal]
+    goal_attributes = jnp.asarray(goals.attributes)[goal]
     has = jnp.asarray(shop.attributes)[product]
-    matched = ((asked[:, None] == has[None]) & (asked[:, None] >= 0)).sum()
-    wanted = jnp.asarray(goals.options)[goal]
-    matched += ((wanted == chosen) & (wanted != NO_OPTION)).sum()
+    matched = (
+        (goal_attributes[:, None] == has[None]) & (goal_attributes[:, None] >= 0)
+    ).sum()
+    goal_options = jnp.asarray(goals.options)[goal]
+    matched += ((goal_options == chosen) & (goal_options != NO_OPTION)).sum()
     matched += jnp.asarray(shop.price)[product] <= jnp.asarray(goals.highest)[goal]
-    most = (asked >= 0).sum() + (wanted != NO_OPTION).sum() + 1
+    most = (goal_attributes >= 0).sum() + (goal_options != NO_OPTION).sum() + 1
     shared, words = catalogue_lib.title_words()
     kind, theirs = jnp.asarray(shop.type)[best], jnp.asarray(shop.type)[product]
     brand = jnp.asarray(shop.brand)

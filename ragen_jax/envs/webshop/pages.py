@@ -51,7 +51,7 @@ class Phrases:
         def button(text: str) -> str:
             return f"[button] {text} [button_]\n" if rich else f"{text} [SEP]\n"
 
-        def chosen(text: str) -> str:
+        def chosen_option(text: str) -> str:
             mark = (
                 "[clicked button] {} [clicked button_]\n" if rich else "{} (chosen)\n"
             )
@@ -70,7 +70,7 @@ class Phrases:
             "type_end": tuple(f" {name}\n" for name in TYPES),
             "option": tuple(f", {name}" for name in OPTION_NAMES),
             "value": tuple(" " + button(name) for name in OPTION_NAMES),
-            "chosen": tuple(" " + chosen(name) for name in OPTION_NAMES),
+            "chosen": tuple(" " + chosen_option(name) for name in OPTION_NAMES),
             "limit": tuple(f", at most {d} dollars.\n" for d in steps),
             "price": tuple(f"Price: ${d}\n" for d in range(150)),
             "total": tuple(
@@ -145,7 +145,7 @@ def _title(product, shop: Catalogue, phrases: Phrases) -> jax.Array:
 
 
 def _results(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
-    of, found = phrases.of, state.results
+    of, products = phrases.of, state.results
     has_next = (state.number + 1) * SHOWN < state.total
     head = jnp.stack(
         [
@@ -155,11 +155,11 @@ def _results(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
             of("button", jnp.where(has_next, NEXT, -1)),
         ]
     )
-    price = jnp.asarray(shop.price)[jnp.maximum(found, 0)]
+    price = jnp.asarray(shop.price)[jnp.maximum(products, 0)]
     rows = [
-        of("code", found)[:, None],
-        _title(found, shop, phrases),
-        of("price", jnp.where(found >= 0, price, -1))[:, None],
+        of("code", products)[:, None],
+        _title(products, shop, phrases),
+        of("price", jnp.where(products >= 0, price, -1))[:, None],
     ]
     rows = jnp.concatenate(rows, axis=1)
     nothing = of("line", jnp.where(state.total == 0, _NOTHING, -1))
@@ -171,13 +171,13 @@ def _item(state, shop: Catalogue, phrases: Phrases) -> jax.Array:
     of, product = phrases.of, state.product
     values = jnp.asarray(shop.options)[jnp.maximum(product, 0)]  # int32[2, VALUES]
     is_chosen = (values == state.chosen[:, None]) & (values != NO_OPTION)
-    shown = jnp.where(is_chosen, of("chosen", values), of("value", values))
+    value_phrases = jnp.where(is_chosen, of("chosen", values), of("value", values))
     labels = of("line", jnp.array([_FIRST, _SECOND]))[:, None]
     parts = [
         of("button", jnp.array([HOME, PREVIOUS])),
         _title(product, shop, phrases),
         of("price", jnp.asarray(shop.price)[jnp.maximum(product, 0)])[None],
-        jnp.concatenate([labels, shown], axis=1).reshape(-1),
+        jnp.concatenate([labels, value_phrases], axis=1).reshape(-1),
         of("button", jnp.array([DESCRIBE, FEATURE, BUY])),
     ]
     return jnp.concatenate(parts)
