@@ -61,7 +61,7 @@ def test_the_command_reports_a_mistake_in_one_sentence(
         (("& (action != base.NO_ACTION)", ""), "broken: NO_ACTION"),
         (
             ("1 + shown", "shown + nothing"),
-            "my_env.py, observe fails: line 109: NameError",
+            "my_env.py, observe fails: line 105: NameError",
         ),
     ],
 )
