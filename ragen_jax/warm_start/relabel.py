@@ -65,7 +65,7 @@ def with_best_actions(
     # bool[R, T], whether it leads to the target; int32[R, T, 4], what each one loses.
     best = jnp.argmin(costs + jax.random.uniform(key, costs.shape), axis=-1)
     can_solve = costs.min(-1) < distances.UNSOLVABLE
-    action_regret = _action_regret(costs, is_choice & can_solve)
+    action_regret = _action_regret(costs, is_choice, can_solve)
     # The same, moved to the action's own token.
     shift = lambda x, fill: jnp.full_like(x, fill).at[:, 1:].set(x[:, :-1])
     is_action, best = shift(is_choice, False), shift(best, 0)
@@ -79,19 +79,22 @@ def with_best_actions(
     return batch._replace(imitated=imitated, regret=regret)
 
 
-def _action_regret(costs: jax.Array, is_choice: jax.Array) -> jax.Array:
+def _action_regret(
+    costs: jax.Array, is_choice: jax.Array, can_solve: jax.Array
+) -> jax.Array:
     """int32[R, T, 4], the actions lost by each action; NO_CHOICE where none is chosen.
 
     For costs [1, 3, impossible, moves nothing] it is [0, 2, 10, 4].
 
     Args:
       costs: int32[R, T, 4], of `action_costs`.
-      is_choice: bool[R, T], where an action is chosen that can lead to the target.
+      is_choice: bool[R, T], where an action is chosen.
+      can_solve: bool[R, T], whether one of them leads to the target.
     """
     lost = costs - costs.min(-1, keepdims=True)
     is_still = costs >= 2 * distances.UNSOLVABLE
     lost = jnp.where(is_still, _LOST_IN_VAIN, jnp.minimum(lost, _MOST_LOST))
-    return jnp.where(is_choice[..., None], lost, NO_CHOICE)
+    return jnp.where((is_choice & can_solve)[..., None], lost, NO_CHOICE)
 
 
 def after_false_step(is_reply: jax.Array, reading: drawings.Replies) -> jax.Array:
