@@ -178,18 +178,25 @@ def train_stage(weights, name: str, config, pieces, tokenizer):
         draws, shares = _changed_draws(draws, shares, words, stage)
 
         def read_and_imitate(learned, batch):
-            counts = stage.walls_weight, stage.regret_weight
-            given = shape, words, weigh(batch), *counts
-            loss, rightly = walls.loss(learned, batch, *given)
-            return loss, rightly if stage.walls_weight else batch.success.mean()
+            auxiliary_weights = stage.walls_weight, stage.regret_weight
+            loss, share_right = walls.loss(
+                learned, batch, shape, words, weigh(batch), *auxiliary_weights
+            )
+            return loss, share_right if stage.walls_weight else batch.success.mean()
 
         learned = weights, walls.begin_heads(shape)
         learned = _train(learned, draws, shares, read_and_imitate, stage, config, name)
         return learned[0]
 
     def imitate(weights, batch):
-        given = batch.tokens, batch.is_reply, shape, batch.opening
-        loss = supervised.imitation_loss(weights, *given, weight=weigh(batch))
+        loss = supervised.imitation_loss(
+            weights,
+            batch.tokens,
+            batch.is_reply,
+            shape,
+            batch.opening,
+            weight=weigh(batch),
+        )
         return loss, batch.success.mean()
 
     return _train(weights, draws, shares, imitate, stage, config, name)
