@@ -19,11 +19,11 @@ from ragen_jax.learning import forward, shaping, summary, train_state
 from ragen_jax.learning.batch import ScoredRecord, gather_kept_rows, make_batch
 from ragen_jax.learning.estimators import ESTIMATORS, Evidence
 from ragen_jax.learning.filters import uncertainty_filter
-from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.optimize import optimize
 from ragen_jax.learning.rescale import rescale
 from ragen_jax.learning.summary import UpdateMetrics
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
+from ragen_jax.learning.update_plan import UpdatePlan, check_record, shard_rows
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout.rollout import Rollout, training_args
 from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
@@ -87,7 +87,7 @@ def iterate(
     uses: list[UpdateMetrics] = []  # one for each use of the episodes
     while len(uses) < run.settings.optimizer.reuse:  # 1: on-policy.
         update_args = train_state.update_arguments(
-            run.settings, [use.made for use in uses]
+            run.settings, [use.counts for use in uses]
         )
         state, use = programs.update(state, *record, update_args)
         uses.append(use)
@@ -115,7 +115,7 @@ def update(
     reference: Parameters,
     rows: Rows,
     episodes: Episodes,
-    given: UpdateArgs,
+    update_args: UpdateArgs,
 ) -> tuple[TrainState, UpdateMetrics]:
     """Scores a record and takes the optimizer steps on its kept rows.
 
@@ -124,15 +124,15 @@ def update(
       old: the state before.
       frozen, reference: as in `Programs`.
       rows, episodes: the record of B episodes.
-      given: seed, learning rate, and which use of the record this is.
+      update_args: seed, learning rate, and which use of the record this is.
 
     Returns:
       The next state, and the metrics of the update.
     """
     scored = score(plan, old, frozen, reference, rows, episodes)
-    new, steps = optimize(plan, frozen, old, scored.batch, given)
-    new = train_state.count(plan.settings, old, new, steps.made, given)
-    return new, summary.update_metrics(scored.chosen, scored.batch, steps)
+    new, steps = optimize(plan, frozen, old, scored.batch, update_args)
+    new = train_state.count(plan.settings, old, new, steps.counts, update_args)
+    return new, summary.update_metrics(scored.selection, scored.batch, steps)
 
 
 def score(
@@ -150,11 +150,11 @@ def score(
     Raises:
       ValueError: while tracing, for a record of other sizes than the plan's.
     """
-    forward.check_record(plan, rows, episodes)
+    check_record(plan, rows, episodes)
     settings, iteration = plan.settings, state.iteration
-    chosen = uncertainty_filter(settings, rows, episodes, iteration)
-    kept = gather_kept_rows(settings, rows, episodes, chosen.keep)
-    kept = kept.replace(rows=forward.share_rows(plan, kept.rows))
+    selection = uncertainty_filter(settings, rows, episodes, iteration)
+    kept = gather_kept_rows(settings, rows, episodes, selection.keep)
+    kept = kept.replace(rows=shard_rows(plan, kept.rows))
     scores = forward.score_before(plan, state, frozen, reference, kept)
     groups = settings.rollout.prompts
     turn_rewards = shaping.turn_rewards(settings.reward, episodes, groups)
@@ -164,12 +164,12 @@ def score(
     evidence = Evidence(
         rows=kept.rows,
         episodes=episodes,
-        keep=chosen.keep,
+        keep=selection.keep,
         turn_rewards=turn_rewards,
         token_rewards=token_rewards,
         old_values=scores.old_values,
     )
     estimate = ESTIMATORS[settings.estimator](settings, evidence)
-    advantages = rescale(settings, estimate, kept, episodes, chosen)
+    advantages = rescale(settings, estimate, kept, episodes, selection)
     batch = make_batch(settings, kept, episodes, scores, estimate, advantages)
-    return ScoredRecord(chosen, kept, batch)
+    return ScoredRecord(selection, kept, batch)

@@ -25,15 +25,15 @@ from flax import struct
 from ragen_jax.diagnostics.scored_batch import ScoredBatch
 from ragen_jax.learning import aggregation
 from ragen_jax.learning.batch import Batch, reply_lengths
-from ragen_jax.learning.forward import (
+from ragen_jax.learning.forward import prefix_states
+from ragen_jax.learning.gradients import actor_loss
+from ragen_jax.learning.schedules import over_the_run
+from ragen_jax.learning.update_plan import (
     UpdatePlan,
     by_length,
-    cut,
-    microbatches,
-    prefix_states,
+    split_into_microbatches,
+    truncate,
 )
-from ragen_jax.learning.optimize import actor_loss
-from ragen_jax.learning.schedules import over_the_run
 
 COMPONENTS = ("task", "entropy", "kl")
 FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # reward; the last bucket is open
@@ -128,17 +128,17 @@ def make_gradients(
 
 def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
     """(norm of the gradient, mean loss) of one component over a minibatch."""
-    pieces = microbatches(plan, batch)
+    microbatches = split_into_microbatches(plan, batch)
     loss = functools.partial(_loss, plan, frozen, name)
 
     def of_length(length: int, piece: Batch):
         (_, mean), gradient = jax.value_and_grad(loss, has_aux=True)(
-            actor, cut(piece, length)
+            actor, truncate(piece, length)
         )
         return gradient, mean
 
     def accumulate(index, carry):
-        piece = jax.tree.map(lambda x: x[index], pieces)
+        piece = jax.tree.map(lambda x: x[index], microbatches)
         new = by_length(plan, of_length, piece.is_reply, piece)
         return jax.tree.map(jnp.add, carry, new)
 

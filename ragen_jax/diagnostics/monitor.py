@@ -20,8 +20,8 @@ from ragen_jax.diagnostics.episode_log import TokenNumbers
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
-from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.train_state import TrainState
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.rollout.tasks import Task
 from ragen_jax.trajectory import Episodes, Rows

@@ -14,7 +14,7 @@ from flax import struct
 from ragen_jax import starpo
 from ragen_jax.learning.batch import Batch, KeptRows
 from ragen_jax.learning.filters import uncertainty_filter
-from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.trajectory import Episodes, Rows
 
 

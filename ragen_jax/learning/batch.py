@@ -52,7 +52,7 @@ class Batch:
 class ScoredRecord:
     """A record of episodes, scored: what to learn from, and how much."""
 
-    chosen: filters.Selection  # of the record's B episodes
+    selection: filters.Selection  # of the record's B episodes
     kept: KeptRows  # their rows as recorded
     batch: Batch  # the same rows as the losses read them
 
@@ -94,11 +94,11 @@ def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Arra
       episodes: all B, with how long their thoughts are.
     """
     count, turns = episodes.reward.shape
-    most = count, turns, settings.rollout.reply_tokens
-    nth = advantages.find_replies(rows, most).nth
+    shape = count, turns, settings.rollout.reply_tokens
+    nth = advantages.find_replies(rows, shape).nth
     is_thought = nth < look_up_turns(episodes.thought_tokens, rows)
-    wanted = is_thought if settings.loss.entropy_on == "thought" else ~is_thought
-    return rows.is_reply & wanted
+    has_bonus = is_thought if settings.loss.entropy_on == "thought" else ~is_thought
+    return rows.is_reply & has_bonus
 
 
 def make_batch(

@@ -59,25 +59,25 @@ def _gae(settings: Settings, evidence: Evidence, values, lam: float) -> Estimate
 
 def bi_level_gae(settings: Settings, evidence: Evidence) -> Estimate:
     """GAE over turns, then over the tokens of each turn."""
-    chosen = settings.advantage
+    options = settings.advantage
     compute = functools.partial(
         turn_advantages.bi_level_gae,
-        gamma=chosen.gamma,
-        lam=chosen.lam,
-        turn_gamma=chosen.turn_gamma,
-        turn_value=chosen.turn_value,
+        gamma=options.gamma,
+        lam=options.lam,
+        turn_gamma=options.turn_gamma,
+        turn_value=options.turn_value,
     )
     return _by_reply(settings, evidence, compute)
 
 
 def turn_wise_gae(settings: Settings, evidence: Evidence) -> Estimate:
     """GAE over turns, the same advantage on all tokens of a turn."""
-    chosen = settings.advantage
+    options = settings.advantage
     compute = functools.partial(
         turn_advantages.turn_wise_gae,
-        lam=chosen.lam,
-        turn_gamma=chosen.turn_gamma,
-        turn_value=chosen.turn_value,
+        lam=options.lam,
+        turn_gamma=options.turn_gamma,
+        turn_value=options.turn_value,
     )
     return _by_reply(settings, evidence, compute)
 

@@ -18,7 +18,8 @@ class Selection:
     """What the filter chose of B episodes in P groups."""
 
     keep: jax.Array  # bool[B], to train on
-    share: jax.Array  # float32[], of the groups, or of the episodes within_group
+    # float32[], fraction kept of the groups, or of the episodes within_group.
+    kept_fraction: jax.Array
     std: jax.Array  # float32[P], in-group std of the task return, units of reward
     spread: jax.Array  # float32[P], as `std`; with the penalty if filter.with_penalty
     kept_groups: jax.Array  # bool[P], with an episode to train on
@@ -34,24 +35,25 @@ def uncertainty_filter(
       rows, episodes: the record of B episodes of P groups.
       iteration: int32[], iterations finished.
     """
-    chosen, groups = settings.filter, settings.rollout.prompts
-    summary = lambda x: group_statistics(x, episodes.group, groups)
-    std = summary(rewards.returns(episodes)).std
-    seen = rewards.returns(episodes, _penalty(settings))
-    spread = summary(seen).std if chosen.with_penalty else std
-    measure, statistic = METRICS[chosen.metric]
+    options, groups = settings.filter, settings.rollout.prompts
+    within_groups = lambda x: group_statistics(x, episodes.group, groups)
+    std = within_groups(rewards.returns(episodes)).std
+    with_penalty = rewards.returns(episodes, _penalty(settings))
+    spread = within_groups(with_penalty).std if options.with_penalty else std
+    measure, statistic = METRICS[options.metric]
     values = measure(settings, rows, episodes)
-    fraction = over_the_run(settings, chosen.fraction, chosen.fraction_end, iteration)
-    score = statistic(summary(values))
-    if chosen.strategy == "within_group":  # Drops only groups of equal members.
-        score = summary(values).std
+    fraction = over_the_run(settings, options.fraction, options.fraction_end, iteration)
+    score = statistic(within_groups(values))
+    if options.strategy == "within_group":  # Drops only groups of equal members.
+        score = within_groups(values).std
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
-    keep, share = kept_groups[episodes.group], kept_groups.mean(dtype=jnp.float32)
-    if chosen.strategy == "within_group":
-        count = strategies.members_kept(settings.rollout.group_size, chosen)
+    keep = kept_groups[episodes.group]
+    kept_fraction = kept_groups.mean(dtype=jnp.float32)
+    if options.strategy == "within_group":
+        count = strategies.members_kept(settings.rollout.group_size, options)
         keep &= strategies.keep_members(values, episodes.group, groups, count)
-        share = keep.mean(dtype=jnp.float32)
-    return Selection(keep, share, std, spread, kept_groups)
+        kept_fraction = keep.mean(dtype=jnp.float32)
+    return Selection(keep, kept_fraction, std, spread, kept_groups)
 
 
 def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
@@ -69,23 +71,23 @@ def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
 
 def most_kept_episodes(settings: Settings) -> int:
     """The most episodes that the filter can keep."""
-    each = settings.rollout.group_size
+    members = settings.rollout.group_size
     if settings.filter.strategy == "within_group":
-        each = strategies.members_kept(each, settings.filter)
+        members = strategies.members_kept(members, settings.filter)
     sizes = strategies.scopes(settings)
-    return each * sum(strategies.most_kept(size, settings.filter) for size in sizes)
+    return members * sum(strategies.most_kept(size, settings.filter) for size in sizes)
 
 
 def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
     """bool[P], chosen in the whole batch or among the groups of each environment."""
-    chosen, sizes = settings.filter, strategies.scopes(settings)
+    options, sizes = settings.filter, strategies.scopes(settings)
     if len(sizes) == 1:
-        return strategies.keep_groups(score, chosen, fraction)
+        return strategies.keep_groups(score, options, fraction)
     ranked_in = sets_of_groups(settings, episodes)
     keep = jnp.zeros(score.shape, bool)
     for index, size in enumerate(sizes):
         among = ranked_in == index
-        keep |= strategies.keep_groups(score, chosen, fraction, among, size)
+        keep |= strategies.keep_groups(score, options, fraction, among, size)
     return keep
 
 

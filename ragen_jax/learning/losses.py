@@ -83,10 +83,10 @@ def sequence_logprobs(
     chex.assert_equal_shape([logprobs, old_logprobs, is_reply])
     logprobs = logprobs.astype(jnp.float32)
     old_logprobs = jax.lax.stop_gradient(old_logprobs.astype(jnp.float32))
-    own = jax.lax.stop_gradient(logprobs)
-    moved = jnp.where(is_reply, own - old_logprobs, 0.0).sum(axis=1, keepdims=True)
-    log_ratio = moved / jnp.maximum(is_reply.sum(axis=1, keepdims=True), 1)
-    return old_logprobs + log_ratio + (logprobs - own)
+    constant = jax.lax.stop_gradient(logprobs)
+    log_ratios = jnp.where(is_reply, constant - old_logprobs, 0.0)
+    total, length = (x.sum(axis=1, keepdims=True) for x in (log_ratios, is_reply))
+    return old_logprobs + total / jnp.maximum(length, 1) + (logprobs - constant)
 
 
 def sampler_weights(

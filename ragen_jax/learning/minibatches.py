@@ -31,7 +31,7 @@ def shuffled(key: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.argsort(jnp.where(weight > 0, rank, 2.0), stable=True)
 
 
-def even_share(
+def even_minibatch(
     batch: Batch,
     order: jax.Array,
     index: jax.Array,
@@ -54,17 +54,22 @@ def even_share(
     spare = minibatch * count - real_rows
     start, end = (minibatch * i + -spare * i // count for i in (index, index + 1))
     rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
-    is_own = jnp.arange(minibatch) < end - start
-    picked = jax.tree.map(lambda x: x[rows], batch)
-    picked = picked.replace(
-        is_reply=picked.is_reply & is_own[:, None],
-        weight=jnp.where(is_own, picked.weight, 0),
+    is_real = jnp.arange(minibatch) < end - start
+    selection = jax.tree.map(lambda x: x[rows], batch)
+    selection = selection.replace(
+        is_reply=selection.is_reply & is_real[:, None],
+        weight=jnp.where(is_real, selection.weight, 0),
     )
-    return longest_first(picked, jnp.arange(minibatch))
+    return longest_first(selection, jnp.arange(minibatch))
 
 
 def longest_first(batch: Batch, rows: jax.Array) -> Batch:
-    """The given rows: microbatches of like length, padding rows last."""
+    """Some rows of a batch: microbatches of like length, padding rows last.
+
+    Args:
+      batch: C rows.
+      rows: int32[n], which of them.
+    """
     lengths = reply_lengths(batch.is_reply)[rows]
     rows = rows[jnp.argsort(-lengths, stable=True)]
     return jax.tree.map(lambda x: x[rows], batch)

@@ -25,64 +25,66 @@ class TokenLosses:
 
 
 def token_losses(
-    settings: Settings, scores: TokenScores, piece: Batch, iteration: jax.Array
+    settings: Settings, scores: TokenScores, microbatch: Batch, iteration: jax.Array
 ) -> TokenLosses:
     """The clipped loss, less the entropy bonus, with a KL term that is in the loss.
 
     Args:
       settings: of the run.
       scores: of the rows under the policy that is being trained.
-      piece: R rows.
+      microbatch: R rows.
       iteration: int32[], by which coefficients may move.
     """
-    chosen = settings.loss
-    surrogate, is_clipped = _surrogate(settings, scores.logprobs, piece)
+    options = settings.loss
+    surrogate, is_clipped = _surrogate(settings, scores.logprobs, microbatch)
     bonus = scores.entropy
-    if piece.has_bonus is not None:
-        bonus = jnp.where(piece.has_bonus, bonus, 0.0)
-    entropy = over_the_run(settings, chosen.entropy, chosen.entropy_end, iteration)
+    if microbatch.has_bonus is not None:
+        bonus = jnp.where(microbatch.has_bonus, bonus, 0.0)
+    entropy = over_the_run(settings, options.entropy, options.entropy_end, iteration)
     total = surrogate - entropy * bonus
     divergence = jnp.zeros_like(surrogate)
     if settings.has_reference:
-        divergence = losses.kl(scores.logprobs, piece.ref_logprobs, chosen.kl_kind)
-        if chosen.kl_in == "loss":
-            weight = over_the_run(settings, chosen.kl, chosen.kl_end, iteration)
+        divergence = losses.kl(
+            scores.logprobs, microbatch.ref_logprobs, options.kl_kind
+        )
+        if options.kl_in == "loss":
+            weight = over_the_run(settings, options.kl, options.kl_end, iteration)
             total += weight * divergence
     return TokenLosses(total, surrogate, is_clipped, divergence)
 
 
-def _surrogate(settings: Settings, logprobs: jax.Array, piece: Batch):
+def _surrogate(settings: Settings, logprobs: jax.Array, microbatch: Batch):
     """The clipped loss of each token and where it is clipped, float32[R, T] each."""
-    chosen, old = settings.loss, piece.old_logprobs
+    options, old_logprobs = settings.loss, microbatch.old_logprobs
     clips: dict[str, Any] = dict(
-        clip_low=chosen.clip_low,
-        clip_high=chosen.clip_high,
-        dual_clip=chosen.dual_clip,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
     )
-    if chosen.ratio == "sequence":
-        logprobs = losses.sequence_logprobs(logprobs, old, piece.is_reply)
-    inputs = (logprobs, old, piece.advantages)
+    if options.ratio == "sequence":
+        logprobs = losses.sequence_logprobs(logprobs, old_logprobs, microbatch.is_reply)
+    inputs = (logprobs, old_logprobs, microbatch.advantages)
     loss = losses.clipped_policy_loss(*inputs, **clips)
-    if chosen.sampler_correction:
+    if options.sampler_correction:
         loss *= losses.sampler_weights(
-            old, sampler_logprobs(piece), chosen.sampler_correction
+            old_logprobs, sampler_logprobs(microbatch), options.sampler_correction
         )
     return loss, losses.clip_fraction(*inputs, **clips)
 
 
-def sampler_logprobs(piece: Batch) -> jax.Array:
+def sampler_logprobs(microbatch: Batch) -> jax.Array:
     """float32[R, T], nats, as recorded while sampling."""
-    recorded = piece.sampler_logprobs
-    return piece.old_logprobs if recorded is None else recorded
+    recorded = microbatch.sampler_logprobs
+    return microbatch.old_logprobs if recorded is None else recorded
 
 
-def aggregate(settings: Settings, total: jax.Array, piece: Batch) -> Mean:
+def aggregate(settings: Settings, total: jax.Array, microbatch: Batch) -> Mean:
     """The mean that the settings choose, of the loss of each token.
 
     Args:
       settings: of the run.
       total: float32[R, T].
-      piece: R rows.
+      microbatch: R rows.
     """
     name, rollout = settings.loss.aggregation, settings.rollout
     options: dict[str, Any] = {}
@@ -90,19 +92,21 @@ def aggregate(settings: Settings, total: jax.Array, piece: Batch) -> Mean:
         turns = 1 if rollout.window_turns else settings.most_turns()
         options = dict(most_tokens=turns * rollout.reply_tokens)
     mean = aggregation.AGGREGATIONS[name]
-    return mean(total, piece.is_reply, piece.weight, **options)
+    return mean(total, microbatch.is_reply, microbatch.weight, **options)
 
 
-def value_loss(settings: Settings, values: jax.Array, piece: Batch) -> Mean:
+def value_loss(settings: Settings, values: jax.Array, microbatch: Batch) -> Mean:
     """The critic's loss, the mean over the tokens that it learns at.
 
     Args:
       settings: of the run.
       values: float32[R, T], units of reward, of the critic that is being trained.
-      piece: R rows.
+      microbatch: R rows.
     """
     loss = losses.clipped_value_loss(
-        values, piece.old_values, piece.returns, settings.loss.value_clip
+        values, microbatch.old_values, microbatch.returns, settings.loss.value_clip
     )
-    is_target = piece.is_reply if piece.is_target is None else piece.is_target
-    return aggregation.token_mean(loss, is_target, piece.weight)
+    is_target = (
+        microbatch.is_reply if microbatch.is_target is None else microbatch.is_target
+    )
+    return aggregation.token_mean(loss, is_target, microbatch.weight)

@@ -1,6 +1,6 @@
 """Post-processing of estimated advantages: whitening, weights and scales.
 
-In RAGEN's order: whiten, reweight by the group's spread, scale by the kept share,
+In RAGEN's order: whiten, reweight by the group's spread, scale by the kept fraction,
 divide by the row's length, and blank for control runs.
 """
 
@@ -15,7 +15,7 @@ from ragen_jax.trajectory import Episodes
 
 _SMALLEST = 1e-6  # added to the largest spread, as RAGEN
 
-LOSS_SCALES = {"linear": lambda share: share, "sqrt": jnp.sqrt}
+LOSS_SCALES = {"linear": lambda fraction: fraction, "sqrt": jnp.sqrt}
 
 
 def rescale(
@@ -23,7 +23,7 @@ def rescale(
     estimate: advantages.Estimate,
     kept: KeptRows,
     episodes: Episodes,
-    chosen: Selection,
+    selection: Selection,
 ) -> jax.Array:
     """float32[C, T], the advantages as the losses read them.
 
@@ -32,7 +32,7 @@ def rescale(
       estimate: of C rows of T tokens.
       kept: those rows.
       episodes: all B.
-      chosen: what the filter kept of them.
+      selection: what the filter kept of them.
     """
     result, rows = estimate.advantages, kept.rows
     if settings.advantage.whiten:
@@ -41,10 +41,10 @@ def rescale(
         )
     if settings.filter.reweight:
         sets = sets_of_groups(settings, episodes)
-        weight = spread_weight(chosen.spread, chosen.kept_groups, sets)
+        weight = spread_weight(selection.spread, selection.kept_groups, sets)
         result *= advantages.broadcast_to_tokens(weight[episodes.group], rows)
     if settings.filter.loss_scale != "none":
-        result *= LOSS_SCALES[settings.filter.loss_scale](chosen.share)
+        result *= LOSS_SCALES[settings.filter.loss_scale](selection.kept_fraction)
     if settings.advantage.length_weight:
         result /= relative_length(rows.is_reply, kept.weight)[:, None]
     if settings.advantage.zero_task:

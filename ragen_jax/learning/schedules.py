@@ -31,9 +31,9 @@ def over_the_run(
     """
     if end == -1:
         return first
-    share = iteration.astype(jnp.float32) / max(1, settings.iterations - 1)
+    progress = iteration.astype(jnp.float32) / max(1, settings.iterations - 1)
     # Exactly `end` at the last iteration, which the sum may miss by a rounding.
-    return jnp.where(share >= 1, end, first + (end - first) * share)
+    return jnp.where(progress >= 1, end, first + (end - first) * progress)
 
 
 def updates_expected(settings: Settings, since: int = 0) -> int:
@@ -46,9 +46,9 @@ def updates_expected(settings: Settings, since: int = 0) -> int:
       settings: of the run.
       since: how many of the first iterations not to count.
     """
-    chosen = settings.filter
-    if chosen.fraction_end == -1:
-        return (settings.iterations - since) * _updates_of_one(settings, chosen)
+    options = settings.filter
+    if options.fraction_end == -1:
+        return (settings.iterations - since) * _updates_of_one(settings, options)
     return _updates_while_moving(settings, since, settings.iterations)
 
 
@@ -61,57 +61,62 @@ def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
     """
     if first >= end:
         return 0
-    chosen, last = settings.filter, max(1, settings.iterations - 1)
+    options, last = settings.filter, max(1, settings.iterations - 1)
 
     def updates(iteration: int) -> int:
-        share = iteration / last
-        now = chosen.fraction + (chosen.fraction_end - chosen.fraction) * share
+        progress = iteration / last
+        fraction = options.fraction
+        fraction += (options.fraction_end - options.fraction) * progress
         # Still a fraction that moves: `most_kept` allows for its rounding.
-        moved = dataclasses.replace(chosen, fraction=now, fraction_end=now)
-        return _updates_of_one(settings, moved)
+        options_then = dataclasses.replace(
+            options, fraction=fraction, fraction_end=fraction
+        )
+        return _updates_of_one(settings, options_then)
 
-    if (each := updates(first)) == updates(end - 1):
-        return (end - first) * each
+    if (of_first := updates(first)) == updates(end - 1):
+        return (end - first) * of_first
     middle = (first + end) // 2
     halves = (first, middle), (middle, end)
     return sum(_updates_while_moving(settings, *half) for half in halves)
 
 
-def _updates_of_one(settings: Settings, chosen: FilterSettings) -> int:
-    """Real updates of one iteration under the filter `chosen`."""
-    optimizer, rows = settings.optimizer, _kept_episodes(settings, chosen)
+def _updates_of_one(settings: Settings, options: FilterSettings) -> int:
+    """Real updates of one iteration under a filter of these options."""
+    optimizer, rows = settings.optimizer, _kept_episodes(settings, options)
     if settings.rollout.window_turns:
         turns = sum(task.prompts * task.turns for task in settings.tasks())
         rows = -(-rows * turns // settings.rollout.prompts)
     return -(-rows // optimizer.minibatch) * optimizer.epochs * optimizer.reuse
 
 
-def _kept_episodes(settings: Settings, chosen: FilterSettings) -> int:
+def _kept_episodes(settings: Settings, options: FilterSettings) -> int:
     """The most episodes of one iteration that the filter keeps, as it rounds."""
     rollout = settings.rollout
-    if chosen.strategy == "within_group":
-        return rollout.prompts * strategies.members_kept(rollout.group_size, chosen)
+    if options.strategy == "within_group":
+        return rollout.prompts * strategies.members_kept(rollout.group_size, options)
     sizes = strategies.scopes(settings)
-    return rollout.group_size * sum(_most_groups(size, chosen) for size in sizes)
+    return rollout.group_size * sum(_most_groups(size, options) for size in sizes)
 
 
-def _most_groups(size: int, chosen: FilterSettings) -> int:
+def _most_groups(size: int, options: FilterSettings) -> int:
     """The most of `size` groups that the filter can keep, whatever their scores."""
     # The k largest of n scores have at least k / n of the sum, which bounds top_p. Not
     # so the k smallest; but top_p_softmax negates those, and they are the largest
     # again.
-    is_largest = chosen.prefer == "largest" or chosen.strategy == "top_p_softmax"
-    if chosen.strategy in ("top_p", "top_p_softmax") and is_largest:
-        return max(1, math.ceil(chosen.fraction * size - _SLACK))
-    if chosen.strategy == "percentile_range":
+    is_largest = options.prefer == "largest" or options.strategy == "top_p_softmax"
+    if options.strategy in ("top_p", "top_p_softmax") and is_largest:
+        return max(1, math.ceil(options.fraction * size - _SLACK))
+    if options.strategy == "percentile_range":
         counts = range(1, size + 1)  # of groups that are candidates
-        return max(max(1, _rank(chosen.high, n) - _rank(chosen.low, n)) for n in counts)
-    return strategies.most_kept(size, chosen)
+        return max(
+            max(1, _rank(options.high, n) - _rank(options.low, n)) for n in counts
+        )
+    return strategies.most_kept(size, options)
 
 
-def _rank(share: float, count: int) -> int:
-    """round(share * count), in float32 like the compiled filter."""
-    return int(np.round(np.float32(share) * np.float32(count)))
+def _rank(fraction: float, count: int) -> int:
+    """round(fraction * count), in float32 like the compiled filter."""
+    return int(np.round(np.float32(fraction) * np.float32(count)))
 
 
 def learning_rate(
@@ -125,20 +130,22 @@ def learning_rate(
       kind: optimizer.critic_schedule, for the critic ("same": as the actor's); "": the
         actor's, which does not count updates while the critic warms up.
     """
-    chosen = settings.optimizer
+    optimizer = settings.optimizer
     expected = updates_expected(settings)
-    total = chosen.schedule_updates or expected
+    total = optimizer.schedule_updates or expected
     if not kind:
-        learned = updates_expected(settings, since=chosen.critic_warmup)
-        total = max(1, total * learned // expected)
-    kind = chosen.schedule if kind in ("", "same") else kind
-    rest = max(1, min(total, _MOST_UPDATES) - chosen.warmup)
+        of_actor = updates_expected(settings, since=optimizer.critic_warmup)
+        total = max(1, total * of_actor // expected)
+    kind = optimizer.schedule if kind in ("", "same") else kind
+    rest = max(1, min(total, _MOST_UPDATES) - optimizer.warmup)
     after = {
         "constant": optax.constant_schedule(peak),
         "linear": optax.linear_schedule(peak, 0.0, rest),
         "cosine": optax.cosine_decay_schedule(peak, rest),
     }[kind]
-    if not chosen.warmup:
+    if not optimizer.warmup:
         return after
-    rise = optax.linear_schedule(peak / chosen.warmup, peak, max(1, chosen.warmup - 1))
-    return optax.join_schedules([rise, after], [chosen.warmup])
+    rise = optax.linear_schedule(
+        peak / optimizer.warmup, peak, max(1, optimizer.warmup - 1)
+    )
+    return optax.join_schedules([rise, after], [optimizer.warmup])

@@ -30,7 +30,7 @@ class Ranked:
 
 def keep_groups(
     score: jax.Array,
-    chosen: FilterSettings,
+    options: FilterSettings,
     fraction: Fraction,
     among: jax.Array | None = None,
     size: int | None = None,
@@ -43,7 +43,7 @@ def keep_groups(
 
     Args:
       score: float[P], in the metric's unit.
-      chosen: strategy, zeros, preference; `fraction` is not read from here.
+      options: strategy, zeros, preference; `fraction` is not read from here.
       fraction: in (0, 1], of groups, scores or the best score.
       among: bool[P], the groups to choose from; None: all.
       size: how many those are; static.
@@ -53,21 +53,21 @@ def keep_groups(
     """
     chex.assert_rank(score, 1)
     everywhere = jnp.ones(score.shape, bool) if among is None else among
-    if chosen.strategy == "none":
+    if options.strategy == "none":
         return everywhere
     score = score.astype(jnp.float32)
-    is_zero = jnp.abs(score) < chosen.zero
+    is_zero = jnp.abs(score) < options.zero
     score = jnp.where(is_zero, 0.0, score)
     is_candidate = everywhere & ~jnp.isnan(score)
-    if not chosen.keep_zero:
+    if not options.keep_zero:
         is_candidate &= ~is_zero
-    largest = chosen.prefer == "largest"
+    largest = options.prefer == "largest"
     last = -jnp.inf if largest else jnp.inf
     key = jnp.where(is_candidate, score, last)
     order = jnp.argsort(key, descending=largest, stable=True)
     ranked = Ranked(jnp.where(is_candidate, score, 0.0)[order], is_candidate[order])
     size = score.shape[0] if size is None else size
-    within = STRATEGIES[chosen.strategy](ranked, chosen, fraction, size)
+    within = STRATEGIES[options.strategy](ranked, options, fraction, size)
     return jnp.zeros(score.shape, bool).at[order].set(within) & is_candidate
 
 
@@ -78,56 +78,56 @@ def scopes(settings: Settings) -> list[int]:
     return [task.prompts for task in settings.tasks()]
 
 
-def most_kept(groups: int, chosen: FilterSettings) -> int:
+def most_kept(groups: int, options: FilterSettings) -> int:
     """The most groups of P that `keep_groups` can keep: how much room to make.
 
     Args:
       groups: P.
-      chosen: the filter.
+      options: the filter.
     """
-    if chosen.strategy == "top_count":
-        return min(chosen.count, groups)
-    if chosen.strategy == "top_fraction":
-        most = max(chosen.fraction, chosen.fraction_end)
-        if chosen.fraction_end != -1:  # Moving, it may be rounded up.
+    if options.strategy == "top_count":
+        return min(options.count, groups)
+    if options.strategy == "top_fraction":
+        most = max(options.fraction, options.fraction_end)
+        if options.fraction_end != -1:  # Moving, it may be rounded up.
             most = min(1.0, most + 2 * _ROUNDING)
-        return int(_share(groups, chosen, most))
+        return int(_rounded_count(groups, options, most))
     return groups
 
 
-def _share(size: int, chosen: FilterSettings, fraction: Fraction):
+def _rounded_count(size: int, options: FilterSettings, fraction: Fraction):
     """fraction * size as a count, at least 1; filter.rounding: a half up, or down."""
-    half = 0.5 if chosen.rounding == "nearest" else 0.0
+    half = 0.5 if options.rounding == "nearest" else 0.0
     if isinstance(fraction, float):
         return max(1, math.floor(fraction * size + half))
     fraction = jnp.minimum(fraction + _ROUNDING, 1.0)
     return jnp.maximum(1, jnp.floor(fraction * size + half).astype(jnp.int32))
 
 
-# Each takes (ranked, chosen, fraction, size) and gives bool[P] in ranked's order.
+# Each takes (ranked, options, fraction, size) and gives bool[P] in ranked's order.
 
 
-def _all(ranked: Ranked, chosen: FilterSettings, fraction: Fraction, size: int):
+def _all(ranked: Ranked, options: FilterSettings, fraction: Fraction, size: int):
     return ranked.is_candidate
 
 
-def _top_fraction(ranked, chosen, fraction, size):
+def _top_fraction(ranked, options, fraction, size):
     """max(1, fraction * size) groups (StarPO-S, arXiv:2504.20073, default 0.25)."""
-    return jnp.arange(ranked.score.shape[0]) < _share(size, chosen, fraction)
+    return jnp.arange(ranked.score.shape[0]) < _rounded_count(size, options, fraction)
 
 
-def _top_count(ranked, chosen, fraction, size):
-    return jnp.arange(ranked.score.shape[0]) < chosen.count
+def _top_count(ranked, options, fraction, size):
+    return jnp.arange(ranked.score.shape[0]) < options.count
 
 
-def _top_p(ranked, chosen, fraction, size):
+def _top_p(ranked, options, fraction, size):
     """Until the kept scores' sum reaches fraction * total - margin (RAGEN-2, linear).
 
     A total so small that this is not positive keeps nothing, and nor do scores that
     fall to 0 or below before it is reached; a fraction of 1 keeps every candidate.
     """
     reached = jnp.cumsum(ranked.score)
-    enough = fraction * reached[-1] - chosen.margin
+    enough = fraction * reached[-1] - options.margin
     is_positive = jnp.cumsum(~(ranked.score > 0)) == 0  # and all before it
     before = jnp.concatenate([jnp.zeros(1), reached[:-1]])
     within = is_positive & (before < enough)
@@ -135,29 +135,29 @@ def _top_p(ranked, chosen, fraction, size):
     return (within & suffices) | (fraction >= 1)
 
 
-def _top_p_softmax(ranked, chosen, fraction, size):
+def _top_p_softmax(ranked, options, fraction, size):
     """The fewest best groups whose softmax holds the fraction (RAGEN-2); never none."""
-    sign = 1 if chosen.prefer == "largest" else -1
+    sign = 1 if options.prefer == "largest" else -1
     logits = jnp.where(ranked.is_candidate, sign * ranked.score, -jnp.inf)
     reached = jnp.cumsum(jax.nn.softmax(logits))
     before = jnp.concatenate([jnp.zeros(1), reached[:-1]])
     return (before < fraction) | (fraction >= 1)
 
 
-def _min_p(ranked, chosen, fraction, size):
+def _min_p(ranked, options, fraction, size):
     """At least fraction * largest, or at most smallest / fraction (RAGEN-2)."""
     best = ranked.score[0]
-    if chosen.prefer == "largest":
+    if options.prefer == "largest":
         return ranked.score >= fraction * best - _RATIO_SLACK
     return ranked.score <= best / (fraction + _RATIO_SLACK) + _RATIO_SLACK
 
 
-def _percentile_range(ranked, chosen, fraction, size):
+def _percentile_range(ranked, options, fraction, size):
     """Ranks round(low * n) up to round(high * n) of n candidates, at least one."""
     count = ranked.is_candidate.sum()
-    low = jnp.round(chosen.low * count).astype(jnp.int32)
+    low = jnp.round(options.low * count).astype(jnp.int32)
     low = jnp.minimum(low, jnp.maximum(count - 1, 0))
-    high = jnp.round(chosen.high * count).astype(jnp.int32)
+    high = jnp.round(options.high * count).astype(jnp.int32)
     rank = jnp.arange(ranked.score.shape[0])
     return (rank >= low) & (rank < jnp.maximum(high, low + 1))
 
@@ -175,9 +175,12 @@ STRATEGIES: dict[str, Callable] = {
 assert STRATEGIES.keys() == FILTER_STRATEGIES.keys()
 
 
-def members_kept(group_size: int, chosen: FilterSettings) -> int:
+def members_kept(group_size: int, options: FilterSettings) -> int:
     """k, members that within_group keeps of N: at least 2, or they have no variance."""
-    return min(group_size, max(2, int(_share(group_size, chosen, chosen.fraction))))
+    return min(
+        group_size,
+        max(2, int(_rounded_count(group_size, options, options.fraction))),
+    )
 
 
 def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):

@@ -86,42 +86,42 @@ class UpdateMetrics:
     reward_std: jax.Array  # float32[], mean in-group std of the task return
     kept_fraction: jax.Array  # float32[], of groups (within_group: of episodes)
     explained_variance: jax.Array  # float32[], of the returns by the old values
-    made: UpdateCounts  # in this iteration
+    counts: UpdateCounts  # in this iteration
 
 
-def update_metrics(chosen: Selection, batch: Batch, steps: Steps) -> UpdateMetrics:
+def update_metrics(selection: Selection, batch: Batch, steps: Steps) -> UpdateMetrics:
     """What an update reports.
 
     Args:
-      chosen: by the filter.
+      selection: by the filter.
       batch: that was learned from.
       steps: the sums over minibatches.
     """
-    divisor = jnp.maximum(steps.made.attempted, 1)
+    divisor = jnp.maximum(steps.counts.attempted, 1)
     return UpdateMetrics(
         sums=steps.sums,
         actor_grad_norm=steps.norms[0] / divisor,
         critic_grad_norm=steps.norms[1] / divisor,
-        reward_std=chosen.std.mean(),
-        kept_fraction=chosen.share,
+        reward_std=selection.std.mean(),
+        kept_fraction=selection.kept_fraction,
         explained_variance=explained_variance(batch),
-        made=steps.made,
+        counts=steps.counts,
     )
 
 
-def over_uses(learned: Sequence[UpdateMetrics]) -> UpdateMetrics:
+def over_uses(uses: Sequence[UpdateMetrics]) -> UpdateMetrics:
     """Metrics over all uses of one batch of episodes: their means, and total counts."""
-    if len(learned) == 1:
-        return learned[0]
-    total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *learned)
-    mean = jax.tree.map(lambda x: x / len(learned), total)
-    sums = functools.reduce(merge, [one.sums for one in learned])
+    if len(uses) == 1:
+        return uses[0]
+    total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *uses)
+    mean = jax.tree.map(lambda x: x / len(uses), total)
+    sums = functools.reduce(merge, [use.sums for use in uses])
     # Of the first use alone: after it the policy has moved.
-    first = learned[0].sums
+    first = uses[0].sums
     sums = sums.replace(
         logprob_gap=first.logprob_gap, logprob_gap_max=first.logprob_gap_max
     )
-    return mean.replace(sums=sums, made=total.made)
+    return mean.replace(sums=sums, counts=total.counts)
 
 
 _OF_THE_CRITIC = {"value_loss", "explained_variance", "critic_grad_norm"}
@@ -151,7 +151,7 @@ def iteration_values(
     settings: Settings,
     counts: dict[str, jax.Array],
     uses: Sequence[UpdateMetrics],
-    seen: dict[str, jax.Array],
+    means: dict[str, jax.Array],
     slot_passes: jax.Array,
     actor_lr: jax.Array,
 ) -> dict[str, jax.Array]:
@@ -163,57 +163,58 @@ def iteration_values(
       settings: of the run; of its rate only the schedule is used.
       counts: `counts_so_far` after the iteration.
       uses: what each update from the episodes reported.
-      seen: by `summarize`.
+      means: over all episodes, by `summarize`.
       slot_passes: int32[], passes of the sampling loop times its slots.
       actor_lr: float32[], the highest of the actor's schedule.
     """
-    learned, optimizer = over_uses(uses), settings.optimizer
+    update, optimizer = over_uses(uses), settings.optimizer
     rate = learning_rate(settings, actor_lr)
     values = {
-        "train/success": seen["success"],
-        "train/return": seen["return"],
-        "train/return_with_penalty": seen["return_with_penalty"],
-        "rollout/entropy": seen["entropy"],
-        "rollout/reply_tokens": seen["reply_tokens"],
-        "rollout/thought_tokens": seen["thought_tokens"],
-        "rollout/valid_reply_rate": seen["valid_reply_rate"],
-        "rollout/turns": seen["turns"],
-        "rollout/actions": seen["actions"],
-        "rollout/episode_tokens": seen["episode_tokens"],
-        "rollout/utilization": seen["sampled_tokens"] / slot_passes,
-        "filter/reward_std": learned.reward_std,
-        "filter/kept_fraction": learned.kept_fraction,
+        "train/success": means["success"],
+        "train/return": means["return"],
+        "train/return_with_penalty": means["return_with_penalty"],
+        "rollout/entropy": means["entropy"],
+        "rollout/reply_tokens": means["reply_tokens"],
+        "rollout/thought_tokens": means["thought_tokens"],
+        "rollout/valid_reply_rate": means["valid_reply_rate"],
+        "rollout/turns": means["turns"],
+        "rollout/actions": means["actions"],
+        "rollout/episode_tokens": means["episode_tokens"],
+        "rollout/utilization": means["sampled_tokens"] / slot_passes,
+        "filter/reward_std": update.reward_std,
+        "filter/kept_fraction": update.kept_fraction,
         "update/actor_lr": rate(jnp.maximum(counts["actor_steps"] - 1, 0)),
         "update/count": counts["updates"],
         "update/skipped_nonfinite": counts["skipped_bad"],
         "update/skipped_empty": counts["skipped_empty"],
     }
     if settings.reward.grounding > 0:
-        values["rollout/grounded"] = seen["grounded"]
-    means, repeats = _means_of_updates(learned), optimizer.epochs * optimizer.reuse > 1
+        values["rollout/grounded"] = means["grounded"]
+    update_means = _means_of_updates(update)
+    repeats = optimizer.epochs * optimizer.reuse > 1
     values |= {
         f"update/{name}": mean
-        for name, mean in means.items()
+        for name, mean in update_means.items()
         if (settings.has_critic or name not in _OF_THE_CRITIC)
         and (repeats or name not in _OF_REPEATS)
     }
     if repeats:
         # While the critic warms up, the policy stays.
         moves = counts["iteration"] > optimizer.critic_warmup
-        values["update/policy_lag"] = jnp.maximum(learned.made.real - 1, 0) * moves
+        values["update/policy_lag"] = jnp.maximum(update.counts.real - 1, 0) * moves
     return values
 
 
-def _means_of_updates(learned: UpdateMetrics) -> dict[str, jax.Array]:
+def _means_of_updates(update: UpdateMetrics) -> dict[str, jax.Array]:
     """float32[] each; NaN where nothing was learned from."""
     means = {
         name: value.value() if isinstance(value, Mean) else value
-        for name, value in vars(learned.sums).items()
+        for name, value in vars(update.sums).items()
     }
-    means["explained_variance"] = learned.explained_variance
-    means["actor_grad_norm"] = learned.actor_grad_norm
-    means["critic_grad_norm"] = learned.critic_grad_norm
-    nothing = learned.made.attempted == 0
+    means["explained_variance"] = update.explained_variance
+    means["actor_grad_norm"] = update.actor_grad_norm
+    means["critic_grad_norm"] = update.critic_grad_norm
+    nothing = update.counts.attempted == 0
     return {name: jnp.where(nothing, jnp.nan, mean) for name, mean in means.items()}
 
 
@@ -231,12 +232,14 @@ def iteration_metrics(
       labels: of the environments, in the order of `summarize_tasks`.
       times: seconds.
     """
-    values, (seen, by_task) = jax.device_get((values, summaries))
+    values, (means, means_by_task) = jax.device_get((values, summaries))
     metrics = {name: float(value) for name, value in values.items()}
-    for name, numbers in by_task.items():
+    for name, numbers in means_by_task.items():
         for label, value in zip(labels, numbers.tolist(), strict=True):
             metrics[f"train/{label}/{name}"] = value
     metrics["time/rollout_seconds"] = times.rollout
     metrics["time/update_seconds"] = times.update
-    metrics["rollout/tokens_per_second"] = float(seen["sampled_tokens"]) / times.rollout
+    metrics["rollout/tokens_per_second"] = (
+        float(means["sampled_tokens"]) / times.rollout
+    )
     return metrics

@@ -6,7 +6,11 @@ import jax.numpy as jnp
 from ragen_jax.learning import aggregation, token_scores
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.models.transformer import KeysAndValues, prefix_keys_and_values
+from ragen_jax.models.transformer import (
+    ForwardOptions,
+    KeysAndValues,
+    prefix_keys_and_values,
+)
 
 
 def imitation_loss(
@@ -29,19 +33,18 @@ def imitation_loss(
       dtype: of the computation.
       weight: float[R, T], how much each of them counts; None: all alike.
     """
+    options = ForwardOptions(dtype=dtype)
     before: KeysAndValues = ()
     if prefix is not None:
-        before = prefix_keys_and_values(
-            parameters, prefix, config, dtype=dtype, remat=False
-        )
+        before = prefix_keys_and_values(parameters, prefix, config, options)
     logprobs = token_scores.score_tokens(
         parameters,
         tokens,
         config,
         temperature=1.0,
+        options=options,
         is_reply=is_reply,
         prefix=before,
-        dtype=dtype,
         with_entropy=False,
     ).logprobs
     return mean_over_replies(logprobs, is_reply, weight)

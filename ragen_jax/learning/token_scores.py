@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from ragen_jax.learning.vocabulary_scores import TokenScores, score_vocabulary
 from ragen_jax.models import transformer
-from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.models.transformer import KeysAndValues
+from ragen_jax.models.transformer import DEFAULT_OPTIONS, ForwardOptions, KeysAndValues
 
 
 def score_tokens(
@@ -18,14 +17,10 @@ def score_tokens(
     tokens: jax.Array,
     config: ModelConfig,
     temperature: float,
+    options: ForwardOptions = DEFAULT_OPTIONS,
     *,
     is_reply: jax.Array | None = None,
     prefix: KeysAndValues = (),
-    dtype=jnp.float32,
-    remat: bool = False,
-    constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
-    attention: Callable[..., jax.Array] = causal_attention,
-    look_up: Callable[..., jax.Array] = transformer.embed,
     score: Callable[..., TokenScores] = score_vocabulary,
     with_entropy: bool = True,
 ) -> TokenScores:
@@ -39,70 +34,51 @@ def score_tokens(
       tokens: int32[R, T], rows filled from position 0.
       config: the model's shape.
       temperature: above 0; the one that the rows were sampled at.
+      options: how to compute the hidden states.
       is_reply: bool[R, T], the tokens to score, the others get 0; None: all.
       prefix: of the first S tokens of every row where all begin alike, by
         `transformer.prefix_keys_and_values`; neither they nor the one after them are
         scored. (): rows begin apart.
-      dtype: of the transformer's computation.
-      remat: recompute layers in the backward pass.
-      constrain, attention, look_up: as for `transformer.hidden_states`.
-      score: `score_vocabulary`, or that on each device's own rows.
+      score: `score_vocabulary`, or that on each device's rows.
       with_entropy: False leaves the entropy 0 and saves its cost.
     """
-    shared = prefix[0].shape[2] if prefix else 0
-    tokens = tokens[:, shared:]
+    skipped = prefix[0].shape[2] if prefix else 0
+    tokens = tokens[:, skipped:]
     hidden = transformer.hidden_states(
-        parameters,
-        tokens,
-        config,
-        prefix=prefix,
-        dtype=dtype,
-        remat=remat,
-        constrain=constrain,
-        attention=attention,
-        look_up=look_up,
+        parameters, tokens, config, options, prefix=prefix
     )
     following = tokens[:, 1:]
-    wanted = jnp.ones(following.shape, bool)
+    is_scored = jnp.ones(following.shape, bool)
     if is_reply is not None:
-        wanted = is_reply[:, shared + 1 :]
+        is_scored = is_reply[:, skipped + 1 :]
     name = "head" if "head" in parameters else "embedding"
     scores = score(
         parameters[name],
         hidden[:, :-1],
         following,
-        wanted,
+        is_scored,
         temperature=temperature,
         is_tied=name == "embedding",
         with_entropy=with_entropy,
     )
-    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (shared + 1, 0))), scores)
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (skipped + 1, 0))), scores)
 
 
 def value_tokens(
     parameters: Parameters,
     tokens: jax.Array,
     config: ModelConfig,
+    options: ForwardOptions = DEFAULT_OPTIONS,
     *,
     prefix: KeysAndValues = (),
-    dtype=jnp.float32,
-    remat: bool = False,
-    constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
-    attention: Callable[..., jax.Array] = causal_attention,
-    look_up: Callable[..., jax.Array] = transformer.embed,
 ) -> jax.Array:
-    """float32[R, T], the critic's value before each token. See `score_tokens`."""
-    shared = prefix[0].shape[2] if prefix else 0
+    """float32[R, T], units of reward: the critic's value before each token.
+
+    Args: as for `score_tokens`.
+    """
+    skipped = prefix[0].shape[2] if prefix else 0
     hidden = transformer.hidden_states(
-        parameters,
-        tokens[:, shared:],
-        config,
-        prefix=prefix,
-        dtype=dtype,
-        remat=remat,
-        constrain=constrain,
-        attention=attention,
-        look_up=look_up,
+        parameters, tokens[:, skipped:], config, options, prefix=prefix
     )
     values = transformer.token_values(parameters, hidden)
-    return jnp.pad(values, ((0, 0), (shared, 0)))
+    return jnp.pad(values, ((0, 0), (skipped, 0)))

@@ -83,30 +83,30 @@ class UpdateArgs:
     earlier: UpdateCounts  # of the earlier uses of the same episodes
 
 
-def update_arguments(settings: Settings, made: Sequence[UpdateCounts]) -> UpdateArgs:
-    """The arguments of the next update, made on the host.
+def update_arguments(settings: Settings, earlier: Sequence[UpdateCounts]) -> UpdateArgs:
+    """The arguments of the next update, computed on the host.
 
     Args:
       settings: of the run.
-      made: updates made in each earlier use of the same episodes; empty before the
+      earlier: the counts of each earlier use of the same episodes; empty before the
         first.
     """
     add: Any = functools.partial(jax.tree.map, np.add)
     numbers: Any = {
         "seed": np.uint32(settings.seed),
         "actor_lr": np.float32(settings.optimizer.actor_lr),
-        "use": np.int32(len(made)),
+        "use": np.int32(len(earlier)),
     }
-    earlier = functools.reduce(add, jax.device_get(made), NO_UPDATES)
-    return UpdateArgs(**numbers, earlier=earlier)
+    total = functools.reduce(add, jax.device_get(earlier), NO_UPDATES)
+    return UpdateArgs(**numbers, earlier=total)
 
 
 def count(
     settings: Settings,
     old: TrainState,
     new: TrainState,
-    made: UpdateCounts,
-    given: UpdateArgs,
+    counts: UpdateCounts,
+    update_args: UpdateArgs,
 ) -> TrainState:
     """`new` with its counters updated; the iteration is over after the last use.
 
@@ -116,22 +116,22 @@ def count(
     Args:
       settings: of the run.
       old, new: before and after.
-      made: in this use of the episodes.
-      given: which use it is, and what the earlier ones made.
+      counts: of this use of the episodes.
+      update_args: which use it is, and the counts of the earlier ones.
     """
-    total = jax.tree.map(jnp.add, given.earlier, made)
+    total = jax.tree.map(jnp.add, update_args.earlier, counts)
     is_bad, is_empty = total.bad > 0, total.attempted == 0
-    is_last = given.use == settings.optimizer.reuse - 1
+    is_last = update_args.use == settings.optimizer.reuse - 1
 
     def in_row(before: jax.Array, happened: jax.Array) -> jax.Array:
         return jnp.where(is_last, jnp.where(happened, before + 1, 0), before)
 
     return new.replace(
         iteration=old.iteration + is_last,
-        updates=old.updates + made.real,
+        updates=old.updates + counts.real,
         bad_in_row=in_row(old.bad_in_row, is_bad),
         empty_in_row=in_row(old.empty_in_row, is_empty),
-        skipped_bad=old.skipped_bad + made.bad,
+        skipped_bad=old.skipped_bad + counts.bad,
         skipped_empty=old.skipped_empty + (is_last & is_empty),
     )
 
@@ -145,9 +145,9 @@ def actor_optimizer(
       settings: of the run.
       peak: the highest learning rate; None: the settings'.
     """
-    chosen = settings.optimizer
-    peak = chosen.actor_lr if peak is None else peak
-    return _adamw(chosen, learning_rate(settings, peak))
+    optimizer = settings.optimizer
+    peak = optimizer.actor_lr if peak is None else peak
+    return _adamw(optimizer, learning_rate(settings, peak))
 
 
 def actor_steps(state: TrainState) -> jax.Array:
@@ -163,19 +163,19 @@ def actor_steps(state: TrainState) -> jax.Array:
 
 def critic_optimizer(settings: Settings) -> optax.GradientTransformation:
     """The critic's own AdamW."""
-    chosen = settings.optimizer
-    rate = learning_rate(settings, chosen.critic_lr, chosen.critic_schedule)
-    return _adamw(chosen, rate)
+    optimizer = settings.optimizer
+    rate = learning_rate(settings, optimizer.critic_lr, optimizer.critic_schedule)
+    return _adamw(optimizer, rate)
 
 
-def _adamw(chosen: OptimizerSettings, rate: optax.Schedule):
+def _adamw(optimizer: OptimizerSettings, rate: optax.Schedule):
     return optax.chain(
-        optax.clip_by_global_norm(chosen.clip_norm),
+        optax.clip_by_global_norm(optimizer.clip_norm),
         optax.adamw(
             rate,
-            b1=chosen.beta1,
-            b2=chosen.beta2,
-            eps=chosen.epsilon,
-            weight_decay=chosen.weight_decay,
+            b1=optimizer.beta1,
+            b2=optimizer.beta2,
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
         ),
     )

@@ -9,6 +9,7 @@ once, after the loop. A sharded weight is gathered in the products' dtype, and i
 gradient is reduce-scattered.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -48,15 +49,15 @@ def score_vocabulary(
     weight: jax.Array,
     hidden: jax.Array,
     token: jax.Array,
-    wanted: jax.Array,
+    is_scored: jax.Array,
     *,
     temperature: float | jax.Array,
     is_tied: bool,
     with_entropy: bool = True,
     chunk: int | None = None,
-    shared_over: tuple[str | None, ...] = (None, None),
+    sharding_axes: tuple[str | None, ...] = (None, None),
 ) -> TokenScores:
-    """Scores under p = softmax(hidden . weight / temperature), where `wanted`.
+    """Scores under p = softmax(hidden . weight / temperature), where `is_scored`.
 
       logprob = x[token] - log Z,  entropy = -sum_v p_v log p_v
 
@@ -69,53 +70,70 @@ def score_vocabulary(
         dtype for the products, whose results are float32. Its gradient is float32.
       hidden: float[R, n, D], what predicts each token.
       token: int32[R, n].
-      wanted: bool[R, n], the tokens to score.
+      is_scored: bool[R, n], the tokens to score.
       temperature: above 0.
       is_tied: whether `weight` is the embedding, [V, D], and not a head, [D, V].
       with_entropy: False leaves the entropy 0 and saves its cost.
       chunk: tokens scored at a time; None: `chunk_tokens`.
-      shared_over: for each dimension of `weight` the mesh axis that shards it, inside
-        `shard_map`; the shape above is the whole weight's.
+      sharding_axes: for each dimension of `weight` the mesh axis that shards it, inside
+        `shard_map`; the shape above is that of the weight gathered.
     """
     # Constants may come as NumPy arrays, which a traced index cannot index.
-    weight, hidden, token, wanted = map(jnp.asarray, (weight, hidden, token, wanted))
+    weight, hidden, token, is_scored = map(
+        jnp.asarray, (weight, hidden, token, is_scored)
+    )
     rows, length, width = hidden.shape
     if chunk is None:
-        place = 0 if is_tied else 1
-        axis = shared_over[place]
-        vocabulary = weight.shape[place] * (jax.lax.axis_size(axis) if axis else 1)
+        vocabulary = _vocabulary(weight, is_tied, sharding_axes)
         on_cpu = backend.name() == "cpu"
         chunk = chunk_tokens(vocabulary, rows * length, on_cpu=on_cpu)
-    asked = wanted.reshape(-1)
-    # Wanted tokens first, in their order; the fill index is out of range, so dropped.
-    order = jnp.argsort(~asked, stable=True).astype(jnp.int32)
+    is_scored = is_scored.reshape(-1)
+    # Tokens to score first, in their order; the fill index is out of range, so dropped.
+    order = jnp.argsort(~is_scored, stable=True).astype(jnp.int32)
     order = jnp.pad(order, (0, -order.size % chunk), constant_values=order.size)
     logprobs, entropy = _scores(
-        (is_tied, with_entropy, chunk, shared_over),
+        _Options(is_tied, with_entropy, chunk, sharding_axes),
         weight,
         hidden.reshape(-1, width),
         token.reshape(-1),
         order,
-        asked.sum(),
+        is_scored.sum(),
         jnp.asarray(temperature, jnp.float32),
     )
     return TokenScores(logprobs.reshape(rows, length), entropy.reshape(rows, length))
 
 
-def _whole(weight: jax.Array, shared_over: tuple[str | None, ...]) -> jax.Array:
-    """The whole weight, gathered from the devices that share it."""
-    for place, axis in enumerate(shared_over):
+def _vocabulary(weight: jax.Array, is_tied: bool, sharding_axes) -> int:
+    """V, of which `weight` may hold this device's part."""
+    dimension = 0 if is_tied else 1
+    axis = sharding_axes[dimension]
+    return weight.shape[dimension] * (jax.lax.axis_size(axis) if axis else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """How tokens are scored. Static. See `score_vocabulary`."""
+
+    is_tied: bool
+    with_entropy: bool
+    chunk: int  # c, tokens scored at a time
+    sharding_axes: tuple[str | None, ...]  # of the weight, one for each dimension
+
+
+def _all_gather(weight: jax.Array, sharding_axes: tuple[str | None, ...]) -> jax.Array:
+    """The weight, gathered from the devices that shard it."""
+    for dimension, axis in enumerate(sharding_axes):
         if axis is not None:
-            weight = jax.lax.all_gather(weight, axis, axis=place, tiled=True)
+            weight = jax.lax.all_gather(weight, axis, axis=dimension, tiled=True)
     return weight
 
 
-def _own_part_of_sum(gradient: jax.Array, shared_over: tuple[str | None, ...]):
-    """This device's part of the gradient, summed over the devices that share it."""
-    for place, axis in enumerate(shared_over):
+def _reduce_scatter(gradient: jax.Array, sharding_axes: tuple[str | None, ...]):
+    """This device's shard of the gradient, summed over the devices that shard it."""
+    for dimension, axis in enumerate(sharding_axes):
         if axis is not None:
             gradient = jax.lax.psum_scatter(
-                gradient, axis, scatter_dimension=place, tiled=True
+                gradient, axis, scatter_dimension=dimension, tiled=True
             )
     return gradient
 
@@ -128,67 +146,79 @@ def _logits(is_tied: bool, cast: jax.Array, hidden: jax.Array, temperature):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scores(static, weight, hidden, token, order, count, temperature):
-    """(logprobs, entropy), float32[m] each, of float[m, D] hidden states.
+def _scores(options: _Options, weight, hidden, token, order, count, temperature):
+    """(logprobs, entropy), float32[m] each; 0 for tokens that are not scored.
 
-    static: (is_tied, with_entropy, chunk, shared_over).
+    Args:
+      options: what is static.
+      weight: as for `score_vocabulary`.
+      hidden: float[m, D], of the tokens of all rows.
+      token: int32[m].
+      order: int32[n], a multiple of c: indices into `token`, those to score in front.
+      count: int32[], how many those are.
+      temperature: float32[].
     """
-    return _forward(static, weight, hidden, token, order, count, temperature)[0]
+    return _forward(options, weight, hidden, token, order, count, temperature)[0]
 
 
-def _forward(static, weight, hidden, token, order, count, temperature):
-    is_tied, with_entropy, chunk, shared_over = static
-    cast = _whole(weight.astype(hidden.dtype), shared_over)
+def _forward(options: _Options, weight, hidden, token, order, count, temperature):
+    is_tied, chunk = options.is_tied, options.chunk
+    cast = _all_gather(weight.astype(hidden.dtype), options.sharding_axes)
 
-    def one(index, out):
+    def score_chunk(index, scores):
         at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
         logits = _logits(is_tied, cast, hidden.at[at].get(mode="clip"), temperature)
-        total = jax.nn.logsumexp(logits, axis=-1)
-        own = token.at[at].get(mode="clip")[:, None]
-        chosen = jnp.take_along_axis(logits, own, axis=-1)[:, 0]
-        entropy = jnp.zeros_like(total)
-        if with_entropy:
+        log_normalizer = jax.nn.logsumexp(logits, axis=-1)
+        token_of_chunk = token.at[at].get(mode="clip")[:, None]
+        token_logit = jnp.take_along_axis(logits, token_of_chunk, axis=-1)[:, 0]
+        entropy = jnp.zeros_like(log_normalizer)
+        if options.with_entropy:
             # Not log Z - sum_v p_v x_v, which cancels where the policy is sure.
-            log_policy = logits - total[:, None]
+            log_policy = logits - log_normalizer[:, None]
             entropy = -(jnp.exp(log_policy) * log_policy).sum(axis=-1)
-        # The last chunk's tokens that are not wanted are dropped.
+        # The last chunk's tokens that are not to be scored are dropped.
         at = jnp.where(index * chunk + jnp.arange(chunk) < count, at, token.size)
-        new = (chosen - total, entropy, total)
+        new = (token_logit - log_normalizer, entropy, log_normalizer)
         return tuple(
-            x.at[at].set(part, mode="drop") for x, part in zip(out, new, strict=True)
+            x.at[at].set(part, mode="drop") for x, part in zip(scores, new, strict=True)
         )
 
     blank = (jnp.zeros(token.shape, jnp.float32),) * 3
-    logprobs, entropy, total = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
-    residuals = (weight, hidden, token, order, count, temperature, entropy, total)
-    return (logprobs, entropy), residuals
+    logprobs, entropy, log_normalizer = jax.lax.fori_loop(
+        0, -(-count // chunk), score_chunk, blank
+    )
+    inputs = (weight, hidden, token, order, count, temperature)
+    return (logprobs, entropy), (*inputs, entropy, log_normalizer)
 
 
-def _backward(static, residuals, cotangents):
-    is_tied, with_entropy, chunk, shared_over = static
-    weight, hidden, token, order, count, temperature, entropy, total = residuals
-    cast = _whole(weight.astype(hidden.dtype), shared_over)
+def _backward(options: _Options, residuals, cotangents):
+    """The formula of `score_vocabulary`, a chunk at a time."""
+    is_tied, chunk = options.is_tied, options.chunk
+    weight, hidden, token, order, count, temperature, *scores = residuals
+    entropy, log_normalizer = scores
+    cast = _all_gather(weight.astype(hidden.dtype), options.sharding_axes)
     to_hidden, to_weight = (
         ("tv,vd->td", "tv,td->vd") if is_tied else ("tv,dv->td", "tv,td->dv")
     )
 
-    def one(index, carry):
+    def differentiate_chunk(index, carry):
         d_weight, d_hidden = carry
         at = jax.lax.dynamic_slice_in_dim(order, index * chunk, chunk)
         is_real = index * chunk + jnp.arange(chunk) < count
         piece = hidden.at[at].get(mode="clip")
 
-        def own(x):
+        def of_chunk(x):
             return jnp.where(is_real, x.at[at].get(mode="clip"), 0)[:, None]
 
         log_policy = _logits(is_tied, cast, piece, temperature)
-        log_policy -= total.at[at].get(mode="clip")[:, None]
+        log_policy -= log_normalizer.at[at].get(mode="clip")[:, None]
         policy = jnp.exp(log_policy)
-        places = jax.lax.broadcasted_iota(jnp.int32, policy.shape, 1)
-        is_chosen = places == token.at[at].get(mode="clip")[:, None]
-        d_logits = own(cotangents[0]) * (is_chosen - policy)
-        if with_entropy:
-            d_logits -= own(cotangents[1]) * policy * (log_policy + own(entropy))
+        vocabulary_index = jax.lax.broadcasted_iota(jnp.int32, policy.shape, 1)
+        is_token = vocabulary_index == token.at[at].get(mode="clip")[:, None]
+        d_logits = of_chunk(cotangents[0]) * (is_token - policy)
+        if options.with_entropy:
+            of_entropy = of_chunk(cotangents[1]) * policy
+            d_logits -= of_entropy * (log_policy + of_chunk(entropy))
         d_logits = (d_logits / temperature).astype(hidden.dtype)
         d_piece = jnp.einsum(to_hidden, d_logits, cast)
         d_weight += jnp.einsum(
@@ -198,8 +228,10 @@ def _backward(static, residuals, cotangents):
         return d_weight, d_hidden.at[at].set(d_piece, mode="drop")
 
     blank = (jnp.zeros(cast.shape, jnp.float32), jnp.zeros_like(hidden))
-    d_weight, d_hidden = jax.lax.fori_loop(0, -(-count // chunk), one, blank)
-    d_weight = _own_part_of_sum(d_weight, shared_over)
+    d_weight, d_hidden = jax.lax.fori_loop(
+        0, -(-count // chunk), differentiate_chunk, blank
+    )
+    d_weight = _reduce_scatter(d_weight, options.sharding_axes)
     return d_weight.astype(weight.dtype), d_hidden, None, None, None, None
 
 

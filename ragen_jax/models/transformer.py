@@ -4,6 +4,7 @@ What differs between them is attention alone, so `block` takes it as a function.
 Shapes: R rows (or slots), T tokens of each, D width, H query heads, G key/value heads.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -134,17 +135,35 @@ def embed(parameters: Parameters, tokens: jax.Array, dtype) -> jax.Array:
     return parameters["embedding"][tokens].astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class ForwardOptions:
+    """How a forward pass over rows is computed, whatever the model. Static.
+
+    The last three say where: by default all on one device, without communication.
+    """
+
+    # Of the computation; norms, softmax and rotations are float32 always.
+    dtype: Any = jnp.float32
+    # Recompute each layer in the backward pass instead of keeping its activations.
+    remat: bool = False
+    # Fixes the sharding of float[R, T, D] activations between layers.
+    constrain: Callable[[jax.Array], jax.Array] = lambda x: x
+    # `causal_attention`, or that on each device's rows and heads.
+    attention: Callable[..., jax.Array] = causal_attention
+    # `embed`, or that by devices that shard the embedding.
+    embed: Callable[..., jax.Array] = embed
+
+
+DEFAULT_OPTIONS = ForwardOptions()
+
+
 def hidden_states(
     parameters: Parameters,
     tokens: jax.Array,
     config: ModelConfig,
+    options: ForwardOptions = DEFAULT_OPTIONS,
     *,
     prefix: KeysAndValues = (),
-    dtype=jnp.float32,
-    remat: bool = True,
-    constrain: Callable[[jax.Array], jax.Array] = lambda x: x,
-    attention: Callable[..., jax.Array] = causal_attention,
-    look_up: Callable[..., jax.Array] = embed,
 ) -> jax.Array:
     """The forward pass over rows, all layers but the vocabulary's.
 
@@ -152,13 +171,9 @@ def hidden_states(
       parameters: as `parameters.declare` or `lora.assemble` lays them out.
       tokens: int32[R, T].
       config: the model's shape.
+      options: how to compute.
       prefix: keys and values of tokens before every row, from `prefix_keys_and_values`;
         (): rows begin at position 0.
-      dtype: of the computation; norms, softmax and rotations are float32 always.
-      remat: recompute each layer in the backward pass instead of keeping activations.
-      constrain: fixes the sharding of float[R, T, D] activations between layers.
-      attention: `causal_attention`, or that on each device's own rows and heads.
-      look_up: `embed`, or that by devices that share the embedding.
 
     Returns:
       float[R, T, D] after the final norm. Position t has seen the prefix and tokens
@@ -171,12 +186,12 @@ def hidden_states(
     def one_layer(x, layer_and_prefix):
         layer, prefix_of_layer = layer_and_prefix
         layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
-        attend = lambda *qkv: (attention(*qkv, *prefix_of_layer), None)
-        return constrain(block(layer, x, positions, config, attend)[0]), None
+        attend = lambda *qkv: (options.attention(*qkv, *prefix_of_layer), None)
+        return options.constrain(block(layer, x, positions, config, attend)[0]), None
 
-    if remat:
+    if options.remat:
         one_layer = jax.checkpoint(one_layer)
-    x = constrain(look_up(parameters, tokens, dtype))
+    x = options.constrain(options.embed(parameters, tokens, options.dtype))
     x, _ = jax.lax.scan(one_layer, x, (parameters["layers"], prefix))
     return rms_norm(x, parameters["final_norm"], config.norm_epsilon)
 
@@ -185,16 +200,12 @@ def prefix_keys_and_values(
     parameters: Parameters,
     tokens: jax.Array,
     config: ModelConfig,
-    *,
-    dtype=jnp.float32,
-    remat: bool = True,
-    attention: Callable[..., jax.Array] = causal_attention,
-    look_up: Callable[..., jax.Array] = embed,
+    options: ForwardOptions = DEFAULT_OPTIONS,
 ) -> KeysAndValues:
-    """Keys and values of a prefix that all rows share, computed once for all of them.
+    """Keys and values of a prefix that all rows begin with, computed once for all.
 
-    Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. `attention` and
-      `look_up` are given one row.
+    Args: `tokens`, int32[S], S >= 1; the others as for `hidden_states`. The functions
+      of `options` are given one row, and `constrain` is not called.
 
     Returns:
       Keys and values of every layer, float[L, 1, S, G, d] each.
@@ -203,12 +214,12 @@ def prefix_keys_and_values(
 
     def one_layer(x, layer: Parameters):
         layer = jax.tree.map(lora.weight, layer, is_leaf=lora.is_adapted)
-        attend = lambda query, *kv: (attention(query, *kv), kv)
+        attend = lambda query, *kv: (options.attention(query, *kv), kv)
         return block(layer, x, positions, config, attend)
 
-    if remat:
+    if options.remat:
         one_layer = jax.checkpoint(one_layer)
-    x = look_up(parameters, tokens[None], dtype)
+    x = options.embed(parameters, tokens[None], options.dtype)
     return jax.lax.scan(one_layer, x, parameters["layers"])[1]
 
 

@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.evaluation.evaluator import Evaluator
-from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.summary import iteration_values, summarize, summarize_tasks
 from ragen_jax.learning.train_state import NO_UPDATES, UpdateArgs
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes

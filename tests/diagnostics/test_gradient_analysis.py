@@ -13,7 +13,7 @@ from helpers import models, updates
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
 from ragen_jax.learning.batch import reply_lengths
-from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.update_plan import UpdatePlan
 
 CHANGES = dict(
     estimator="grpo",

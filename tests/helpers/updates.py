@@ -15,9 +15,9 @@ from helpers import models, records
 from helpers.paths import CONFIGS
 from ragen_jax import settings as run_settings
 from ragen_jax import starpo
-from ragen_jax.learning import forward
 from ragen_jax.learning import train_state as states
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models import lora, transformer
 from ragen_jax.models.lora import Adapters
 from ragen_jax.models.parameters import Parameters, declare, is_leaf
@@ -229,7 +229,7 @@ def compiled(
     mesh = mesh or models.one_device()
     placed = shardings(chosen, mesh, adapters)
     assemble = weights.assembler(adapters)
-    plan = forward.UpdatePlan(
+    plan = UpdatePlan(
         chosen, CONFIG, mesh, jnp.float32, placed, lengths, prefix, assemble
     )
     shared = jax.NamedSharding(mesh, meshes.ROWS)
@@ -287,9 +287,9 @@ def fields(learned) -> dict[str, float]:
     rest = {
         field.name: float(getattr(learned, field.name))
         for field in dataclasses.fields(learned)
-        if field.name not in ("sums", "made")
+        if field.name not in ("sums", "counts")
     }
-    return means | rest | {"made": float(learned.made.real)}
+    return means | rest | {"made": float(learned.counts.real)}
 
 
 def counters(state) -> dict[str, int]:

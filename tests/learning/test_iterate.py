@@ -12,8 +12,8 @@ from helpers import updates
 from ragen_jax import starpo
 from ragen_jax.envs.base import TRAIN
 from ragen_jax.errors import UserError
-from ragen_jax.learning.forward import UpdatePlan
 from ragen_jax.learning.train_state import UpdateCounts
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
 
 
@@ -31,8 +31,8 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
     def update(before, *given):
         calls["update"].append((before, given))
         use = len(calls["update"])
-        made = UpdateCounts(np.int32(use), np.int32(1), np.int32(use - 1))
-        return SimpleNamespace(updates=use), SimpleNamespace(made=made)
+        counts = UpdateCounts(np.int32(use), np.int32(1), np.int32(use - 1))
+        return SimpleNamespace(updates=use), SimpleNamespace(counts=counts)
 
     def report(counts, learned, seen, passes, rate):
         assert (seen["sampled_tokens"], passes) == (8.0, "passes")
@@ -91,7 +91,7 @@ def test_a_record_is_scored_by_the_coefficients_of_the_states_iteration():
 
     for iteration, groups in ((0, 1), (2, 2), (4, 3)):
         found = score(jnp.int32(iteration))
-        assert found.chosen.kept_groups.sum() == groups
+        assert found.selection.kept_groups.sum() == groups
         assert found.batch.weight.sum() == groups * updates.GROUP_SIZE
         # GRPO's advantages of a group have a deviation of 1, times the kept share.
         first = jnp.argmax(found.batch.is_reply, axis=1)

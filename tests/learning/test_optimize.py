@@ -10,7 +10,7 @@ import optax
 import pytest
 from helpers import models, records, updates
 
-from ragen_jax.learning import forward, optimize, train_state
+from ragen_jax.learning import forward, gradients, optimize, train_state
 from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import (
     Batch,
@@ -21,6 +21,7 @@ from ragen_jax.learning.batch import (
     reply_lengths,
 )
 from ragen_jax.learning.token_sums import no_sums
+from ragen_jax.learning.update_plan import UpdatePlan, split_into_microbatches
 
 # Together every term of the loss whose gradient is that of its value.
 CASES = {
@@ -49,7 +50,7 @@ FIRST = next(iter(CASES))
 def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     chosen = updates.settings(**CASES[case])
     mesh = models.one_device()
-    plan = forward.UpdatePlan(
+    plan = UpdatePlan(
         chosen,
         updates.CONFIG,
         mesh,
@@ -63,13 +64,13 @@ def test_the_gradient_of_the_whole_loss_is_its_slope(case):
     @jax.jit
     def loss(step, direction):
         moved = jax.tree.map(lambda x, d: x + step * d, actor, direction)
-        return optimize.actor_loss(
+        return gradients.actor_loss(
             plan, {}, moved, (), piece, jnp.asarray(True), jnp.int32(0)
         )[0]
 
     gradient = jax.jit(
         jax.grad(
-            lambda x: optimize.actor_loss(
+            lambda x: gradients.actor_loss(
                 plan, {}, x, (), piece, jnp.asarray(True), jnp.int32(0)
             )[0]
         )
@@ -85,7 +86,7 @@ def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
     """With a correction the loss counts from scores of the update's own instead."""
     chosen = updates.settings(estimator="grpo", loss__sampler_correction=2.0)
     lengths = (updates.LENGTH,)
-    plan = forward.UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths)
+    plan = UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths)
     state, piece = updates.new_state(chosen), _batch(FIRST)
     rows = updates.record()[0].replace(logprobs=piece.sampler_logprobs)
     kept = KeptRows(rows, piece.weight)
@@ -104,7 +105,7 @@ def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
         old_logprobs=before.old_logprobs, sampler_logprobs=before.sampler_logprobs
     )
     _, (_, sums) = jax.jit(
-        functools.partial(optimize.actor_loss, plan, {}),
+        functools.partial(gradients.actor_loss, plan, {}),
         compiler_options=updates.QUICK_TO_COMPILE,
     )(state.actor, (), piece, jnp.asarray(True), jnp.int32(0))
     ratio = np.exp(moved)
@@ -121,20 +122,21 @@ def test_a_step_that_would_leave_a_parameter_infinite_is_not_made():
     actor = {"w": jnp.ones(2)}
     state = train_state.new_state(actor, {}, chosen)
     state = state.replace(actor_optimizer=optimizer.init(actor))
-    counts = (jnp.float32(4.0), jnp.float32(0.0))
 
     def step(size: float):
-        gradients = ({"w": jnp.array([0.0, size])}, {})
-        return optimize._apply(
-            chosen, optimizer, state, gradients, counts, no_sums(), optimize._no_steps()
-        )
+        by_tree = ({"w": jnp.array([0.0, size])}, {})
+        norms = (jnp.float32(size), jnp.float32(0.0))
+        new, is_finite = optimize._apply(chosen, optimizer, state, by_tree, norms)
+        no_steps = optimize._no_steps()
+        counts = optimize._add_step(no_steps, no_sums(), norms, is_finite).counts
+        return new, (counts.attempted, counts.real, counts.bad)
 
-    new, steps = step(1e10)
+    new, counts = step(2.5e9)
     np.testing.assert_array_equal(new.actor["w"], [1, 1])
-    assert (steps.made.attempted, steps.made.real, steps.made.bad) == (1, 0, 1)
-    new, steps = step(4e-30)
+    assert counts == (1, 0, 1)
+    new, counts = step(1e-30)
     np.testing.assert_allclose(new.actor["w"], [1, 0], atol=1e-6)
-    assert (steps.made.attempted, steps.made.real, steps.made.bad) == (1, 1, 0)
+    assert counts == (1, 1, 0)
 
 
 def test_all_rows_are_scored_at_lengths_that_hold_their_replies():
@@ -142,9 +144,7 @@ def test_all_rows_are_scored_at_lengths_that_hold_their_replies():
     lines = ("orrrR", "ooR..", "orR..", "ooR..", "oorR.", ".....")
     rows = records.rows_of(*lines, episode=[0, 1, 2, 3, 4, 0])
     chosen = updates.settings(optimizer__microbatch=2)
-    plan = forward.UpdatePlan(
-        chosen, updates.CONFIG, None, jnp.float32, None, lengths=(3, 5)
-    )
+    plan = UpdatePlan(chosen, updates.CONFIG, None, jnp.float32, None, lengths=(3, 5))
     kept = KeptRows(rows, jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0]))
     found = forward.map_rows(plan, lambda tokens, _: tokens * 1.0, kept)
     np.testing.assert_array_equal(found[rows.is_reply], rows.tokens[rows.is_reply])
@@ -183,7 +183,7 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
     """Forward and back: no product of the loop over microbatches is as long as it."""
     common = 7  # tokens; no other size of this model
     chosen, lengths = updates.settings(optimizer__microbatch=2), (updates.LENGTH,)
-    plan = forward.UpdatePlan(
+    plan = UpdatePlan(
         chosen,
         updates.CONFIG,
         None,
@@ -192,9 +192,9 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
         lengths,
         tuple(range(common)),
     )
-    pieces = forward.microbatches(plan, _batch(FIRST))
+    pieces = split_into_microbatches(plan, _batch(FIRST))
     state = updates.new_state(chosen)
-    traced = jax.make_jaxpr(functools.partial(optimize._accumulate, plan, {}))(
+    traced = jax.make_jaxpr(functools.partial(gradients.accumulate, plan, {}))(
         state, pieces, jnp.int32(8), jnp.asarray(True)
     )
     looped, once = _products(traced.jaxpr)
@@ -207,12 +207,12 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
 def test_only_one_models_gradient_is_held_beside_the_sums():
     """What a branch of a length gives exists beside what it is added to."""
     chosen, lengths = updates.settings(optimizer__microbatch=2), (14, updates.LENGTH)
-    plan = forward.UpdatePlan(
+    plan = UpdatePlan(
         chosen, updates.CONFIG, None, jnp.float32, None, lengths, updates.OPENING
     )
-    pieces = forward.microbatches(plan, _batch(FIRST))
+    pieces = split_into_microbatches(plan, _batch(FIRST))
     state = updates.new_state(chosen)
-    traced = jax.make_jaxpr(functools.partial(optimize._accumulate, plan, {}))(
+    traced = jax.make_jaxpr(functools.partial(gradients.accumulate, plan, {}))(
         state, pieces, jnp.int32(8), jnp.asarray(True)
     )
     actor, critic = (

@@ -8,7 +8,7 @@ import pytest
 from helpers import models, updates
 
 from ragen_jax import starpo
-from ragen_jax.learning.forward import UpdatePlan
+from ragen_jax.learning.update_plan import UpdatePlan
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ EPISODES = episodes_of(reward=[[1.0], [0.0]], group=[0, 1])
 KEPT = KeptRows(rows=ROWS, weight=jnp.array([1.0, 1.0, 0.0]))
 CHOSEN = Selection(
     keep=jnp.array([True, True]),
-    share=jnp.float32(0.25),
+    kept_fraction=jnp.float32(0.25),
     std=jnp.array([1.0, 3.0]),
     spread=jnp.array([1.0, 4.0]),
     kept_groups=jnp.array([True, True]),
@@ -426,7 +426,7 @@ def test_groups_are_ranked_among_those_of_their_environment():
         )
         selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
         kept[scope] = selection.kept_groups.tolist()
-        assert selection.share == 0.5
+        assert selection.kept_fraction == 0.5
         assert filters.most_kept_episodes(chosen) == 2 * updates.GROUP_SIZE
     assert kept["batch"] == [False, False, True, True]
     assert kept["environment"] == [False, True, True, False]
@@ -448,7 +448,7 @@ def test_within_group_keeps_members_of_every_group_that_is_not_equal():
     selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
     keep = np.asarray(selection.keep).reshape(updates.PROMPTS, -1)
     np.testing.assert_array_equal(keep.sum(axis=1), [2, 2, 0, 2])
-    np.testing.assert_allclose(selection.share, 6 / 16)
+    np.testing.assert_allclose(selection.kept_fraction, 6 / 16)
     assert filters.most_kept_episodes(chosen) == 8
 
 

@@ -25,8 +25,8 @@ def learned(real: int) -> UpdateMetrics:
     """What one use of the episodes reports that made so many updates."""
     zero, nothing = jnp.zeros(()), Mean.zero()
     sums = TokenSums(*(nothing,) * 8, logprob_gap_max=zero, ratio_max=zero)
-    made = UpdateCounts(jnp.int32(real), jnp.int32(real), jnp.int32(0))
-    return UpdateMetrics(sums, *(zero,) * 5, made=made)
+    counts = UpdateCounts(jnp.int32(real), jnp.int32(real), jnp.int32(0))
+    return UpdateMetrics(sums, *(zero,) * 5, counts=counts)
 
 
 def metrics(state, real: int, **changes) -> dict[str, float]:
@@ -168,13 +168,13 @@ def test_an_update_reports_the_task_returns_spread_and_what_the_critic_explains(
     )
     chosen = Selection(
         keep=jnp.ones(4, bool),
-        share=jnp.float32(0.5),
+        kept_fraction=jnp.float32(0.5),
         std=jnp.array([1.0, 3.0]),
         spread=jnp.array([5.0, 7.0]),
         kept_groups=jnp.ones(2, bool),
     )
-    made = UpdateCounts(jnp.int32(3), jnp.int32(2), jnp.int32(1))
-    steps = Steps(no_sums(), (jnp.float32(6.0), jnp.float32(1.5)), made)
+    counts = UpdateCounts(jnp.int32(3), jnp.int32(2), jnp.int32(1))
+    steps = Steps(no_sums(), (jnp.float32(6.0), jnp.float32(1.5)), counts)
     found = summary.update_metrics(chosen, batch, steps)
     assert found.explained_variance == 0.75
     assert (found.reward_std, found.kept_fraction) == (2.0, 0.5)
@@ -197,7 +197,7 @@ def test_the_uses_of_a_batch_are_reported_as_one():
     found = summary.over_uses(
         [use(2, 1.0, (2, 1), (1, 4), 0.5, 1.5), use(1, 3.0, (4, 3), (5, 4), 9.0, 1.25)]
     )
-    assert found.made.real == found.made.attempted == 3
+    assert found.counts.real == found.counts.attempted == 3
     assert found.actor_grad_norm == 2.0
     assert found.sums.policy_loss.value() == 1.5
     assert found.sums.logprob_gap.value() == 0.25

@@ -188,7 +188,7 @@ def test_a_nan_leaves_both_models_and_both_optimizers_as_they_were(what):
     counted = dict(iteration=1, updates=0, bad_in_row=1, skipped_bad=2)
     none_empty = dict(empty_in_row=0, skipped_empty=0)
     assert updates.counters(state) == counted | none_empty
-    assert learned.made.real == 0
+    assert learned.counts.real == 0
     state, _ = run(rows, episodes, state)
     counted = dict(iteration=2, updates=0, bad_in_row=2, skipped_bad=4)
     assert updates.counters(state) == counted | none_empty
@@ -207,7 +207,7 @@ def test_a_good_iteration_after_a_nan_resets_the_count_and_moves_both_models():
         empty_in_row=0,
         skipped_empty=0,
     )
-    assert learned.made.real == 2
+    assert learned.counts.real == 2
     # As if nothing but the count of iterations, which rows are shuffled by, had moved.
     later = _with_nan("nothing")[2].replace(iteration=np.int32(1))
     check_only_counters_differ(state, run(*updates.record(), later)[0])
@@ -233,7 +233,7 @@ def test_where_no_group_is_kept_nothing_changes_but_the_counts():
         )
     assert set(updates.fields(learned).values()) == {0.0}
     state, learned = run(rows, episodes, state)
-    assert (state.empty_in_row, state.skipped_empty, learned.made.real) == (0, 2, 2)
+    assert (state.empty_in_row, state.skipped_empty, learned.counts.real) == (0, 2, 2)
 
 
 # Windows -----------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_minibatches_of_turns_differ_by_one_row_at_most():
     order = jnp.asarray(np.concatenate([rng.permutation(real), np.arange(11)]))
     shares = []
     for index in range(3):
-        share = minibatches.even_share(batch, order, jnp.int32(index), 3, 13, 5)
+        share = minibatches.even_minibatch(batch, order, jnp.int32(index), 3, 13, 5)
         rows = share.tokens[share.weight > 0].astype(int).tolist()
         assert share.tokens.shape == (5,)
         own = share.is_reply.sum(axis=1).tolist()
@@ -300,7 +300,7 @@ def test_minibatches_of_turns_hold_each_row_once_however_many_there_are():
     @jax.vmap
     def share(index):
         order, size = jnp.arange(rows + 1), (jnp.int32(count), jnp.int32(rows))
-        picked = minibatches.even_share(batch, order, index, *size, minibatch)
+        picked = minibatches.even_minibatch(batch, order, index, *size, minibatch)
         return jnp.where(picked.weight > 0, picked.tokens, -1)
 
     held = np.asarray(share(jnp.arange(count, dtype=jnp.int32)))
@@ -357,7 +357,7 @@ def test_every_kept_row_counts_once_in_every_epoch(several):
     """The actor stays in this iteration, so two epochs are twice the whole record."""
     rows, episodes = updates.record()
     state, learned = several(rows, episodes)
-    assert state.updates == 4 and learned.made.real == 4
+    assert state.updates == 4 and learned.counts.real == 4
     chosen = updates.settings(
         **SEVERAL
         | dict(optimizer__epochs=1, optimizer__minibatch=12, optimizer__microbatch=12)
@@ -388,7 +388,7 @@ def test_every_kept_row_is_in_one_minibatch_of_each_epoch_in_ever_new_company(se
         state, learned = several(rows.replace(logprobs=logprobs), episodes)
         assert (
             state.updates + state.skipped_bad == 4
-            and learned.made.real == state.updates
+            and learned.counts.real == state.updates
         )
         return int(state.skipped_bad)
 

@@ -9,7 +9,8 @@ import pytest
 from helpers import updates
 from jax.sharding import Mesh
 
-from ragen_jax.learning import forward
+from ragen_jax.learning import sharded_forward
+from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models import lora, parameters, transformer
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.planning import programs
@@ -99,7 +100,7 @@ def test_what_devices_exchange_to_look_tokens_up_is_as_large_as_the_rows(sizes, 
     chosen, mesh = updates.settings(**USUAL), meshes.make_mesh(*sizes)
     config = dataclasses.replace(updates.CONFIG, vocabulary=400)
     state = updates.shardings(chosen, mesh)
-    plan = forward.UpdatePlan(chosen, config, mesh, jnp.float32, state, (2,))
+    plan = UpdatePlan(chosen, config, mesh, jnp.float32, state, (2,))
     rng = np.random.default_rng(0)
     embedding = rng.normal(size=(config.vocabulary, config.width)).astype(np.float32)
     tokens = rng.integers(0, config.vocabulary, (rows, 2))
@@ -115,7 +116,7 @@ def test_what_devices_exchange_to_look_tokens_up_is_as_large_as_the_rows(sizes, 
     spec = meshes.training_specs(parameters.declare(config), mesh)["embedding"]
     shards = jax.NamedSharding(mesh, spec)
     shared = jax.jit(
-        both(lambda *what: forward._look_up_on_shards(plan, *what)),
+        both(lambda *what: sharded_forward._embed_on_shards(plan, *what)),
         in_shardings=shards,
         out_shardings=(None, shards),
     )

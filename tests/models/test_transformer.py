@@ -82,7 +82,9 @@ def test_recomputing_layers_leaves_gradients_as_they_are():
     tokens = np.random.default_rng(2).integers(0, 40, (2, 9))
 
     def loss(weights, remat):
-        states = transformer.hidden_states(weights, tokens, CONFIG, remat=remat)
+        states = transformer.hidden_states(
+            weights, tokens, CONFIG, transformer.ForwardOptions(remat=remat)
+        )
         return jnp.sin(states).sum()
 
     run = jax.jit(jax.grad(loss), static_argnums=1)
@@ -106,7 +108,8 @@ def test_gradients_through_rows_of_padding_are_finite():
 def test_parameters_of_float32_compute_in_the_dtype_asked_for():
     weights = models.random_parameters(CONFIG)
     tokens = np.arange(12).reshape(2, 6)
-    states = transformer.hidden_states(weights, tokens, CONFIG, dtype=jnp.bfloat16)
+    options = transformer.ForwardOptions(dtype=jnp.bfloat16)
+    states = transformer.hidden_states(weights, tokens, CONFIG, options)
     assert states.dtype == jnp.bfloat16
     logits = transformer.vocabulary_logits(weights, states)
     assert logits.dtype == jnp.float32 and logits.shape == (2, 6, 40)
