@@ -14,8 +14,9 @@ from jax.experimental import multihost_utils
 
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import rollout as rollout_lib
-from ragen_jax.rollout.rollout import Rollout, RolloutArgs, RolloutContext
+from ragen_jax.rollout.rollout import Rollout, RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
+from ragen_jax.rollout.types import RolloutArgs
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
 

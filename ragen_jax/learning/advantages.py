@@ -100,8 +100,8 @@ def all_tokens_at_once(
     """
     length = is_reply.shape[1]
     # Index of the next reply token; T, out of range, after the last.
-    own = jnp.where(is_reply, jnp.arange(length)[None], length)
-    following = jax.lax.cummin(own, axis=1, reverse=True)
+    reply_index = jnp.where(is_reply, jnp.arange(length)[None], length)
+    following = jax.lax.cummin(reply_index, axis=1, reverse=True)
     following = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=length)
     next_value = jnp.take_along_axis(
         values, following, axis=1, mode="fill", fill_value=0.0

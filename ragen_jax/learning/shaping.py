@@ -44,10 +44,10 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
         band = length_band(episodes, settings.length_low, settings.length_high)
         earned += settings.length_bonus * jnp.where(has_thought, band, 0.0)
     if settings.grounding > 0:
-        share = jnp.where(has_thought, episodes.grounded, 0.0)
+        bonus = jnp.where(has_thought, episodes.grounded, 0.0)
         if settings.grounding_by == "episode":
-            share /= jnp.maximum(episodes.turns, 1)[:, None]
-        earned += settings.grounding * share
+            bonus /= jnp.maximum(episodes.turns, 1)[:, None]
+        earned += settings.grounding * bonus
     if settings.hook:
         earned += jnp.where(played, load_hook(settings.hook)(episodes), 0.0)
     if settings.normalize == "none":
@@ -81,9 +81,9 @@ def token_rewards(
     if not settings.has_reference or loss.kl_in != "reward":
         return by_token
     coefficient = over_the_run(settings, loss.kl, loss.kl_end, iteration)
-    own, reference = scores.old_logprobs, scores.ref_logprobs
+    logprobs, ref_logprobs = scores.old_logprobs, scores.ref_logprobs
     return rewards.penalize_kl(
-        by_token, own, reference, rows.is_reply, coefficient, loss.kl_kind
+        by_token, logprobs, ref_logprobs, rows.is_reply, coefficient, loss.kl_kind
     )
 
 
@@ -117,21 +117,21 @@ def check_hook(path: str, count: int, turns: int) -> None:
     hook = load_hook(path)
     episodes = jax.eval_shape(lambda: blank_episodes(count, turns))
     try:
-        given = jax.eval_shape(hook, episodes)
-        keeps = tracing.keeps_traced_values(hook, episodes)
+        result = jax.eval_shape(hook, episodes)
+        keeps_state = tracing.keeps_traced_values(hook, episodes)
     except Exception as error:
         line = user_modules.in_one_line(error, Path(path).expanduser().resolve())
         raise SettingsError(
             f"reward.hook = {path!r}: turn_rewards(episodes) fails: {line}"
         ) from error
-    shape, kind = getattr(given, "shape", None), getattr(given, "dtype", None)
+    shape, kind = getattr(result, "shape", None), getattr(result, "dtype", None)
     is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)
     if shape != (count, turns) or not is_real:
         raise SettingsError(
-            f"reward.hook = {path!r}: turn_rewards(episodes) gives {given}: let it give"
-            f" float32[{count}, {turns}], one number for each episode and turn"
+            f"reward.hook = {path!r}: turn_rewards(episodes) gives {result}: let it"
+            f" give float32[{count}, {turns}], one number for each episode and turn"
         )
-    if keeps:
+    if keeps_state:
         raise SettingsError(
             f"reward.hook = {path!r}: turn_rewards(episodes) depends on earlier"
             " calls, through a variable outside it such as a running mean: compute it"
@@ -181,10 +181,10 @@ def normalize(
     std = statistics.std[sets]
     is_spread = std > _SMALLEST_STD
     scale = jnp.ones_like(std) if method == "mean" else jnp.where(is_spread, std, 1.0)
-    wanted = deviations(total, sets, statistics) / scale
+    target = deviations(total, sets, statistics) / scale
     if method == "asym_clip":
-        wanted = jnp.clip(wanted, *_ASYMMETRIC)
+        target = jnp.clip(target, *_ASYMMETRIC)
     scaled = earned / scale[:, None]
-    rest = wanted - scaled.sum(axis=1)
+    rest = target - scaled.sum(axis=1)
     is_last = jnp.arange(earned.shape[1])[None] == episodes.turns[:, None] - 1
     return scaled + jnp.where(is_last, rest[:, None], 0.0)

@@ -212,5 +212,5 @@ def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):
     each = rising[:, None]
     mean = jnp.where(sets[None], each, 0.0).sum(-1, keepdims=True) / count
     squares = jnp.where(sets[None], jnp.square(each - mean), 0.0).sum(-1)
-    kept = sets[jnp.argmax(squares, axis=1)]  # bool[P, N]
-    return jnp.zeros(values.shape, bool).at[order].set(kept.reshape(-1))
+    keep = sets[jnp.argmax(squares, axis=1)]  # bool[P, N]
+    return jnp.zeros(values.shape, bool).at[order].set(keep.reshape(-1))

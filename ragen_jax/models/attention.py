@@ -68,16 +68,16 @@ def fused_attention(
       key, value: float[R, S, G, d], S >= T, G divides H.
       implementation: "cudnn" or "xla".
     """
-    (length, seen), axes = (query.shape[1], key.shape[1]), ((0, 0), (0, 0))
-    padding = -seen % _CUDNN_TILE
+    (length, key_count), axes = (query.shape[1], key.shape[1]), ((0, 0), (0, 0))
+    padding = -key_count % _CUDNN_TILE
     mixed = jax.nn.dot_product_attention(
-        jnp.pad(query, ((0, 0), (seen - length, padding), *axes)),
+        jnp.pad(query, ((0, 0), (key_count - length, padding), *axes)),
         jnp.pad(key, ((0, 0), (0, padding), *axes)),
         jnp.pad(value, ((0, 0), (0, padding), *axes)),
         is_causal=True,
         implementation=implementation,
     )
-    return mixed[:, seen - length : seen]
+    return mixed[:, key_count - length : key_count]
 
 
 def _after(prefix: tuple[jax.Array, ...], *own: jax.Array) -> tuple[jax.Array, ...]:
@@ -102,9 +102,11 @@ def blocked_attention(query, key, value) -> jax.Array:
     ahead = key.shape[1] - length
     for start in range(0, length, _QUERY_BLOCK):
         end = min(length, start + _QUERY_BLOCK)
-        seen = ahead + end
+        key_count = ahead + end
         block = query[:, start:end]
-        mixed.append(_attention_of_block(block, key[:, :seen], value[:, :seen]))
+        mixed.append(
+            _attention_of_block(block, key[:, :key_count], value[:, :key_count])
+        )
     return jnp.concatenate(mixed, axis=1)
 
 

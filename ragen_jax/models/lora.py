@@ -74,10 +74,10 @@ def declare_adapters(
     B begins as zeros, so that training begins with the base model. A critic's value
     head is trained whole.
     """
-    whole = declare(config, value_head=value_head)
+    declared = declare(config, value_head=value_head)
     layers = {}
     for name in adapters.targets:
-        leaf: Leaf = whole["layers"][name]
+        leaf: Leaf = declared["layers"][name]
         split = 1 + AXES_IN[name]
         inputs, outputs = leaf.shape[1:split], leaf.shape[split:]
         layers[name] = {
@@ -94,7 +94,7 @@ def declare_adapters(
         }
     tree: Parameters = {"layers": layers}
     if value_head:
-        tree["value_head"] = whole["value_head"]
+        tree["value_head"] = declared["value_head"]
     return tree
 
 

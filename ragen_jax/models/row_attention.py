@@ -61,12 +61,14 @@ _attention.defvjp(_forward, _backward)
 def _attend(query, key, value):
     """One row and key head: float[n, T, d], and float32[n, T, 1], log sum e^scores."""
     mixed, log_sums = [], []
-    for tokens, seen in _blocks(query, key):
-        scores = _scores(query[:, tokens], key[:seen])
+    for tokens, key_count in _blocks(query, key):
+        scores = _scores(query[:, tokens], key[:key_count])
         highest = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - highest)
         total = weights.sum(axis=-1, keepdims=True)
-        product = jnp.einsum("nts,sd->ntd", weights.astype(value.dtype), value[:seen])
+        product = jnp.einsum(
+            "nts,sd->ntd", weights.astype(value.dtype), value[:key_count]
+        )
         mixed.append((product / total).astype(query.dtype))
         log_sums.append(highest + jnp.log(total))
     return jnp.concatenate(mixed, axis=1), jnp.concatenate(log_sums, axis=1)
@@ -85,15 +87,15 @@ def _differentiate(query, key, value, out, log_sum, d_out):
     # as the left one each would be transposed first, a fifth of the update's time on a
     # CPU.
     d_key = d_value = jnp.zeros((dim, key.shape[0]), jnp.float32)
-    for tokens, seen in _blocks(query, key):
+    for tokens, key_count in _blocks(query, key):
         block, d_block = query[:, tokens], d_out[:, tokens]
-        weights = jnp.exp(_scores(block, key[:seen]) - log_sum[:, tokens])
-        d_weights = _product("ntd,sd->nts", d_block, value[:seen])
+        weights = jnp.exp(_scores(block, key[:key_count]) - log_sum[:, tokens])
+        d_weights = _product("ntd,sd->nts", d_block, value[:key_count])
         d_scores = weights * (d_weights - shift[:, tokens])
         weights, d_scores = (x.astype(query.dtype) for x in (weights, d_scores))
-        d_query.append(_product("nts,sd->ntd", d_scores, key[:seen]))
-        d_key = d_key.at[:, :seen].add(_over_heads(block, d_scores))
-        d_value = d_value.at[:, :seen].add(_over_heads(d_block, weights))
+        d_query.append(_product("nts,sd->ntd", d_scores, key[:key_count]))
+        d_key = d_key.at[:, :key_count].add(_over_heads(block, d_scores))
+        d_value = d_value.at[:, :key_count].add(_over_heads(d_block, weights))
     factor = dim**-0.5
     return (
         (jnp.concatenate(d_query, axis=1) * factor).astype(query.dtype),
@@ -112,8 +114,10 @@ def _blocks(query, key):
 
 def _scores(query, key):
     """float32[n, t, s], scaled scores of the last t of s tokens, causally masked."""
-    length, seen = query.shape[1], key.shape[0]
-    hidden = jnp.arange(seen)[None] > jnp.arange(seen - length, seen)[:, None]
+    length, key_count = query.shape[1], key.shape[0]
+    hidden = (
+        jnp.arange(key_count)[None] > jnp.arange(key_count - length, key_count)[:, None]
+    )
     scores = _product("ntd,sd->nts", query, key) * query.shape[-1] ** -0.5
     return jnp.where(hidden, _HIDDEN, scores)
 

@@ -50,8 +50,8 @@ def rotary_frequencies(
         return frequency
     turns = scaling.original_context * frequency / (2 * jnp.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = jnp.clip((turns - low) / (high - low), 0, 1)
-    return frequency * (kept + (1 - kept) / scaling.factor)
+    unscaled = jnp.clip((turns - low) / (high - low), 0, 1)
+    return frequency * (unscaled + (1 - unscaled) / scaling.factor)
 
 
 def rotate(

@@ -68,6 +68,7 @@ class CacheAttention:
 
 
 def _attend_token(query, keys, values, count, bucket) -> jax.Array:
+    """`CacheAttention.attend_token` to entries [S, G, d, C]."""
     visible = jnp.arange(bucket)[None] < count[:, None]
     return _attend_in_parts(
         query, keys[..., :bucket], values[..., :bucket], visible[:, None]
@@ -75,6 +76,7 @@ def _attend_token(query, keys, values, count, bucket) -> jax.Array:
 
 
 def _attend_message(query, keys, values, positions, bucket) -> jax.Array:
+    """`CacheAttention.attend_message` to entries [W, G, d, C]."""
     visible = jnp.arange(bucket)[None, None] <= positions[:, :, None]
     return _attend_in_parts(query, keys[..., :bucket], values[..., :bucket], visible)
 
@@ -101,6 +103,7 @@ def _parts(slots: int) -> int:
 
 
 def _attend(query, keys, values, visible) -> jax.Array:
+    """Attention as in `_attend_in_parts`, all slots at once."""
     slots, length, heads, dim = query.shape
     groups = keys.shape[1]
     grouped = query.reshape(slots, length, groups, heads // groups, dim)
@@ -130,9 +133,8 @@ def fused(implementation: str) -> CacheAttention:
     """Attention by `jax.nn.dot_product_attention`, over each slot's filled part alone.
 
     In decoding each (slot, key head) is a row of the kernel's batch, and the query
-    heads
-    of that key head are its queries: each key is read once for all of them, and nothing
-    is transposed.
+    heads of that key head are its queries: each key is read once for all of them, and
+    nothing is transposed.
 
     Args:
       implementation: "cudnn", or "xla", which computes the same on any device.
@@ -146,6 +148,7 @@ def fused(implementation: str) -> CacheAttention:
 
 
 def _attend_token_fused(query, keys, values, count, bucket, *, implementation):
+    """`CacheAttention.attend_token` to entries [S, G, C, d]."""
     del bucket
     slots, _, heads, dim = query.shape
     groups, context = keys.shape[1:3]
@@ -162,6 +165,7 @@ def _attend_token_fused(query, keys, values, count, bucket, *, implementation):
 
 
 def _attend_message_fused(query, keys, values, positions, bucket, *, implementation):
+    """`CacheAttention.attend_message` to entries [W, G, C, d]."""
     # An explicit mask, for all heads alike: the kernel's causal mask would align the
     # first query with the first key.
     del bucket

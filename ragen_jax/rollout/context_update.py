@@ -82,7 +82,7 @@ def slide_window(
     row = jnp.where(continues, row_of(plan, slots), 0)
     episode = jnp.where(continues, slots.episode, 0)
     closing = windows.closing_before(prompts.cuts, state.episodes.reply_end[episode])
-    new, kept = jax.vmap(
+    new, unmoved = jax.vmap(
         functools.partial(windows.next_row, plan.window, plan.reply_tokens)
     )(
         windows.Row(rows.tokens[row], rows.turn[row], slots.length + 1),
@@ -97,7 +97,7 @@ def slide_window(
         model,
         jax.tree.map(lambda x: x[feedback.slot], state.cache),
         new.tokens,
-        jnp.where(continues, jnp.minimum(kept, slots.length), 0),
+        jnp.where(continues, jnp.minimum(unmoved, slots.length), 0),
         jnp.where(continues, new.length - 1, 0),
         feedback.tokens.shape[1],
         plan.buckets,

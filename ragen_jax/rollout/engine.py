@@ -32,6 +32,7 @@ from ragen_jax.rollout.types import (
     concatenate,
     last_token,
     row_of,
+    run_if,
     where_first,
 )
 from ragen_jax.text import reply_parser
@@ -125,11 +126,11 @@ def env_step_due(plan: RolloutPlan, state: RolloutState) -> jax.Array:
     status = state.slots.status
 
     def is_full(shard: EnvShard) -> jax.Array:
-        own, most = status[shard.slot_range], shard.extend_width
+        env_status, most = status[shard.slot_range], shard.extend_width
         if not plan.extend_share:
-            return (own == WAITING).sum() >= most
-        share = -(-(own != IDLE).sum() // plan.extend_share)
-        return (own == WAITING).sum() >= jnp.clip(share, 1, most)
+            return (env_status == WAITING).sum() >= most
+        enough = -(-(env_status != IDLE).sum() // plan.extend_share)
+        return (env_status == WAITING).sum() >= jnp.clip(enough, 1, most)
 
     full = jnp.stack([is_full(shard) for shard in plan.env_shards])
     return full.any() | ~(status == DECODING).any()
@@ -141,10 +142,10 @@ def decode_chunk(
     """`plan.decode_chunk` steps, reading the shortest bucket of the cache that fits."""
 
     def steps(bucket: int):
-        def one(state: RolloutState, _):
+        def one_step(state: RolloutState, _):
             return _decode_step(plan, model, inputs, state, bucket), None
 
-        return lambda state: jax.lax.scan(one, state, length=plan.decode_chunk)[0]
+        return lambda state: jax.lax.scan(one_step, state, length=plan.decode_chunk)[0]
 
     slots = state.slots
     longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
@@ -155,15 +156,8 @@ def decode_chunk(
     if len(buckets) == 1:
         return steps(buckets[0])(state)
 
-    def once(bucket: int):
-        return lambda carry: (steps(bucket)(carry[0]), False)
-
     for number, bucket in enumerate(buckets):
-        # Instead of `lax.switch`, whose branches would copy the cache: loops of one
-        # round or none.
-        state, _ = jax.lax.while_loop(
-            lambda carry: carry[1], once(bucket), (state, index == number)
-        )
+        state = run_if(index == number, steps(bucket), state)
     return state
 
 
@@ -175,13 +169,13 @@ def _decode_step(
     bucket: int,
 ) -> RolloutState:
     """Samples one token in every decoding slot."""
-    slots, rows = state.slots, state.rows
-    # Other slots write nothing (their position is out of range): they may be longer
-    # than the bucket.
+    slots = state.slots
+    # Other slots write nothing (their length is out of range): they may be longer than
+    # the bucket.
     active = slots.status == DECODING
-    position = jnp.where(active, slots.length, plan.context)
+    lengths = jnp.where(active, slots.length, plan.context)
     logits, cache = kv.decode(
-        inputs.weights, model, state.cache, slots.pending, position, bucket
+        inputs.weights, model, state.cache, slots.pending, lengths, bucket
     )
     episode = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
     token_keys = jax.vmap(prng.token_key, (None, 0, 0, 0))(
@@ -191,32 +185,16 @@ def _decode_step(
         token_keys, logits, inputs.temperature, greedy=plan.greedy
     )
     row = jnp.where(active, row_of(plan, slots), plan.rows)  # plan.rows: dropped
-    at = slots.length + 1
-    put = lambda buffer, new: buffer.at[row, at].set(new, mode="drop")
-    rows = RowBuffers(
-        tokens=put(rows.tokens, drawn.token),
-        logprobs=put(rows.logprobs, drawn.logprob),
-        entropy=put(rows.entropy, drawn.entropy),
-        turn=put(rows.turn, slots.turn),
-        is_reply=put(rows.is_reply, True),
-    )
-    reply, closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
+    position = slots.length + 1
+    rows = _write_reply_tokens(state.rows, row, position, slots.turn, drawn)
+    reply, is_closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
     sampled = slots.sampled + 1
-    stop = inputs.stops[drawn.token]
-    reply_end = jnp.where(
-        stop != NO_REPLY,
-        stop,
-        jnp.where(
-            closed & plan.stop_at_answer,
-            ANSWER_CLOSED,
-            jnp.where(sampled >= plan.reply_tokens, REPLY_BUDGET, NO_REPLY),
-        ),
-    )
+    reply_end = _reply_end(plan, inputs.stops[drawn.token], is_closed, sampled)
     ends = active & (reply_end != NO_REPLY)
     keep = lambda new, old: where_first(active, new, old)
     slots = slots.replace(
         status=jnp.where(ends, WAITING, slots.status),
-        length=keep(at, slots.length),
+        length=keep(position, slots.length),
         pending=keep(drawn.token, slots.pending),
         sampled=keep(sampled, slots.sampled),
         reply=jax.tree.map(keep, reply, slots.reply),
@@ -227,19 +205,69 @@ def _decode_step(
     )
 
 
+def _write_reply_tokens(
+    rows: RowBuffers,
+    row: jax.Array,
+    position: jax.Array,
+    turn: jax.Array,
+    drawn: token_sampling.Sampled,
+) -> RowBuffers:
+    """The rows with each slot's token.
+
+    Args:
+      rows: R rows.
+      row, position: int32[S], where each slot writes; dropped if out of range.
+      turn: int32[S], being played.
+      drawn: the tokens.
+    """
+    put = lambda buffer, new: buffer.at[row, position].set(new, mode="drop")
+    return RowBuffers(
+        tokens=put(rows.tokens, drawn.token),
+        logprobs=put(rows.logprobs, drawn.logprob),
+        entropy=put(rows.entropy, drawn.entropy),
+        turn=put(rows.turn, turn),
+        is_reply=put(rows.is_reply, True),
+    )
+
+
+def _reply_end(
+    plan: RolloutPlan, stop: jax.Array, is_closed: jax.Array, sampled: jax.Array
+) -> jax.Array:
+    """int32[S], why each slot's reply ends with its token; NO_REPLY: it continues.
+
+    Args:
+      plan: with the budget.
+      stop: int32[S], what the token stops as, from `EngineInputs.stops`.
+      is_closed: bool[S], whether the answer is closed.
+      sampled: int32[S], tokens of the reply, this one included.
+    """
+    return jnp.where(
+        stop != NO_REPLY,
+        stop,
+        jnp.where(
+            is_closed & plan.stop_at_answer,
+            ANSWER_CLOSED,
+            jnp.where(sampled >= plan.reply_tokens, REPLY_BUDGET, NO_REPLY),
+        ),
+    )
+
+
 def _read_tokens(
-    plan: RolloutPlan, inputs: EngineInputs, reply: reply_parser.ReplyState, token
-):
+    plan: RolloutPlan,
+    inputs: EngineInputs,
+    reply: reply_parser.ReplyState,
+    token: jax.Array,
+) -> tuple[reply_parser.ReplyState, jax.Array]:
     """Each slot's reply after its token, and bool[S] whether its answer is closed."""
 
-    def one(shard: EnvShard, tables: reply_parser.ReplyTables):
-        own = shard.slot_range
+    def read(shard: EnvShard, tables: reply_parser.ReplyTables):
+        slots = shard.slot_range
         after = jax.vmap(reply_parser.read_token, (None, 0, 0))(
-            tables, jax.tree.map(lambda x: x[own], reply), token[own]
+            tables, jax.tree.map(lambda x: x[slots], reply), token[slots]
         )
         return after, jax.vmap(reply_parser.is_closed, (None, 0))(tables, after)
 
-    return concatenate(map(one, plan.env_shards, inputs.tables))
+    return concatenate(map(read, plan.env_shards, inputs.tables))
 
 
 def choose_waiting(
@@ -250,12 +278,12 @@ def choose_waiting(
     Lower slots come first. Each environment has its own range of the W entries.
     """
 
-    def one(shard: EnvShard):
+    def choose(shard: EnvShard):
         is_waiting = state.slots.status[shard.slot_range] == WAITING
         slot = jnp.argsort(~is_waiting, stable=True)[: shard.extend_width]
         return shard.first_slot + slot.astype(jnp.int32), is_waiting[slot]
 
-    return concatenate(map(one, plan.env_shards))
+    return concatenate(map(choose, plan.env_shards))
 
 
 def extend(
@@ -304,7 +332,7 @@ def extend(
     )
     # Out of range, so dropped, where fewer than W slots waited.
     where = jnp.where(feedback.is_used, feedback.slot, plan.slots)
-    put = lambda whole, new: whole.at[where].set(new, mode="drop")
+    put = lambda old, new: old.at[where].set(new, mode="drop")
     state = state.replace(
         slots=jax.tree.map(put, state.slots, after),
         cache=jax.tree.map(put, state.cache, entries),
@@ -327,13 +355,15 @@ def _admit(plan: RolloutPlan, heads: jax.Array, is_free: jax.Array):
       heads, which may lie beyond the queues' ends.
     """
 
-    def one(index: int, shard: EnvShard):
-        own = is_free[shard.feedback_range]
-        admitted = heads[index] + jnp.cumsum(own) - 1
-        is_new = own & (admitted < shard.first_episode + shard.episodes)
-        return admitted, is_new, heads[index][None] + own.sum()
+    def admit(index: int, shard: EnvShard):
+        is_free_slot = is_free[shard.feedback_range]
+        admitted = heads[index] + jnp.cumsum(is_free_slot) - 1
+        is_new = is_free_slot & (admitted < shard.first_episode + shard.episodes)
+        return admitted, is_new, heads[index][None] + is_free_slot.sum()
 
-    return concatenate(one(index, shard) for index, shard in enumerate(plan.env_shards))
+    return concatenate(
+        admit(index, shard) for index, shard in enumerate(plan.env_shards)
+    )
 
 
 def reply_tokens(
@@ -358,8 +388,8 @@ def reply_tokens(
 def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):
     """Replies of no token yet, `counts` of them for each environment."""
 
-    def one(tables: reply_parser.ReplyTables, count: int):
+    def blank_replies(tables: reply_parser.ReplyTables, count: int):
         blank = reply_parser.start_reply(tables, plan.actions_per_turn)
         return jax.tree.map(lambda x: jnp.stack([x] * count), blank)
 
-    return concatenate(map(one, inputs.tables, counts))
+    return concatenate(map(blank_replies, inputs.tables, counts))

@@ -60,18 +60,18 @@ def step_environments(
         _play_turns(env_inputs, index, state, slot, is_used, env_episodes[index])
         for index in range(len(plan.env_shards))
     ]
-    feedback = concatenate(own for _, own in played)
+    feedback = concatenate(env_feedback for _, env_feedback in played)
     state, admitted = engine.extend(plan, env_inputs.model, inputs, state, feedback)
     too_long = [
-        _count_too_long(own, texts)
-        for (_, own), texts in zip(played, env_inputs.tokens, strict=True)
+        _count_too_long(env_feedback, texts)
+        for (_, env_feedback), texts in zip(played, env_inputs.tokens, strict=True)
     ]
     state = state.replace(too_long=state.too_long + jnp.stack(too_long))
     after = tuple(
         _start_env_episodes(
-            env_inputs, index, slot, is_used, admitted, played[index][0], own
+            env_inputs, index, slot, is_used, admitted, played[index][0], before
         )
-        for index, own in enumerate(env_episodes)
+        for index, before in enumerate(env_episodes)
     )
     return state, after
 
@@ -93,25 +93,35 @@ def _play_turns(
     is_used: jax.Array,
     env_episodes: turn_lib.EnvEpisode,
 ) -> tuple[turn_lib.EnvEpisode, EnvFeedback]:
-    """One environment's turn for those of its slots that wait."""
+    """One environment's turn for those of its slots that wait.
+
+    Args:
+      env_inputs, state: as for `step_environments`.
+      index: of the environment.
+      slot, is_used: int32[W] and bool[W], from `engine.choose_waiting`.
+      env_episodes: the episodes in all of its slots.
+
+    Returns:
+      Its part of the W episodes after their turns, and their feedback.
+    """
     task, shard = env_inputs.tasks[index], env_inputs.plan.env_shards[index]
     tokens, inputs = env_inputs.tokens[index], env_inputs.inputs
     slot, is_used = slot[shard.feedback_range], is_used[shard.feedback_range]
     slots = jax.tree.map(lambda x: x[slot], state.slots)
-    chosen = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
+    waiting_episodes = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
     episode = jnp.minimum(slots.episode, env_inputs.plan.episodes - 1)
     keys = jax.vmap(prng.env_key, (None, 0, 0))(
         inputs.key, inputs.prompts.number[episode], slots.turn
     )
-    width = max(own.next_capacity for own in env_inputs.tokens)
+    width = max(texts.next_capacity for texts in env_inputs.tokens)
     limits = task.dialogue.limits
 
-    def one(key, env_episode, reply, reply_end, *sampled):
-        read = turn_lib.read_reply(
+    def play(key, env_episode, reply, reply_end, *sampled):
+        parsed = turn_lib.read_reply(
             task.env, limits, tokens.replies, reply, env_episode.state, *sampled
         )
         after, played = turn_lib.play_turn(
-            key, task.env, limits, env_episode, read.actions
+            key, task.env, limits, env_episode, parsed.actions
         )
         grounded = jnp.zeros((), jnp.float32)
         if env_inputs.with_grounding and task.env.landmarks is not None:
@@ -119,17 +129,17 @@ def _play_turns(
             grounded = free_form.grounded(tokens.replies, reply, *sampled, landmarks)
         stopped = reply_end == END_OF_TURN
         ids = turn_lib.feedback_message(
-            task.env, task.dialogue, after, played, read.is_valid, stopped
+            task.env, task.dialogue, after, played, parsed.is_valid, stopped
         )
         message, length = message_tokens(tokens, ids, is_first=False)
         message = jnp.pad(message, (0, width - message.shape[0]))
-        return after, played, read.is_valid, grounded, message, length
+        return after, played, parsed.is_valid, grounded, message, length
 
     sampled: tuple[jax.Array, ...] = ()
     if tokens.replies.text is not None:
         sampled = engine.reply_tokens(env_inputs.plan, state, slot)
-    after, played, is_valid, grounded, message, length = jax.vmap(one)(
-        keys, chosen, slots.reply, slots.reply_end, *sampled
+    after, played, is_valid, grounded, message, length = jax.vmap(play)(
+        keys, waiting_episodes, slots.reply, slots.reply_end, *sampled
     )
     return after, EnvFeedback(
         slot=slot,
@@ -154,13 +164,22 @@ def _start_env_episodes(
     after: turn_lib.EnvEpisode,
     env_episodes: turn_lib.EnvEpisode,
 ) -> turn_lib.EnvEpisode:
-    """One environment's episodes after a step: continued, or new ones in free slots."""
+    """One environment's episodes after a step: continued, or new ones in free slots.
+
+    Args:
+      env_inputs: as for `step_environments`.
+      index: of the environment.
+      slot, is_used: int32[W] and bool[W], from `engine.choose_waiting`.
+      admitted: int32[W], from `engine.extend`.
+      after: the environment's part of the W episodes, after their turns.
+      env_episodes: the episodes in all of its slots, before.
+    """
     shard, prompts = env_inputs.plan.env_shards[index], env_inputs.inputs.prompts
-    own = shard.feedback_range
-    slot, is_used, admitted = slot[own], is_used[own], admitted[own]
-    before = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
+    entries = shard.feedback_range
+    slot, is_used, admitted = slot[entries], is_used[entries], admitted[entries]
+    first_group = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
     # Clipped to a valid index: where nothing was admitted it is not used.
-    group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - before, 0)
+    group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - first_group, 0)
     fresh = jax.vmap(turn_lib.start_env_episode)(
         jax.tree.map(lambda x: x[group], env_inputs.levels[index])
     )
@@ -169,5 +188,5 @@ def _start_env_episodes(
     )
     where = jnp.where(is_used, slot - shard.first_slot, shard.slots)
     return jax.tree.map(
-        lambda whole, new: whole.at[where].set(new, mode="drop"), env_episodes, after
+        lambda old, new: old.at[where].set(new, mode="drop"), env_episodes, after
     )

@@ -213,16 +213,35 @@ def with_prompts(
       is_new: bool[W], the slots to give it to.
     """
 
-    def one(entry, prompt):
+    def with_prompt(entry, prompt):
         return model.attention.with_prefix(entry, prompt[group], is_new)
 
-    return jax.tree.map(one, cache, prompts)
+    return jax.tree.map(with_prompt, cache, prompts)
 
 
-def _run_layers(weights, model: ShardedModel, tokens, positions, attend):
+def _run_layers(
+    weights: Parameters,
+    model: ShardedModel,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attend: Callable[..., tuple[jax.Array, Any]],
+) -> tuple[jax.Array, Cache]:
+    """All layers, one after the other, and the final norm.
+
+    Args:
+      weights: from `to_decode_layout`.
+      model: how to run the model.
+      tokens: int32[S, T].
+      positions: int32[S, T].
+      attend: (layer's index, query [S, T, H, d], key and value [S, T, G, d]) ->
+        (mixed [S, T, H, d], that layer's entries of keys and values).
+
+    Returns:
+      float[S, T, D] hidden states, and the cache of all layers.
+    """
     config = model.config
     x = transformer.embed(weights, tokens, model.dtype)
-    kept = []
+    entries = []
     for index, layer in enumerate(weights["layers"]):
         x, keys_and_values = transformer.block(
             layer,
@@ -233,7 +252,7 @@ def _run_layers(weights, model: ShardedModel, tokens, positions, attend):
             model.combine_heads,
             model.combine_mlp,
         )
-        kept.append(keys_and_values)
-    keys, values = zip(*kept, strict=True)
+        entries.append(keys_and_values)
+    keys, values = zip(*entries, strict=True)
     hidden = transformer.rms_norm(x, weights["final_norm"], config.norm_epsilon)
     return hidden, Cache(keys=keys, values=values)

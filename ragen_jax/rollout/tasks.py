@@ -17,7 +17,7 @@ class Task:
     label: str  # unique in a batch; names the environment's metrics
     env: Environment
     dialogue: Dialogue
-    prompts: int  # its share of the batch's P
+    prompts: int  # of the batch's P
 
 
 TaskTokens = tuple[DialogueTokens, ...]  # one for each task, in their order
@@ -31,20 +31,20 @@ def longest_row(tasks: Sequence[Task], tokens: TaskTokens, window: int = 0) -> i
       window: most turns of a row; 0: all turns of an episode.
     """
 
-    def one(task: Task, own: DialogueTokens) -> int:
+    def longest(task: Task, texts: DialogueTokens) -> int:
         limits = task.dialogue.limits
         turns = min(window or limits.turns, limits.turns)
         # With feedback on a turn before, unless a row never leaves the first.
         is_whole = turns == limits.turns
-        first = own.first_capacity if is_whole else own.window_capacity
-        return first + turns * limits.reply_tokens + (turns - 1) * own.next_capacity
+        first = texts.first_capacity if is_whole else texts.window_capacity
+        return first + turns * limits.reply_tokens + (turns - 1) * texts.next_capacity
 
-    return max(map(one, tasks, tokens))
+    return max(map(longest, tasks, tokens))
 
 
 def common_opening(tokens: TaskTokens) -> tuple[int, ...]:
     """The tokens that every episode of every task begins with."""
-    openings = [opening_tokens(own) for own in tokens]
+    openings = [opening_tokens(texts) for texts in tokens]
     shortest = min(map(len, openings))
     table = np.array([opening[:shortest] for opening in openings])
     differs = (table != table[:1]).any(axis=0)

@@ -67,10 +67,10 @@ def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
     )
 
     top = highest.max(axis=-1, keepdims=True)
-    share = jnp.exp(highest - top)
-    normalizer = (share * total).sum(axis=-1)
+    scale = jnp.exp(highest - top)
+    normalizer = (scale * total).sum(axis=-1)
     # With x the logits below the highest of all: log sum e^x - sum x e^x / sum e^x.
-    mean = (share * (tilt + total * (highest - top))).sum(axis=-1) / normalizer
+    mean = (scale * (tilt + total * (highest - top))).sum(axis=-1) / normalizer
     keys = jax.vmap(jax.random.split)(keys)
     if greedy:
         block = jnp.argmax(highest, axis=-1)
@@ -80,10 +80,10 @@ def _sample_in_blocks(keys, logits, temperature, greedy: bool) -> Sampled:
     inside = (
         jnp.argmax(candidates, axis=-1) if greedy else _draw(keys[:, 1], candidates)
     )
-    chosen = jnp.take_along_axis(candidates, inside[:, None], axis=1)[:, 0]
+    sampled_logit = jnp.take_along_axis(candidates, inside[:, None], axis=1)[:, 0]
     return Sampled(
         token=(block * _BLOCK + inside).astype(jnp.int32),
-        logprob=chosen - top[:, 0] - jnp.log(normalizer),
+        logprob=sampled_logit - top[:, 0] - jnp.log(normalizer),
         entropy=jnp.log(normalizer) - mean,
     )
 
@@ -111,9 +111,9 @@ def _sums_at_once(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         total, tilt = 0.0, 0.0
         for highest, weight, tilted in (one, other):
             down = highest - largest
-            share = jnp.exp(down)
-            total += share * weight
-            tilt += share * (tilted + down * weight)
+            scale = jnp.exp(down)
+            total += scale * weight
+            tilt += scale * (tilted + down * weight)
         return largest, total, tilt
 
     finite = jnp.maximum(blocks, _LOW)

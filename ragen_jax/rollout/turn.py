@@ -102,36 +102,36 @@ def play_turn(
     """
 
     def act(carry, index_and_action):
-        state, taken, done, success = carry
+        state, taken, is_over, success = carry
         index, action = index_and_action
         counts = (
             (action_kind(action, env) != NO_ACTION)
-            & ~done
+            & ~is_over
             & (env_episode.actions + taken < limits.actions)
         )
         state, outcome = env.step(
             jax.random.fold_in(key, index), state, jnp.where(counts, action, NO_ACTION)
         )
-        done |= outcome.done
+        is_over |= outcome.done
         success |= outcome.success
-        return (state, taken + counts, done, success), outcome.reward
+        return (state, taken + counts, is_over, success), outcome.reward
 
-    no = jnp.zeros((), bool)
-    start = (env_episode.state, jnp.zeros((), jnp.int32), no, no)
+    false = jnp.zeros((), bool)
+    start = (env_episode.state, jnp.zeros((), jnp.int32), false, false)
     steps = (jnp.arange(actions.shape[0]), actions)
-    (state, taken, done, success), rewards = jax.lax.scan(act, start, steps)
-    used, turn = env_episode.actions + taken, env_episode.turn + 1
+    (state, taken, is_over, success), rewards = jax.lax.scan(act, start, steps)
+    total_actions, turn = env_episode.actions + taken, env_episode.turn + 1
     end = jnp.where(
-        done,
+        is_over,
         ENV_DONE,
         jnp.where(
-            used >= limits.actions,
+            total_actions >= limits.actions,
             OUT_OF_ACTIONS,
             jnp.where(turn >= limits.turns, OUT_OF_TURNS, UNFINISHED),
         ),
     )
     played = EnvEpisode(
-        state, turn, used, env_episode.success | success, end.astype(jnp.int32)
+        state, turn, total_actions, env_episode.success | success, end.astype(jnp.int32)
     )
     return played, Turn(reward=rewards.sum(), taken=taken)
 

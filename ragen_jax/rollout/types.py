@@ -4,7 +4,7 @@ All of it is one shard's: arrays here are that shard's own.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
 
 @dataclasses.dataclass(frozen=True)
 class EnvShard:
-    """One environment's share of a shard: ranges of episodes, slots and feedback."""
+    """One environment's part of a shard: ranges of episodes, slots and feedback."""
 
     first_episode: int
     episodes: int
@@ -76,6 +76,21 @@ class RolloutPlan:
     def rows(self) -> int:
         """R on this shard."""
         return self.episodes * self.rows_each
+
+
+Scalar = Any  # a NumPy scalar outside a compiled program, a traced array inside
+
+
+@struct.dataclass
+class RolloutArgs:
+    """What differs from one rollout of a compiled program to the next."""
+
+    seed: Scalar  # uint32[]
+    split: Scalar  # int32[], TRAIN, VALIDATION or TEST
+    iteration: Scalar  # int32[]; an evaluation's is 0, so that its levels are fixed
+    first_prompt: Scalar  # int32[], for batches too large for one call; else 0
+    temperature: Scalar  # float32[], above 0; not read when greedy
+    policy_version: Scalar  # int32[], real updates made so far
 
 
 @struct.dataclass
@@ -178,6 +193,17 @@ def concatenate(trees: Iterable[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
+
+
+def run_if(condition: jax.Array | bool, step: Callable[[Any], Any], state: Any) -> Any:
+    """`step(state)` if the condition, bool[], holds; else the state as it is.
+
+    A loop of one round or none. A branch of `lax.cond` or `lax.switch` would copy the
+    whole cache on a GPU.
+    """
+    start: Any = (state, condition)
+    step_once: Any = lambda carry: (step(carry[0]), False)
+    return jax.lax.while_loop(lambda carry: carry[1], step_once, start)[0]
 
 
 def where_first(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ class Cuts:
 
 @struct.dataclass
 class Row:
-    """A row before its own reply: every token is given."""
+    """A row before its reply: no token of it is trained on."""
 
     tokens: jax.Array  # int32[T]
     turn: jax.Array  # int32[T], 0-based; PADDING behind the row's end
@@ -51,8 +51,8 @@ def make_cuts(tokens: TaskTokens, groups: Sequence[int]) -> Cuts:
     All tasks close a reply alike: they share one model and so one chat template.
     """
     opening = [
-        jnp.broadcast_to(prompts_lib.opening_length(own), (count,))
-        for own, count in zip(tokens, groups, strict=True)
+        jnp.broadcast_to(prompts_lib.opening_length(texts), (count,))
+        for texts, count in zip(tokens, groups, strict=True)
     ]
     return Cuts(jnp.concatenate(opening), prompts_lib.closing_lengths(tokens[0]))
 
@@ -106,13 +106,13 @@ def next_row(
     oldest = row.turn[0]
     # int32[K], for each turn that could come first: tokens of (old row + message)
     # before what is kept of that turn.
-    which = jnp.arange(closing.shape[0])
-    is_before = (row.turn >= 0)[None] & (row.turn[None] < which[:, None])
-    cut = jnp.where(which == oldest, opening, is_before.sum(axis=1) + closing)
+    candidate = jnp.arange(closing.shape[0])
+    is_before = (row.turn >= 0)[None] & (row.turn[None] < candidate[:, None])
+    cut = jnp.where(candidate == oldest, opening, is_before.sum(axis=1) + closing)
     lengths = opening + row.length + message.length - cut
     may_be_first = (
-        (which >= jnp.maximum(oldest, turn + 2 - window))
-        & (which <= turn + 1)
+        (candidate >= jnp.maximum(oldest, turn + 2 - window))
+        & (candidate <= turn + 1)
         & (lengths + reply_tokens <= capacity)
     )
     # The latest message alone always fits: checked when the run starts.
@@ -128,12 +128,12 @@ def next_row(
     turns = jnp.where(position < opening, first, turns)
     length = lengths[first]
     is_real = position < length
-    made = Row(
+    new = Row(
         tokens=jnp.where(is_real, tokens, 0),
         turn=jnp.where(is_real, turns, PADDING),
         length=length,
     )
-    return made, jnp.where(first == oldest, row.length, opening)
+    return new, jnp.where(first == oldest, row.length, opening)
 
 
 def prefill(
@@ -165,11 +165,11 @@ def prefill(
     context = tokens.shape[1]
     pieces = (-(-(last - first) // width)).max()
 
-    def one(index, entries):
+    def prefill_piece(index, entries):
         # Near the row's end a piece starts earlier and recomputes the same entries.
         at = jnp.minimum(first + index * width, context - width)
         where = at[:, None] + jnp.arange(width)[None]
         piece = jnp.take_along_axis(tokens, where, axis=1)
         return kv.extend(weights, model, entries, piece, at, buckets)
 
-    return jax.lax.fori_loop(0, pieces, one, entries), pieces
+    return jax.lax.fori_loop(0, pieces, prefill_piece, entries), pieces

@@ -162,8 +162,8 @@ def available() -> int | None:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if device.platform == "cpu" and hasattr(os, "sysconf"):
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return whole // jax.local_device_count()
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory // jax.local_device_count()
     return None
 
 
@@ -202,39 +202,41 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
     if needs.available is None or needs.total <= needs.available:
         return []
     settings = run.settings
-    found: list[tuple[dict[str, Any], str]] = []
+    suggestions: list[tuple[dict[str, Any], str]] = []
     shards = meshes.row_shards(run.model.mesh)
     if sum(needs.resident.values()) > needs.available / 2:
         if run.model.mesh.shape[meshes.DATA] > 1:
             shared = {"mesh.data": 1, "mesh.fsdp": -1}
-            found.append((shared, "share weights and optimizers"))
+            suggestions.append((shared, "share weights and optimizers"))
         if run.model.adapters is None:
-            found.append(({"lora.rank": 64}, "train adapters alone"))
+            suggestions.append(({"lora.rank": 64}, "train adapters alone"))
         if settings.has_critic:
-            found.append(({"estimator": "grpo"}, "do without a critic"))
+            suggestions.append(({"estimator": "grpo"}, "do without a critic"))
     if sum(needs.update.values()) >= sum(needs.rollout.values()):
         if not settings.model.remat:
-            found.append(({"model.remat": True}, "recompute activations"))
+            suggestions.append(({"model.remat": True}, "recompute activations"))
         mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
         parts = [n for n in range(shards, micro // 2 + 1, shards) if mini % n == 0]
         if parts:
             fewer = {"optimizer.microbatch": parts[-1]}
-            found.append((fewer, "fewer rows at a time"))
+            suggestions.append((fewer, "fewer rows at a time"))
     else:
         if slots := run.plan.slots // 2 * shards:
-            found.append(({"rollout.slots": slots}, "fewer episodes at a time"))
+            suggestions.append(({"rollout.slots": slots}, "fewer episodes at a time"))
         if settings.rollout.layout == "replicated":
             layout = {"rollout.layout": "tensor"}
-            found.append((layout, "share the sampler's weights"))
+            suggestions.append((layout, "share the sampler's weights"))
     shorter = settings.rollout.reply_tokens // 2
     if settings.rollout.window_turns:
         context = {"rollout.context": run.plan.context * 3 // 4}
-        found.append((context, "shorter rows, of fewer turns"))
+        suggestions.append((context, "shorter rows, of fewer turns"))
     elif shorter:
-        found.append(({"rollout.reply_tokens": shorter}, "shorter rows and cache"))
+        suggestions.append(
+            ({"rollout.reply_tokens": shorter}, "shorter rows and cache")
+        )
     return [
         (" ".join(f"--config.{key}={value}" for key, value in changes.items()), why)
-        for changes, why in found
+        for changes, why in suggestions
         if _is_accepted(run, changes)
     ]
 

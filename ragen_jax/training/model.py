@@ -139,14 +139,16 @@ def check_axes(model: Model, sizes: Mapping[str, int]) -> None:
             )
 
 
-def read_adapters(chosen: LoraSettings) -> lora.Adapters | None:
+def read_adapters(settings: LoraSettings) -> lora.Adapters | None:
     """The adapters that the section `lora` asks for; None without any.
 
     Raises:
       UserError: if lora.targets matches no weight.
     """
-    targets = lora.read_targets(chosen.targets)
-    return lora.Adapters(chosen.rank, chosen.alpha, targets) if chosen.rank else None
+    targets = lora.read_targets(settings.targets)
+    return (
+        lora.Adapters(settings.rank, settings.alpha, targets) if settings.rank else None
+    )
 
 
 def compute_dtype(name: str):

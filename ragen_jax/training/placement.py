@@ -35,26 +35,26 @@ def state_shardings(
       mesh: of all devices.
       actor, critic: the declared trees of what is trained of both; {} for no critic.
     """
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def of(declared: Parameters, optimizer: optax.GradientTransformation):
         if not declared:
             empty = jax.eval_shape(optimizer.init, {})
-            return {}, jax.tree.map(lambda _: whole, empty)
+            return {}, jax.tree.map(lambda _: replicated, empty)
         placed = training_shardings(declared, mesh)
         optimizer_state = optax.tree_map_params(
             optimizer,
             lambda _, sharding: sharding,
             jax.eval_shape(optimizer.init, parameters.shapes(declared)),
             placed,
-            transform_non_params=lambda _: whole,
+            transform_non_params=lambda _: replicated,
         )
         return placed, optimizer_state
 
     actor_parameters, actor_optimizer = of(actor, states.actor_optimizer(settings))
     critic_parameters, critic_optimizer = of(critic, states.critic_optimizer(settings))
     counts = {
-        field.name: whole
+        field.name: replicated
         for field in dataclasses.fields(TrainState)
         if field.type is jax.Array
     }

@@ -25,8 +25,9 @@ from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
-from ragen_jax.rollout.rollout import Rollout, RolloutArgs
+from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.rollout.tasks import common_opening
+from ragen_jax.rollout.types import RolloutArgs
 from ragen_jax.settings import Settings
 from ragen_jax.starpo import Programs, make_update
 from ragen_jax.training import validation, weights
@@ -57,10 +58,10 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         too_long = tuple(rollout.too_long.sum(axis=0))
         return summarize(rows, episodes, penalty), by_task, too_long
 
-    def report(counts, learned, seen, passes, actor_lr):
+    def report(counts, uses, means, passes, actor_lr):
         slot_passes = run.plan.slots * passes.total()
         return iteration_values(
-            run.settings, counts, learned, seen, slot_passes, actor_lr
+            run.settings, counts, uses, means, slot_passes, actor_lr
         )
 
     return Programs(
@@ -134,19 +135,19 @@ def abstract_update_arguments(run: Run, sampling: jax.stages.Lowered) -> tuple:
     frozen = {} if run.model.adapters is None else model
     reference = model if run.settings.has_reference else {}
     state, record = weights.abstract_state(run), record_shapes(run, sampling)
-    given = UpdateArgs(
+    update_args = UpdateArgs(
         seed=_scalar(run, jnp.uint32),
         actor_lr=_scalar(run, jnp.float32),
         use=_scalar(run, jnp.int32),
         earlier=jax.tree.map(lambda _: _scalar(run, jnp.int32), NO_UPDATES),
     )
-    return state, frozen, reference, record.rows, record.episodes, given
+    return state, frozen, reference, record.rows, record.episodes, update_args
 
 
 def _scalar(run: Run, dtype) -> jax.ShapeDtypeStruct:
     """A scalar, replicated on all devices."""
-    whole = NamedSharding(run.model.mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct((), dtype, sharding=whole)
+    replicated = NamedSharding(run.model.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct((), dtype, sharding=replicated)
 
 
 def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
@@ -176,13 +177,13 @@ def compile_run(run: Run, earlier: Compiled | None) -> Compiled:
 
     Reading those again would put a second copy beside the first in memory.
     """
-    chosen = run.settings.evaluation
+    evaluation = run.settings.evaluation
     made = make_programs(run, loads=earlier is None)
     if earlier is not None:
         old = earlier.programs
         made = dataclasses.replace(made, frozen=old.frozen, reference=old.reference)
     evaluators = validation.make_evaluators(
-        run, rollouts=chosen.rollouts, prompts=chosen.prompts
+        run, rollouts=evaluation.rollouts, prompts=evaluation.prompts
     )
     programs, validators = compile_ahead(run, made, evaluators)
     monitor = monitor_lib.make_monitor(run, update_plan(run))
@@ -263,8 +264,8 @@ class _Ahead:
         except BaseException as error:  # Raised again at the first call.
             self._compiled.set_exception(error)
 
-    def __call__(self, *given):
-        return self._compiled.result()(*given)
+    def __call__(self, *arguments):
+        return self._compiled.result()(*arguments)
 
 
 def return_free_memory() -> None:

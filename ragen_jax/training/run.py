@@ -94,8 +94,10 @@ def prepare(
         count = rollout.prompts * rollout.group_size
         shaping.check_hook(settings.reward.hook, count, settings.most_turns())
     section = "env.mix" if settings.env.mix else ""
-    made = [tasks_lib.make_task(model, env, section) for env in settings.tasks()]
-    tasks, tokens = zip(*made, strict=True)
+    tasks_and_tokens = [
+        tasks_lib.make_task(model, env, section) for env in settings.tasks()
+    ]
+    tasks, tokens = zip(*tasks_and_tokens, strict=True)
     if settings.reward.grounding > 0 and not any(task.env.landmarks for task in tasks):
         names = ", ".join(env.name for env in settings.tasks())
         raise SettingsError(
@@ -103,7 +105,7 @@ def prepare(
             f" env.name = {names!r}, which has no landmarks that a thought could name:"
             " set reward.grounding to 0"
         )
-    evaluated = tuple(made)
+    evaluated = tuple(tasks_and_tokens)
     if settings.env.evaluate:
         evaluated = tuple(
             tasks_lib.make_task(model, env, "env.evaluate", is_training=False)

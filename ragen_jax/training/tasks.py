@@ -26,13 +26,17 @@ from ragen_jax.training.model import Model
 
 
 def make_task(
-    model: Model, chosen: TaskSettings, section: str = "", *, is_training: bool = True
+    model: Model,
+    env_task: TaskSettings,
+    section: str = "",
+    *,
+    is_training: bool = True,
 ) -> tuple[Task, DialogueTokens]:
     """An environment with its texts and their tokens, checked against the model.
 
     Args:
       model: that plays it.
-      chosen: the environment, with its limits.
+      env_task: the environment, with its limits.
       section: "env.mix" or "env.evaluate", where its settings stand; "" for `env`.
       is_training: whether training plays it, in rows of `rollout.context`.
 
@@ -42,21 +46,23 @@ def make_task(
     """
     settings = model.settings
     env = envs.make(
-        chosen.name,
-        chosen.options,
-        f"{section}.{chosen.label}." if section else "env.",
+        env_task.name,
+        env_task.options,
+        f"{section}.{env_task.label}." if section else "env.",
     )
-    where = f"{section}.{chosen.label}" if section else "env"
-    envs.check_file(env, chosen.name, f"{where}.name")
-    _check_actions(env, chosen, section)
+    where = f"{section}.{env_task.label}" if section else "env"
+    envs.check_file(env, env_task.name, f"{where}.name")
+    _check_actions(env, env_task, section)
     limits = TurnLimits(
-        chosen.turns,
-        chosen.actions_per_turn,
-        chosen.actions,
+        env_task.turns,
+        env_task.actions_per_turn,
+        env_task.actions,
         settings.rollout.reply_tokens,
     )
     dialogue = make_dialogue(env, limits, model.pieces, thinking=settings.env.thinking)
-    context_checks.check_texts(dialogue, model.tokenizer, f"{where}.name", chosen.name)
+    context_checks.check_texts(
+        dialogue, model.tokenizer, f"{where}.name", env_task.name
+    )
     tokens = tokenize_dialogue(
         dialogue,
         env,
@@ -65,7 +71,7 @@ def make_task(
         model.config.vocabulary,
         with_text=settings.reward.grounding > 0,
     )
-    task = Task(chosen.label, env, dialogue, chosen.prompts)
+    task = Task(env_task.label, env, dialogue, env_task.prompts)
     context_checks.check_context(
         settings, model.config, task, tokens, is_training=is_training
     )
@@ -74,13 +80,13 @@ def make_task(
     return task, tokens
 
 
-def _check_actions(env: Environment, chosen: TaskSettings, section: str) -> None:
+def _check_actions(env: Environment, env_task: TaskSettings, section: str) -> None:
     """Raises UserError if a reply is asked for more actions than can be read of it."""
-    if 0 < env.most_actions < chosen.actions_per_turn:
-        key = f"{section}.{chosen.label}" if section else "rollout"
+    if 0 < env.most_actions < env_task.actions_per_turn:
+        key = f"{section}.{env_task.label}" if section else "rollout"
         raise UserError(
-            f"{chosen.label}: actions_per_turn = {chosen.actions_per_turn}, and of one"
-            f" reply {env.name} reads {env.most_actions} at most: set"
+            f"{env_task.label}: actions_per_turn = {env_task.actions_per_turn}, and of"
+            f" one reply {env.name} reads {env.most_actions} at most: set"
             f" {key}.actions_per_turn to {env.most_actions}"
         )
 
@@ -90,8 +96,8 @@ def check_decoding(model: Model) -> None:
 
     To be called before anything is compiled or written.
     """
-    wanted = model.settings.rollout.decode_attention
-    backend_choices.decode_attention(wanted, model.dtype, model.config.head_dim)
+    kernel = model.settings.rollout.decode_attention
+    backend_choices.decode_attention(kernel, model.dtype, model.config.head_dim)
 
 
 def rollout_context(

@@ -108,6 +108,6 @@ def named(prefix: str, scores: dict[str, Score]) -> dict[str, float]:
         f"{prefix}/success_standard_error": evaluator_lib.standard_error(by_key),
     }
     for label, score in scores.items():
-        own = score.metrics()
-        values |= {f"{prefix}/{label}/{name}": value for name, value in own.items()}
+        metrics = score.metrics()
+        values |= {f"{prefix}/{label}/{name}": value for name, value in metrics.items()}
     return values

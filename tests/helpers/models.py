@@ -25,8 +25,8 @@ from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout import tasks as tasks_lib
-from ragen_jax.rollout.rollout import Rollout, RolloutArgs, RolloutContext
-from ragen_jax.rollout.types import RolloutPlan
+from ragen_jax.rollout.rollout import Rollout, RolloutContext
+from ragen_jax.rollout.types import RolloutArgs, RolloutPlan
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.chat_template import ChatPieces
