@@ -76,6 +76,10 @@ class Rows:
     A row is one context window: with full history a whole episode. `is_reply` alone
     says what is trained on. Position t of a row holds what is known of token t: its
     log-probability is read from the logits of position t - 1.
+
+    Padding is no reply and ends no turn: `record.finish_rows` and `gather.gather_rows`
+    see to it. What indexes by `episode` masks it with `is_real` all the same, since -1
+    would read the last episode.
     """
 
     tokens: jax.Array  # int32[R, T], prompt, then replies and observations in turn
@@ -86,6 +90,11 @@ class Rows:
     turn: jax.Array  # int32[R, T], 0-based turn of that episode; -1: padding
     turn_end: jax.Array  # bool[R, T], True on the last reply token of each turn
     policy_version: jax.Array  # int32[R], updates made before the row was sampled
+
+    @property
+    def is_real(self) -> jax.Array:
+        """bool[R, T], False on padding."""
+        return self.episode >= 0
 
 
 def check_rows(rows: Rows) -> None:
@@ -111,4 +120,4 @@ def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
 
 def row_lengths(rows: Rows) -> jax.Array:
     """int32[R], tokens in each row without its padding (rows are filled from 0)."""
-    return (rows.episode >= 0).sum(axis=1)
+    return rows.is_real.sum(axis=1)

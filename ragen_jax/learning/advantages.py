@@ -146,7 +146,7 @@ def find_replies(rows: Rows, most: tuple[int, int, int]) -> Replies:
       rows: R rows in any order; rows of some turns or episodes may be absent.
       most: (B, K, M): episodes, turns, and the most tokens of a reply; static.
     """
-    is_reply = rows.is_reply & (rows.episode >= 0)
+    is_reply = rows.is_reply & rows.is_real
     # Reply tokens of the row so far, less those of the replies that ended before.
     count = jnp.cumsum(is_reply, axis=1)
     ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
@@ -264,7 +264,7 @@ def broadcast_to_tokens(advantage: jax.Array, rows: Rows) -> jax.Array:
     """
     chex.assert_rank(advantage, 1)
     looked_up = advantage.astype(jnp.float32)[jnp.maximum(rows.episode, 0)]
-    return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
+    return jnp.where(rows.is_reply & rows.is_real, looked_up, 0.0)
 
 
 def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
@@ -279,7 +279,7 @@ def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
     """
     chex.assert_rank(advantage, 2)
     looked_up = look_up_turns(advantage.astype(jnp.float32), rows)
-    return jnp.where(rows.is_reply & (rows.episode >= 0), looked_up, 0.0)
+    return jnp.where(rows.is_reply & rows.is_real, looked_up, 0.0)
 
 
 def whiten(

@@ -48,7 +48,17 @@ def reinforce_pp(settings: Settings, evidence: Evidence) -> Estimate:
     return estimate.replace(returns=jnp.zeros_like(estimate.returns))
 
 
-def _gae(settings: Settings, evidence: Evidence, values, lam: float) -> Estimate:
+def _gae(
+    settings: Settings, evidence: Evidence, values: jax.Array, lam: float
+) -> Estimate:
+    """GAE along each episode, whether a row holds all of it or a turn.
+
+    Args:
+      settings: of the run.
+      evidence: what there is to read.
+      values: float32[C, T], units of reward, before each token.
+      lam: in [0, 1].
+    """
     rows, earned = evidence.rows, evidence.token_rewards
     gamma = settings.advantage.gamma
     if not settings.rollout.window_turns:
@@ -144,15 +154,15 @@ def _by_episode(settings: Settings, evidence: Evidence, compare: Callable) -> Es
     Args:
       settings: of the run.
       evidence: what there is to read.
-      compare: (float32[B] returns, int32[B] group, P, members, terms) -> float32[B].
+      compare: of the arguments of `advantages.group_advantages`; gives float32[B].
     """
     turn_rewards = _rewards_with_kl(settings, evidence)
     by_episode = compare(
         turn_rewards.sum(axis=1),
-        evidence.episodes.group,
-        settings.rollout.prompts,
-        _compared(settings, evidence),
-        jnp.abs(turn_rewards).sum(axis=1),
+        group=evidence.episodes.group,
+        groups=settings.rollout.prompts,
+        members=_compared(settings, evidence),
+        terms=jnp.abs(turn_rewards).sum(axis=1),
     )
     tokens = advantages.broadcast_to_tokens(by_episode, evidence.rows)
     return Estimate(advantages=tokens, returns=jnp.zeros_like(tokens))
@@ -168,7 +178,7 @@ def _rewards_with_kl(settings: Settings, evidence: Evidence) -> jax.Array:
     if not settings.has_reference or settings.loss.kl_in != "reward":
         return evidence.turn_rewards
     rows, most = evidence.rows, evidence.turn_rewards.shape
-    is_reply = rows.is_reply & (rows.episode >= 0)
+    is_reply = rows.is_reply & rows.is_real
     place = jnp.where(is_reply, rows.episode, most[0]), jnp.maximum(rows.turn, 0)
     blank = jnp.zeros(most, jnp.float32)
     return blank.at[place].add(evidence.token_rewards, mode="drop")

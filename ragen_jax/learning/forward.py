@@ -161,7 +161,10 @@ def reference_logprobs(
     return _policy_logprobs(plan, reference, kept)
 
 
-def _policy_logprobs(plan: UpdatePlan, parameters: Parameters, kept: KeptRows):
+def _policy_logprobs(
+    plan: UpdatePlan, parameters: Parameters, kept: KeptRows
+) -> jax.Array:
+    """float32[C, T], nats, of the reply tokens under a policy."""
     prefix = prefix_states(plan, parameters)
 
     def score(tokens, is_reply):

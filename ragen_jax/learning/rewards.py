@@ -20,7 +20,7 @@ def at_turn_ends(rows: Rows, earned: jax.Array) -> jax.Array:
       float32[R, T], units of reward; 0 at all other tokens.
     """
     looked_up = look_up_turns(earned, rows)
-    return jnp.where(rows.turn_end & (rows.episode >= 0), looked_up, 0.0)
+    return jnp.where(rows.turn_end & rows.is_real, looked_up, 0.0)
 
 
 def returns(episodes: Episodes, format_penalty: float = 0.0) -> jax.Array:

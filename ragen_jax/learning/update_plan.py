@@ -72,6 +72,7 @@ def plan_of_one_device(plan: UpdatePlan) -> UpdatePlan:
 
 
 def constrain(plan: UpdatePlan, tree, spec: PartitionSpec):
+    """The tree with every array sharded by `spec`; unchanged on one device's shards."""
     if plan.mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(plan.mesh, spec))

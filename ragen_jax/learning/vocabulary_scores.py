@@ -162,6 +162,7 @@ def _scores(options: _Options, weight, hidden, token, order, count, temperature)
 
 
 def _forward(options: _Options, weight, hidden, token, order, count, temperature):
+    """`_scores`, and what `_backward` needs: the inputs, entropy and log Z."""
     is_tied, chunk = options.is_tied, options.chunk
     cast = _all_gather(weight.astype(hidden.dtype), options.sharding_axes)
 

@@ -37,7 +37,7 @@ def rotary_frequencies(
     Pair i turns by base^(-i / half) (arXiv:2104.09864, section 3.2). Scaled, a pair
     that turns less than `low_frequency_factor` times in the original context turns
     `factor` times slower, one that turns more than `high_frequency_factor` times as
-    before, and between the two the share that keeps its speed grows linearly: Llama
+    before, and between the two the fraction that keeps its speed grows linearly: Llama
     3.1's released code, and `_compute_llama3_parameters` of transformers.
 
     Args:

@@ -4,6 +4,7 @@ Called in the rollout's loop whenever `engine.env_step_due`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from ragen_jax.rollout.types import (
 )
 from ragen_jax.text import free_form
 from ragen_jax.text.prompts import DialogueTokens, message_tokens
+from ragen_jax.text.reply_parser import ReplyState
 from ragen_jax.trajectory import END_OF_TURN, UNFINISHED
 
 
@@ -104,8 +106,7 @@ def _play_turns(
     Returns:
       Its part of the W episodes after their turns, and their feedback.
     """
-    task, shard = env_inputs.tasks[index], env_inputs.plan.env_shards[index]
-    tokens, inputs = env_inputs.tokens[index], env_inputs.inputs
+    shard, inputs = env_inputs.plan.env_shards[index], env_inputs.inputs
     slot, is_used = slot[shard.feedback_range], is_used[shard.feedback_range]
     slots = jax.tree.map(lambda x: x[slot], state.slots)
     waiting_episodes = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
@@ -113,41 +114,65 @@ def _play_turns(
     keys = jax.vmap(prng.env_key, (None, 0, 0))(
         inputs.key, inputs.prompts.number[episode], slots.turn
     )
-    width = max(texts.next_capacity for texts in env_inputs.tokens)
-    limits = task.dialogue.limits
-
-    def play(key, env_episode, reply, reply_end, *sampled):
-        parsed = turn_lib.read_reply(
-            task.env, limits, tokens.replies, reply, env_episode.state, *sampled
-        )
-        after, played = turn_lib.play_turn(
-            key, task.env, limits, env_episode, parsed.actions
-        )
-        grounded = jnp.zeros((), jnp.float32)
-        if env_inputs.with_grounding and task.env.landmarks is not None:
-            landmarks = task.env.landmarks(env_episode.state)
-            grounded = free_form.grounded(tokens.replies, reply, *sampled, landmarks)
-        stopped = reply_end == END_OF_TURN
-        ids = turn_lib.feedback_message(
-            task.env, task.dialogue, after, played, parsed.is_valid, stopped
-        )
-        message, length = message_tokens(tokens, ids, is_first=False)
-        message = jnp.pad(message, (0, width - message.shape[0]))
-        return after, played, parsed.is_valid, grounded, message, length
-
     sampled: tuple[jax.Array, ...] = ()
-    if tokens.replies.text is not None:
+    if env_inputs.tokens[index].replies.text is not None:
         sampled = engine.reply_tokens(env_inputs.plan, state, slot)
-    after, played, is_valid, grounded, message, length = jax.vmap(play)(
+    play = functools.partial(_play_turn, env_inputs, index)
+    after, results = jax.vmap(play)(
         keys, waiting_episodes, slots.reply, slots.reply_end, *sampled
     )
-    return after, EnvFeedback(
-        slot=slot,
-        is_used=is_used,
+    return after, EnvFeedback(slot=slot, is_used=is_used, **results)
+
+
+def _play_turn(
+    env_inputs: EnvInputs,
+    index: int,
+    key: jax.Array,
+    env_episode: turn_lib.EnvEpisode,
+    reply: ReplyState,
+    reply_end: jax.Array,
+    *sampled: jax.Array,
+) -> tuple[turn_lib.EnvEpisode, dict[str, jax.Array]]:
+    """One turn of one episode of an environment, with its message. `vmap` over slots.
+
+    Args:
+      env_inputs: as for `step_environments`.
+      index: of the environment.
+      key: of the environment's randomness in this turn.
+      env_episode: before the turn.
+      reply: after its last token.
+      reply_end: int32[], why it ended.
+      *sampled: as for `turn.read_reply`.
+
+    Returns:
+      The episode after the turn, and the fields of its `EnvFeedback` by name, without
+      slot and is_used.
+    """
+    task, tokens = env_inputs.tasks[index], env_inputs.tokens[index]
+    limits = task.dialogue.limits
+    parsed = turn_lib.read_reply(
+        task.env, limits, tokens.replies, reply, env_episode.state, *sampled
+    )
+    after, played = turn_lib.play_turn(
+        key, task.env, limits, env_episode, parsed.actions
+    )
+    grounded = jnp.zeros((), jnp.float32)
+    if env_inputs.with_grounding and task.env.landmarks is not None:
+        landmarks = task.env.landmarks(env_episode.state)
+        ids, count = sampled
+        grounded = free_form.grounded(tokens.replies, reply, ids, count, landmarks)
+    stopped = reply_end == END_OF_TURN
+    phrases = turn_lib.feedback_message(
+        task.env, task.dialogue, after, played, parsed.is_valid, stopped
+    )
+    message, length = message_tokens(tokens, phrases, is_first=False)
+    width = max(texts.next_capacity for texts in env_inputs.tokens)
+    message = jnp.pad(message, (0, width - message.shape[0]))
+    return after, dict(
         tokens=message,
         length=length,
         reward=played.reward,
-        is_valid=is_valid,
+        is_valid=parsed.is_valid,
         grounded=grounded,
         taken=played.taken,
         success=after.success,

@@ -117,7 +117,7 @@ def make_plan(
     """Sizes of one shard's rollout.
 
     Args:
-      tasks: the environments with their shares of the batch.
+      tasks: the environments, each with its prompts of the batch.
       tokens: of the tasks' texts, for their capacities.
       group_size: N.
       slots: of the whole batch, divided among tasks and shards as the episodes are; 0:

@@ -67,10 +67,10 @@ def _play(
     check: Callable[[], None],
 ) -> tuple[dict[str, Score], dict[str, Score]]:
     """The scores of the first and of the last policy, by environment."""
-    chosen, done = run.settings.evaluation, int(state.iteration)
+    evaluation, iteration = run.settings.evaluation, int(state.iteration)
     console.status("test levels, before and after ...")
     evaluators = validation.make_evaluators(
-        run, rollouts=chosen.test_rollouts, prompts=chosen.test_prompts
+        run, rollouts=evaluation.test_rollouts, prompts=evaluation.test_prompts
     )
     if jax.process_index() == 0:
         episode_log.forget_tests(workdir)
@@ -78,24 +78,28 @@ def _play(
     def watch(phase: str, iteration: int) -> Callable[..., None]:
         record = monitor_lib.recorder(run, workdir, phase, iteration)
 
-        def on_batch(*given: Any) -> None:
-            record(*given)
+        def on_batch(*batch: Any) -> None:
+            record(*batch)
             check()
 
         return on_batch
 
     play = functools.partial(
-        validation.evaluate, run, evaluators, split=TEST, prompts=chosen.test_prompts
+        validation.evaluate,
+        run,
+        evaluators,
+        split=TEST,
+        prompts=evaluation.test_prompts,
     )
     first = weights.load_parameters(run.model)
     before = play(actor=first, on_batch=watch("before", 0))
     last = weights.make_merge(run.model)(state.actor, first)
-    return before, play(actor=last, on_batch=watch("after", done))
+    return before, play(actor=last, on_batch=watch("after", iteration))
 
 
 def _write(
     run: Run,
-    done: int,
+    iteration: int,
     workdir: Path,
     writer: MetricsWriter,
     console: Console,
@@ -106,7 +110,7 @@ def _write(
     figures = validation.named("test", after)
     written = {k: v for record in metrics.read(workdir)[-1:] for k, v in record.items()}
     if any(written.get(name, "none") != v for name, v in finite(figures).items()):
-        writer.write(done, figures)
+        writer.write(iteration, figures)
     writer.draw()
     records = {label: _record(before[label], after[label]) for label in after}
     several = len(records) > 1
@@ -124,8 +128,8 @@ def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
     spreads = [line[name] for line in lines if name in line]
     # What is not finite is written as none.
     spread = math.nan if None in spreads else max(spreads, default=0.0)
-    shares = [line.get("rollout/valid_reply_rate") for line in lines]
-    valid = max((x for x in shares if x is not None), default=math.nan)
+    rates = [line.get("rollout/valid_reply_rate") for line in lines]
+    valid = max((x for x in rates if x is not None), default=math.nan)
     said = safety.nothing_learned(run.settings, state, spread, valid)
     if said:
         console.line(f"warning: {said}")

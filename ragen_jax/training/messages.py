@@ -76,19 +76,19 @@ def _moving(first: float, end: float) -> str:
 
 def _kept(settings: Settings) -> str:
     """What the filter keeps: the numbers that its strategy reads."""
-    chosen = settings.filter
-    if chosen.strategy == "none":
+    options = settings.filter
+    if options.strategy == "none":
         return "keeps every group"
-    share = {
-        "top_count": str(chosen.count),
-        "percentile_range": f"ranks {chosen.low:g} to {chosen.high:g}",
-    }.get(chosen.strategy, _moving(chosen.fraction, chosen.fraction_end))
-    of = "the prompts"
-    if chosen.strategy == "within_group":
-        of = "each group"
-    elif len(settings.tasks()) > 1 and chosen.scope == "environment":
-        of = "each environment's prompts"
-    return f"keeps {chosen.strategy} {share} of {of} by {chosen.metric}"
+    amount = {
+        "top_count": str(options.count),
+        "percentile_range": f"ranks {options.low:g} to {options.high:g}",
+    }.get(options.strategy, _moving(options.fraction, options.fraction_end))
+    whole = "the prompts"
+    if options.strategy == "within_group":
+        whole = "each group"
+    elif len(settings.tasks()) > 1 and options.scope == "environment":
+        whole = "each environment's prompts"
+    return f"keeps {options.strategy} {amount} of {whole} by {options.metric}"
 
 
 def _options(env: TaskSettings) -> str:
@@ -117,14 +117,15 @@ def before_after(run: Run, record: dict[str, Any], label: str = "") -> str:
         A standard error that is not known is None.
       label: of the environment, where there are several.
     """
-    chosen = run.settings.evaluation
+    evaluation = run.settings.evaluation
     table = console_lib.before_after(record["before"], record["after"], _COMPARED)
-    episodes = chosen.test_prompts * chosen.test_rollouts
+    episodes = evaluation.test_prompts * evaluation.test_rollouts
     error = record["gain_standard_error"]
     known = "unknown" if error is None else format(error, ".1%")
     return (
         f"\n{label}{': ' if label else ''}{episodes} episodes on"
-        f" {chosen.test_prompts} test levels, temperature {chosen.temperature:g},"
+        f" {evaluation.test_prompts} test levels,"
+        f" temperature {evaluation.temperature:g},"
         f" before and after training\n{table}\n"
         f"gain on the same levels: {record['gain']:+.1%} ± {known} (standard error)\n"
     )
@@ -138,14 +139,14 @@ def saved(iteration: int, command: str) -> str:
     )
 
 
-def changed_schedule(settings: Settings, was: int | None) -> str:
+def changed_schedule(settings: Settings, saved_iterations: int | None) -> str:
     """What another number of iterations changes besides the end; "" if nothing.
 
     Args:
       settings: of the run as it is resumed.
-      was: `iterations` when the checkpoint was saved; None: not known.
+      saved_iterations: `iterations` when the checkpoint was saved; None: not known.
     """
-    if was is None or was == settings.iterations:
+    if saved_iterations in (None, settings.iterations):
         return ""
     optimizer, loss, filtered = settings.optimizer, settings.loss, settings.filter
     # Of a given number of updates the critic's warm-up takes a share from the actor.
@@ -169,9 +170,9 @@ def changed_schedule(settings: Settings, was: int | None) -> str:
     if not moving:
         return ""
     return (
-        f"warning: iterations was {was} and is {settings.iterations}, which moves the"
-        f" end of {', '.join(moving)}: the result will differ from a run that was"
-        " started with the new number"
+        f"warning: iterations was {saved_iterations} and is {settings.iterations},"
+        f" which moves the end of {', '.join(moving)}: the result will differ from a"
+        " run that was started with the new number"
     )
 
 

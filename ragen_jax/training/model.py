@@ -58,7 +58,7 @@ class Model:
 
     @functools.cached_property
     def shardings(self):
-        """NamedShardings of `declared`, as training shares it."""
+        """NamedShardings of `declared`, as training shards it."""
         return placement.training_shardings(self.declared, self.mesh)
 
 

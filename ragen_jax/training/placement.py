@@ -70,7 +70,7 @@ def state_shardings(
 def read_parameters(
     source: Source, config: ModelConfig, mesh: Mesh, *, value_head: bool = False
 ) -> Parameters:
-    """A model's parameters on the mesh, float32, as training shares them.
+    """A model's parameters on the mesh, float32, as training shards them.
 
     Each process reads what its own devices hold, one device's part of one leaf at a
     time.

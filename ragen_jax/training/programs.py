@@ -155,9 +155,9 @@ def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
 
     Args: as for `abstract_update_arguments`.
     """
-    shared = NamedSharding(run.model.mesh, meshes.ROWS)
+    by_rows = NamedSharding(run.model.mesh, meshes.ROWS)
     return jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shared),
+        lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=by_rows),
         sampling.out_info,
     )
 

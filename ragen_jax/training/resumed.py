@@ -15,26 +15,26 @@ _DECISIVE = ("prompts", "rollouts", "temperature")
 
 def info(
     settings: Settings,
-    done: int,
+    iteration: int,
     score: float | None,
     gaps: list[float],
-    remembered: HealthState,
+    health_now: HealthState,
 ) -> dict[str, Any]:
     """The part of a checkpoint's info that the functions below read.
 
     Args:
       settings: of the run.
-      done: iterations finished.
+      iteration: iterations finished.
       score: validation success; None where it was not measured.
       gaps: nats, `update/logprob_gap` of the last iterations.
-      remembered: the state of the health monitor.
+      health_now: the state of the health monitor.
     """
     return {
         "settings": settings_lib.to_dict(settings),
-        "iteration": done,
+        "iteration": iteration,
         "validation": score,
         "logprob_gaps": gaps,
-        "health": health.to_json(remembered),
+        "health": health.to_json(health_now),
     }
 
 
@@ -45,36 +45,39 @@ def best_score(saved: Checkpoints) -> float:
     return -1.0 if score is None else score
 
 
-def gaps(saved: Checkpoints, done: int) -> list[float]:
-    """The last iterations' `update/logprob_gap` as saved after iteration `done`."""
-    return list(saved.read_info(done).get("logprob_gaps", [])) if done else []
+def gaps(saved: Checkpoints, iteration: int) -> list[float]:
+    """The last iterations' `update/logprob_gap` as saved after that iteration, nats."""
+    if not iteration:
+        return []
+    return list(saved.read_info(iteration).get("logprob_gaps", []))
 
 
 def health_state(
-    saved: Checkpoints, done: int, rollbacks: int, settings: Settings
+    saved: Checkpoints, iteration: int, rollbacks: int, settings: Settings
 ) -> HealthState:
-    """The state of the health monitor after iteration `done`.
+    """The state of the health monitor as saved after that iteration.
 
     Without the validations so far if the settings now validate in another way: their
     success is not comparable, and a fall might be due to the settings alone.
     """
-    if not done:
+    if not iteration:
         return health.with_rollbacks(HealthState(), rollbacks)
-    was = saved.read_info(done)
-    found = health.from_json(was.get("health"))
-    if changed_evaluation(settings, was.get("settings", {})):
-        found = health.without_validations(found)
-    return health.with_rollbacks(found, rollbacks) if rollbacks else found
+    saved_info = saved.read_info(iteration)
+    state = health.from_json(saved_info.get("health"))
+    if changed_evaluation(settings, saved_info.get("settings", {})):
+        state = health.without_validations(state)
+    return health.with_rollbacks(state, rollbacks) if rollbacks else state
 
 
-def changed_evaluation(settings: Settings, was: Mapping[str, Any]) -> str:
+def changed_evaluation(settings: Settings, saved_settings: Mapping[str, Any]) -> str:
     """A warning if the settings of validations have changed; else "".
 
     Args:
       settings: of the run as it is resumed.
-      was: the settings that the checkpoint was saved with, as `settings.to_dict`.
+      saved_settings: those that the checkpoint was saved with, as `settings.to_dict`.
     """
-    now, old = settings_lib.to_dict(settings)["evaluation"], was.get("evaluation", {})
+    now = settings_lib.to_dict(settings)["evaluation"]
+    old = saved_settings.get("evaluation", {})
     changed = [
         f"evaluation.{key} was {old[key]!r} and is {now[key]!r}"
         for key in _DECISIVE
@@ -89,14 +92,14 @@ def changed_evaluation(settings: Settings, was: Mapping[str, Any]) -> str:
     )
 
 
-def changed_code(code: Mapping[str, str], was: Mapping[str, str]) -> str:
+def changed_code(code: Mapping[str, str], saved_code: Mapping[str, str]) -> str:
     """What is to be said where the user's files are not as they were; "" if they are.
 
     Args:
       code: digest of each Python file that the settings name.
-      was: the same when the checkpoint was saved.
+      saved_code: the same when the checkpoint was saved.
     """
-    changed = [name for name in code if was.get(name, code[name]) != code[name]]
+    changed = [name for name in code if saved_code.get(name, code[name]) != code[name]]
     if not changed:
         return ""
     have = "has" if len(changed) == 1 else "have"

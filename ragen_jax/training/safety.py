@@ -130,32 +130,32 @@ def why_nothing_is_kept(
       spread: units of reward, mean in-group standard deviation of the task's return.
       valid: share of replies that were valid; nan: not known.
     """
-    chosen = settings.filter
+    options = settings.filter
     if not math.isfinite(spread):
         return _NOT_FINITE
     if _keeps_what_is_above_zero(settings):
-        margin = f" and filter.margin = {chosen.margin:g}"
+        margin = f" and filter.margin = {options.margin:g}"
         return (
-            f"filter.strategy = {chosen.strategy!r} keeps none where filter.metric ="
-            f" {chosen.metric!r} is negative, or too small for filter.zero ="
-            f" {chosen.zero:g}{margin if chosen.strategy == 'top_p' else ''}"
+            f"filter.strategy = {options.strategy!r} keeps none where filter.metric ="
+            f" {options.metric!r} is negative, or too small for filter.zero ="
+            f" {options.zero:g}{margin if options.strategy == 'top_p' else ''}"
         )
     if spread == 0 and valid == 0:
         return "no reply was valid, so that no action reached the environment"
     if spread == 0:
         return "all episodes of each group earned the same"
     return (
-        f"filter.metric = {chosen.metric!r}, filter.zero = {chosen.zero:g} and"
-        f" filter.margin = {chosen.margin:g} leave none, though returns differ within"
+        f"filter.metric = {options.metric!r}, filter.zero = {options.zero:g} and"
+        f" filter.margin = {options.margin:g} leave none, though returns differ within"
         f" groups, by a standard deviation of {spread:.3g} in the mean"
     )
 
 
 def _keeps_what_is_above_zero(settings: Settings) -> bool:
     """Whether the filter compares scores that may be negative with a share of them."""
-    chosen = settings.filter
-    by_share = chosen.strategy in ("top_p", "min_p")
-    return by_share and chosen.metric in ("return_mean", "return_sum")
+    options = settings.filter
+    by_fraction = options.strategy in ("top_p", "min_p")
+    return by_fraction and options.metric in ("return_mean", "return_sum")
 
 
 _NOT_FINITE = "rewards of the environment were not finite"

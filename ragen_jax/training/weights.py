@@ -84,7 +84,7 @@ def _fingerprint_without_weights(model: Model) -> dict[str, str]:
 
 
 def check_same_model(
-    model: Model, directory: Path, step: int, found: Mapping[str, str]
+    model: Model, directory: Path, step: int, current: Mapping[str, str]
 ) -> None:
     """Refuses a checkpoint of another model than `model.path` leads to now.
 
@@ -92,13 +92,13 @@ def check_same_model(
       model: that is to use the checkpoint.
       directory: a folder of steps.
       step: which of them.
-      found: `model_fingerprint`, or those parts of it that matter.
+      current: `model_fingerprint`, or those parts of it that matter.
 
     Raises:
       UserError: naming the checkpoint and what differs.
     """
     saved = checkpoints.read_info(directory, step).get("model", {})
-    for what, now in found.items():
+    for what, now in current.items():
         if saved.get(what, now) != now:  # Older checkpoints have no fingerprints.
             raise UserError(
                 f"{directory / str(step)} began with a model of other {what} than"

@@ -101,6 +101,12 @@ def test_recorded_log_probabilities_equal_those_of_the_whole_rows(task, temperat
     assert np.asarray(rows.entropy)[rows.is_reply].min() > 0.1  # No token was forced.
 
 
+def test_padding_is_no_reply_and_ends_no_turn(record):
+    rows = record.rows
+    assert (~rows.is_real).any()
+    assert not (rows.is_reply | rows.turn_end)[~rows.is_real].any()
+
+
 def test_every_reply_token_is_the_one_that_its_own_key_draws(task, record):
     row, at = np.nonzero(record.rows.is_reply)
     turn = record.rows.turn[row, at]

@@ -80,6 +80,7 @@ def test_rows_equal_windows_put_together_in_plain_python(environments, sampled, 
     plan, record = sampled(case)
     check_rows(record.rows)
     rows, hosts = record.rows, [Host(task) for task in environments]
+    assert not (rows.is_reply | rows.turn_end)[~rows.is_real].any()
     assert rows.tokens.shape == (EPISODES * TURNS, plan.context)
     key = prng.iteration_key(np.uint32(0), models.call().split, 2)
     row_of = transcripts.rows_of_turns(rows)
