@@ -16,7 +16,7 @@ from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
-from ragen_jax.rollout.types import RolloutArgs
+from ragen_jax.rollout.types import RolloutArgs, RolloutOptions
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -75,31 +75,24 @@ def make_evaluator(
     rollout_context: RolloutContext,
     task: Task,
     tokens: DialogueTokens,
+    options: RolloutOptions,
     *,
     prompts: int,
     rollouts: int,
     slots: int,
     shards: int,
-    decode_chunk: int,
-    buckets: int,
-    greedy: bool,
-    context: int = 0,
-    window: int = 0,
-    stop_at_answer: bool = False,
 ) -> Evaluator:
     """Makes an evaluator, whose rollout is compiled at its first call.
 
     Args:
       rollout_context: as for training rollouts; its tasks are not read.
       task, tokens: the environment to play, and its texts' tokens.
+      options: how to sample; greedy for temperature 0.
       prompts: levels of the smallest evaluation that will be asked for.
       rollouts: n, episodes of each level.
       slots: the most episodes decoded at a time, but at least one on each device; 0:
         no limit.
       shards: devices among which rows are divided.
-      decode_chunk, buckets: as for `rollout.make_plan`.
-      greedy: whether the likeliest token is taken (temperature 0).
-      context, window, stop_at_answer: as for `rollout.make_plan`.
     """
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     task = dataclasses.replace(task, prompts=each)
@@ -107,15 +100,10 @@ def make_evaluator(
     plan = rollout_lib.make_plan(
         (task,),
         (tokens,),
+        options,
         group_size=rollouts,
         slots=min(slots, each * rollouts),
-        context=context,
-        decode_chunk=decode_chunk,
-        buckets=buckets,
         shards=shards,
-        greedy=greedy,
-        window=window,
-        stop_at_answer=stop_at_answer,
     )
     rollout = rollout_lib.make_rollout(rollout_context, plan)
     return Evaluator(task.label, rollout, (tokens,), each, rollouts)

@@ -30,6 +30,7 @@ from ragen_jax.rollout.types import (
     EngineInputs,
     EnvShard,
     RolloutArgs,
+    RolloutOptions,
     RolloutPlan,
     Scalar,
     run_if,
@@ -103,43 +104,32 @@ class Rollout:
 def make_plan(
     tasks: Sequence[Task],
     tokens: TaskTokens,
+    options: RolloutOptions,
     *,
     group_size: int,
     slots: int,
-    context: int,
-    decode_chunk: int,
-    buckets: int,
     shards: int,
-    greedy: bool = False,
-    stop_at_answer: bool = False,
-    window: int = 0,
 ) -> RolloutPlan:
     """Sizes of one shard's rollout.
 
     Args:
       tasks: the environments, each with its prompts of the batch.
       tokens: of the tasks' texts, for their capacities.
+      options: how to sample.
       group_size: N.
       slots: of the whole batch, divided among tasks and shards as the episodes are; 0:
         one for every episode.
-      context: T; 0: `longest_row`, rounded up to the backend's multiple. With windows a
-        shorter one drops the oldest turns, and a longer one is cut to `longest_row`.
-      decode_chunk: decode steps between two evaluations of the loop's condition; 0:
-        what suits the backend.
-      buckets: how many cache lengths to compile for; 0: what suits the backend.
       shards: how many devices share the batch; divides each task's episodes.
-      greedy: take the likeliest token.
-      stop_at_answer: end a reply at `</answer>`.
-      window: most turns of a row; 0: a row holds a whole episode.
     """
     limits = [task.dialogue.limits for task in tasks]
-    longest = longest_row(tasks, tokens, window)
+    context = options.context
+    longest = longest_row(tasks, tokens, options.window)
     if not 0 < context < longest:  # Shorter only in windows, where it is exact.
-        needed = longest if window else max(context, longest)
+        needed = longest if options.window else max(context, longest)
         context = backend_choices.row_length(needed)
     device = backend_choices.choices()
     longest_prompt = max(texts.first_capacity for texts in tokens)
-    lengths = _cache_lengths(context, buckets or device.buckets, longest_prompt)
+    buckets = options.buckets or device.buckets
     env_shards = _divide(tasks, group_size, slots, shards, device.extend_share)
     return RolloutPlan(
         env_shards=env_shards,
@@ -151,12 +141,12 @@ def make_plan(
         turns=max(limit.turns for limit in limits),
         actions_per_turn=max(limit.actions_per_turn for limit in limits),
         reply_tokens=max(limit.reply_tokens for limit in limits),
-        decode_chunk=decode_chunk or device.decode_chunk,
+        decode_chunk=options.decode_chunk or device.decode_chunk,
         extend_share=device.extend_share if device.counts_busy else 0,
-        buckets=lengths,
-        greedy=greedy,
-        stop_at_answer=stop_at_answer,
-        window=window,
+        buckets=_cache_lengths(context, buckets, longest_prompt),
+        greedy=options.greedy,
+        stop_at_answer=options.stop_at_answer,
+        window=options.window,
     )
 
 

@@ -45,6 +45,22 @@ class EnvShard:
 
 
 @dataclasses.dataclass(frozen=True)
+class RolloutOptions:
+    """How episodes are sampled, whatever the batch. Static. 0: what suits."""
+
+    # T; 0: `tasks.longest_row`, rounded up to the backend's multiple. With windows a
+    # shorter one drops the oldest turns, and a longer one is cut to `longest_row`.
+    context: int = 0
+    window: int = 0  # most turns of a row; 0: a row holds a whole episode
+    decode_chunk: int = (
+        0  # decode steps between two evaluations of the loop's condition
+    )
+    buckets: int = 0  # how many cache lengths to compile for
+    greedy: bool = False  # take the likeliest token
+    stop_at_answer: bool = False  # end a reply at `</answer>`
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutPlan:
     """Sizes and switches of one shard's rollout. Static."""
 

@@ -13,7 +13,7 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import RolloutPlan
+from ragen_jax.rollout.types import RolloutOptions, RolloutPlan
 from ragen_jax.settings import Settings, TaskSettings
 from ragen_jax.text.prompts import (
     DialogueTokens,
@@ -131,25 +131,28 @@ def training_plan(
     return rollout_lib.make_plan(
         tasks,
         tokens,
+        rollout_options(model.settings, is_training=True),
         group_size=rollout.group_size,
         slots=rollout.slots or backend_choices.choices().slots,
         shards=meshes.row_shards(model.mesh),
-        stop_at_answer=rollout.stop_at_answer,
-        **row_sizes(model.settings, is_training=True),
     )
 
 
-def row_sizes(settings: Settings, *, is_training: bool) -> dict[str, int]:
-    """Arguments of `rollout.make_plan` about rows and the cache, from the settings.
+def rollout_options(
+    settings: Settings, *, is_training: bool, greedy: bool = False
+) -> RolloutOptions:
+    """How the settings sample episodes.
 
     With full history, `rollout.context` is for training: evaluations give each
     environment exactly the row that it needs.
     """
     rollout = settings.rollout
     has_context = is_training or rollout.window_turns > 0
-    return dict(
+    return RolloutOptions(
         context=rollout.context if has_context else 0,
         window=rollout.window_turns,
         decode_chunk=rollout.decode_chunk,
         buckets=rollout.buckets,
+        greedy=greedy,
+        stop_at_answer=rollout.stop_at_answer,
     )

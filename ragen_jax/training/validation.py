@@ -13,7 +13,7 @@ from ragen_jax.rollout.tasks import Task
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.training.model import Model
 from ragen_jax.training.run import Run
-from ragen_jax.training.tasks import rollout_context, row_sizes
+from ragen_jax.training.tasks import rollout_context, rollout_options
 
 
 def make_evaluator(
@@ -33,13 +33,11 @@ def make_evaluator(
         rollout_context(model, ()),
         task,
         tokens,
+        rollout_options(model.settings, is_training=False, greedy=greedy),
         prompts=prompts,
         rollouts=rollouts,
         slots=model.settings.evaluation.slots,
         shards=meshes.row_shards(model.mesh),
-        greedy=greedy,
-        stop_at_answer=model.settings.rollout.stop_at_answer,
-        **row_sizes(model.settings, is_training=False),
     )
 
 

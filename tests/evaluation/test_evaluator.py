@@ -18,6 +18,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.parallel.mesh import AXES
 from ragen_jax.rollout import rollout as rollout_lib
+from ragen_jax.rollout.types import RolloutOptions
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.training import final_test, messages, validation
 
@@ -160,10 +161,14 @@ def task():
 
 
 def _evaluator(task, mesh, **sizes):
-    usual = dict(prompts=6, rollouts=2, slots=0, shards=1, decode_chunk=2, buckets=1)
-    usual |= dict(greedy=False)
+    usual = dict(prompts=6, rollouts=2, slots=0, shards=1)
+    options = RolloutOptions(decode_chunk=2, buckets=1)
     return evaluator_lib.make_evaluator(
-        task.rollout_context(mesh), task.share(), task.tokens, **(usual | sizes)
+        task.rollout_context(mesh),
+        task.share(),
+        task.tokens,
+        options,
+        **(usual | sizes),
     )
 
 

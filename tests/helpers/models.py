@@ -26,7 +26,7 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout import tasks as tasks_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutContext
-from ragen_jax.rollout.types import RolloutArgs, RolloutPlan
+from ragen_jax.rollout.types import RolloutArgs, RolloutOptions, RolloutPlan
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.chat_template import ChatPieces
@@ -80,7 +80,14 @@ class Task:
         usual = dict(group_size=4, slots=0, context=0, shards=1)
         usual |= dict(decode_chunk=2, buckets=1)
         share = self.share(prompts)
-        return rollout_lib.make_plan((share,), (self.tokens,), **(usual | sizes))
+        return make_plan((share,), (self.tokens,), **(usual | sizes))
+
+
+def make_plan(tasks, tokens, **sizes: Any) -> RolloutPlan:
+    """`rollout.make_plan`, with the fields of its options among the sizes."""
+    names = [field.name for field in dataclasses.fields(RolloutOptions)]
+    options = {name: sizes.pop(name) for name in names if name in sizes}
+    return rollout_lib.make_plan(tasks, tokens, RolloutOptions(**options), **sizes)
 
 
 @functools.cache

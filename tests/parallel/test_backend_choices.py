@@ -22,9 +22,7 @@ def plan(window=0, **sizes):
     task = models.usual_task()
     sizes = dict(group_size=4, slots=0, context=0, decode_chunk=0, buckets=0) | sizes
     share = task.share(4)
-    return rollout_lib.make_plan(
-        (share,), (task.tokens,), shards=1, window=window, **sizes
-    )
+    return models.make_plan((share,), (task.tokens,), shards=1, window=window, **sizes)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def made():
 def play(made, mesh, shards, **sizes):
     task, shares, tokens = made
     usual = dict(group_size=SIZE, slots=0, context=0, decode_chunk=2, buckets=1)
-    plan = rollout_lib.make_plan(shares, tokens, shards=shards, **(usual | sizes))
+    plan = models.make_plan(shares, tokens, shards=shards, **(usual | sizes))
     setting = dataclasses.replace(task.rollout_context(mesh), tasks=shares)
     rollout = rollout_lib.make_rollout(setting, plan)
     return jax.device_get(rollout(task.parameters, tokens, models.call()))

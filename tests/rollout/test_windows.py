@@ -62,7 +62,7 @@ def sampled(environments):
             tokens = tuple(task.tokens for task in own)
             usual = dict(group_size=4, slots=0, context=0, shards=1)
             usual |= dict(decode_chunk=2, buckets=1)
-            plan = rollout_lib.make_plan(shares, tokens, **(usual | sizes))
+            plan = models.make_plan(shares, tokens, **(usual | sizes))
             context = own[0].rollout_context(models.one_device())
             rollout = rollout_lib.make_rollout(
                 dataclasses.replace(context, tasks=shares), plan
