@@ -248,7 +248,7 @@ def _play(
             reward=nothing.astype(jnp.float32),
             is_valid=nothing > 0,
             grounded=nothing.astype(jnp.float32),
-            taken=nothing,
+            actions=nothing,
             success=nothing > 0,
             end=nothing + UNFINISHED,
         )

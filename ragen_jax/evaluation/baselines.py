@@ -210,7 +210,7 @@ def _play_one(
             lambda a, b: jnp.where(continues, a, b), after, env_episode
         )
         reward = jnp.where(continues, played.reward, 0)
-        taken = jnp.where(continues, played.taken, 0)
+        taken = jnp.where(continues, played.actions, 0)
         return after, (reward, taken, continues)
 
     rounds = jnp.arange(limits.turns, dtype=jnp.int32)

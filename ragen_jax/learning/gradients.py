@@ -8,6 +8,7 @@ over them.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,13 @@ from ragen_jax.parallel import mesh as meshes
 
 
 def accumulate(
-    plan: UpdatePlan, frozen, old: TrainState, microbatches: Batch, count, is_first
-):
+    plan: UpdatePlan,
+    frozen,
+    old: TrainState,
+    microbatches: Batch,
+    count: jax.Array,
+    is_first: jax.Array,
+) -> tuple[tuple, tuple, TokenSums]:
     """Gradients of the summed losses of the first `count` microbatches.
 
     Args:
@@ -78,14 +84,14 @@ def _accumulate_both(
         loss, mean = critic_loss(plan, frozen, critic, prefix, microbatch)
         return loss, (mean.count, no_sums().replace(value_loss=mean))
 
-    accumulate = functools.partial(
+    accumulate_one = functools.partial(
         _accumulate_one, plan, frozen, old, microbatches, count
     )
-    actor_gradient, actor_count, sums = accumulate("actor", of_actor)
+    actor_gradient, actor_count, sums = accumulate_one("actor", of_actor)
     # Without a critic its trees are {}: its gradient too.
     critic_gradient, critic_count = old.critic, jnp.zeros(())
     if plan.settings.has_critic:
-        critic_gradient, critic_count, critic_sums = accumulate("critic", of_critic)
+        critic_gradient, critic_count, critic_sums = accumulate_one("critic", of_critic)
         sums = merge(sums, critic_sums)
     return (actor_gradient, critic_gradient), (actor_count, critic_count), sums
 
@@ -97,7 +103,7 @@ def _accumulate_one(
     microbatches: Batch,
     count,
     name: str,
-    loss,
+    loss: Callable,
 ):
     """Gradient, count and TokenSums of one loss of the first `count` microbatches.
 

@@ -174,7 +174,7 @@ def _play_turn(
         reward=played.reward,
         is_valid=parsed.is_valid,
         grounded=grounded,
-        taken=played.taken,
+        actions=played.actions,
         success=after.success,
         end=after.end,
     )

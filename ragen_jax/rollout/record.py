@@ -37,7 +37,7 @@ def record_turn(
         turns=put(episodes.turns, slots.turn + 1),
         reward=at_turn(episodes.reward, feedback.reward),
         is_valid=at_turn(episodes.is_valid, feedback.is_valid),
-        actions=at_turn(episodes.actions, feedback.taken),
+        actions=at_turn(episodes.actions, feedback.actions),
         reply_tokens=at_turn(episodes.reply_tokens, slots.sampled),
         reply_end=at_turn(episodes.reply_end, slots.reply_end),
         thought_tokens=at_turn(episodes.thought_tokens, slots.reply.thought),

@@ -29,7 +29,7 @@ class Turn:
     """What happened in one turn."""
 
     reward: jax.Array  # float32[], sum of the environment's rewards
-    taken: jax.Array  # int32[], actions that reached the environment
+    actions: jax.Array  # int32[], actions that reached the environment
 
 
 def start_env_episode(state: Any) -> EnvEpisode:
@@ -102,25 +102,27 @@ def play_turn(
     """
 
     def act(carry, index_and_action):
-        state, taken, is_over, success = carry
+        state, count, is_over, success = carry
         index, action = index_and_action
-        counts = (
+        is_action = (
             (action_kind(action, env) != NO_ACTION)
             & ~is_over
-            & (env_episode.actions + taken < limits.actions)
+            & (env_episode.actions + count < limits.actions)
         )
         state, outcome = env.step(
-            jax.random.fold_in(key, index), state, jnp.where(counts, action, NO_ACTION)
+            jax.random.fold_in(key, index),
+            state,
+            jnp.where(is_action, action, NO_ACTION),
         )
         is_over |= outcome.done
         success |= outcome.success
-        return (state, taken + counts, is_over, success), outcome.reward
+        return (state, count + is_action, is_over, success), outcome.reward
 
     false = jnp.zeros((), bool)
     start = (env_episode.state, jnp.zeros((), jnp.int32), false, false)
     steps = (jnp.arange(actions.shape[0]), actions)
-    (state, taken, is_over, success), rewards = jax.lax.scan(act, start, steps)
-    total_actions, turn = env_episode.actions + taken, env_episode.turn + 1
+    (state, count, is_over, success), rewards = jax.lax.scan(act, start, steps)
+    total_actions, turn = env_episode.actions + count, env_episode.turn + 1
     end = jnp.where(
         is_over,
         ENV_DONE,
@@ -133,7 +135,7 @@ def play_turn(
     played = EnvEpisode(
         state, turn, total_actions, env_episode.success | success, end.astype(jnp.int32)
     )
-    return played, Turn(reward=rewards.sum(), taken=taken)
+    return played, Turn(reward=rewards.sum(), actions=count)
 
 
 def feedback_message(

@@ -191,7 +191,7 @@ class EnvFeedback:
     reward: jax.Array  # float32[W], the environment's reward of the turn
     is_valid: jax.Array  # bool[W], of the turn's reply
     grounded: jax.Array  # float32[W], share of the landmarks that its thought names
-    taken: jax.Array  # int32[W], actions that reached the environment
+    actions: jax.Array  # int32[W], actions that reached the environment
     success: jax.Array  # bool[W], of the episode so far
     end: jax.Array  # int32[W], UNFINISHED, or why the episode ended
 

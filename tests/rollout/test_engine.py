@@ -197,7 +197,7 @@ def test_a_turn_is_written_down_where_its_episode_and_number_say(driver):
         reward=jnp.array([0.5, 9.0]),
         is_valid=jnp.array([True, True]),
         grounded=jnp.array([0.25, 9.0]),
-        taken=jnp.array([6, 9]),
+        actions=jnp.array([6, 9]),
         success=jnp.array([True, True]),
         end=jnp.array([2, 9]),
     )
@@ -246,7 +246,7 @@ def _feedback(driver, state, slot, is_used) -> EnvFeedback:
         reward=jnp.array(reward),
         is_valid=jnp.array(is_valid),
         grounded=jnp.zeros(len(outcomes) + unused),
-        taken=jnp.array(taken),
+        actions=jnp.array(taken),
         success=jnp.array(success),
         end=jnp.array(end),
     )

@@ -79,7 +79,7 @@ def test_a_turn_does_what_its_actions_say_within_the_limits(case):
     player, turn, used, actions, reached, reward, taken, end = case
     after, played = _play(_game(player, turn, used), *actions)
     assert after.state.player.tolist() == list(reached)
-    assert (played.reward, played.taken) == (reward, taken)
+    assert (played.reward, played.actions) == (reward, taken)
     assert (after.turn, after.actions, after.end) == (turn + 1, used + taken, end)
     assert after.success == (reward == 1)
 
