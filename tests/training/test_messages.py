@@ -82,7 +82,9 @@ def test_the_banner_says_where_what_changes_over_the_run_ends():
 def test_another_number_of_iterations_is_warned_of_where_it_moves_something(
     changes, moving
 ):
-    said = messages.changed_schedule(read("frozenlake.py", **changes), was=30)
+    said = messages.changed_schedule(
+        read("frozenlake.py", **changes), saved_iterations=30
+    )
     expected = (
         "warning: iterations was 30 and is 60, which moves the end of"
         f" {', '.join(moving)}: the result will differ"
