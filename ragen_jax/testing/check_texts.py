@@ -48,10 +48,11 @@ def check_observations(env: base.Environment, plays: Plays) -> None:
         f" {len(env.phrases) - 1}, and base.NO_PHRASE",
     )
     is_phrase = ids != base.NO_PHRASE
-    require(is_phrase[..., 0].all(), "an observation is empty: say something")
+    require(is_phrase.any(axis=-1).all(), "an observation is empty: say something")
     require(
         (is_phrase[..., 1:] <= is_phrase[..., :-1]).all(),
-        "an observation has a gap inside: move base.NO_PHRASE behind the last phrase",
+        "an observation has a gap before its last phrase: move base.NO_PHRASE behind"
+        " it, as ragen_jax.envs.phrase_tables.close_gaps does",
     )
     for row in np.unique(ids.reshape(-1, ids.shape[2]), axis=0):
         text = base.text_of(env.phrases, row)

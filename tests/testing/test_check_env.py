@@ -309,7 +309,7 @@ def test_randomness_from_elsewhere_is_found(lake, functions, plays):
         ),
         (lambda ids: np.where(ids == 0, 99, ids), r"gives the id \[99\]"),
         (lambda ids: np.full_like(ids, -1), "an observation is empty"),
-        (lambda ids: np.where(np.arange(5) == 2, -1, ids), "a gap inside"),
+        (lambda ids: np.where(np.arange(5) == 2, -1, ids), "a gap before its last"),
         (lambda ids: np.roll(ids, 1, axis=2), "begin without white space"),
     ],
 )
@@ -319,6 +319,13 @@ def test_observations_that_cannot_be_read_are_found(lake, plays, change, message
         texts.check_observations(
             lake, plays.replace(observation=change(plays.observation))
         )
+
+
+def test_an_observation_that_begins_with_a_gap_is_not_called_empty(lake, plays):
+    late = plays.replace(observation=plays.observation.copy())
+    late.observation[..., 0] = base.NO_PHRASE
+    with pytest.raises(CheckError, match=r"a gap before .*close_gaps"):
+        texts.check_observations(lake, late)
 
 
 def test_phrases_that_fit_no_message_are_found(lake, plays):
