@@ -59,7 +59,7 @@ def check_splits(env: base.Environment) -> Drawn:
     """Draws levels of each split, and compares them.
 
     Two levels are equal if their first observations and all integers of their states
-    agree. Floats are not compared, nor is uint32, the type of a key's data: randomness
+    agree. Floats are not compared, nor is uint32[2], as a key's data is: randomness
     that a state has drawn in advance makes no different level.
 
     Raises:
@@ -131,7 +131,13 @@ def _start(env: base.Environment, level, split) -> tuple[list[jax.Array], jax.Ar
 
 def _counts(leaf: Any) -> bool:
     is_whole = jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_
-    return is_whole and leaf.dtype != jnp.uint32
+    return is_whole and not _is_key_data(leaf)
+
+
+def _is_key_data(leaf: Any) -> bool:
+    """Whether a leaf of one State has the type and shape of `jax.random.key_data`."""
+    data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    return leaf.dtype == data.dtype and leaf.shape[-1:] == data.shape
 
 
 def _rows(leaves: list[jax.Array]) -> np.ndarray:

@@ -223,29 +223,30 @@ def test_levels_that_are_of_several_splits_are_found_and_counted(monkeypatch):
 class Secret:
     """A level of which nothing is shown."""
 
-    number: jax.Array  # int32[]
+    number: jax.Array  # int32[] or uint32[]
     noise: jax.Array  # float32[]
 
 
-def _draws_secrets(spread):
+def _draws_secrets(spread, dtype=jnp.int32):
     """A reset of hidden numbers, of which splits share `spread` with their next."""
 
     def reset(key, split):
         noise = jax.random.uniform(key)
         number = jax.random.randint(key, (), 0, 10 + spread) + 10 * split
-        return Secret(number=number, noise=noise)
+        return Secret(number=number.astype(dtype), noise=noise)
 
     return reset
 
 
-def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake):
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32])
+def test_levels_that_are_not_shown_are_told_apart_by_their_states(lake, dtype):
     no = jnp.zeros((), bool)
     nothing = base.Outcome(reward=jnp.float32(0), success=no, done=no)
 
     def secret(spread):
         return dataclasses.replace(
             lake,
-            reset=_draws_secrets(spread),
+            reset=_draws_secrets(spread, dtype),
             step=lambda key, state, action: (state, nothing),
             observe=lambda state: jnp.zeros(1, jnp.int32),
         )
