@@ -44,18 +44,40 @@ def write(
     }
     verdicts = [judge(claim, runs) for claim in study.claims]
     has_figure = figure.draw(study, runs, folder / f"{name}.png")
+    # Pages may be written to any folder (--pages); that file is beside some alone.
+    how_judged = "how they are judged: docs/studies/README.md of ragen_jax"
+    if (folder / "README.md").is_file():
+        how_judged = "[how they are judged](README.md)"
     data = _data(study, table, verdicts, failed, scale)
     atomic_files.write_text(folder / f"{name}.json", _json(data, entries))
     page = folder / f"{name}.md"
-    atomic_files.write_text(
-        page,
-        _page(study, runs, table, verdicts, failed, command, name, has_figure, scale),
+    text = _page(
+        study,
+        runs,
+        table,
+        verdicts,
+        failed,
+        command,
+        name,
+        has_figure,
+        scale,
+        how_judged,
     )
+    atomic_files.write_text(page, text)
     return page
 
 
 def _page(
-    study, runs, table, verdicts, failed, command, name, has_figure, scale
+    study,
+    runs,
+    table,
+    verdicts,
+    failed,
+    command,
+    name,
+    has_figure,
+    scale,
+    how_judged,
 ) -> str:
     counts = {arm: len(found) for arm, found in runs.items()}
     lines = [f"# {study.name.replace('_', ' ')}", "", study.question, ""]
@@ -76,7 +98,7 @@ def _page(
     lines += [
         "Mean over seeds with a 95 % bootstrap interval over seeds, and over test"
         " levels where the measure has them: too narrow for few seeds, for which claims"
-        " give Student's t beside it ([how they are judged](README.md)).",
+        f" give Student's t beside it ({how_judged}).",
         "",
     ]
     lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -564,6 +565,17 @@ def test_a_page_says_that_what_a_claim_is_about_never_happened(tmp_path):
     runs = {"one": steady, "other, too": []}
     page = report.write(study, runs, [], tmp_path, command="x", scale="tiny")
     assert "**not judged: no seed has a std_lead in one" in page.read_text()
+
+
+def test_a_page_links_only_to_files_that_are_beside_it(tmp_path):
+    def links():
+        runs = {"one": [record(0, [1])], "other, too": []}
+        page = report.write(STUDY, runs, [], tmp_path, command="x", scale="tiny")
+        return re.findall(r"\]\((.*?)\)", page.read_text())
+
+    assert links() and all((tmp_path / link).is_file() for link in links())
+    (tmp_path / "README.md").write_text("how claims are judged")
+    assert "README.md" in links()
 
 
 STUDY_FILE = """
