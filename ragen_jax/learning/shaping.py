@@ -127,8 +127,10 @@ def check_hook(path: str, count: int, turns: int) -> None:
     shape, kind = getattr(result, "shape", None), getattr(result, "dtype", None)
     is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)
     if shape != (count, turns) or not is_real:
+        sizes = ", ".join(map(str, shape or ()))
+        given = result if kind is None else f"{kind}[{sizes}]"
         raise SettingsError(
-            f"reward.hook = {path!r}: turn_rewards(episodes) gives {result}: let it"
+            f"reward.hook = {path!r}: turn_rewards(episodes) gives {given}: let it"
             f" give float32[{count}, {turns}], one number for each episode and turn"
         )
     if keeps_state:

@@ -3,6 +3,7 @@
 Called by study.py. A run consists of one or two steps: training, then a diagnosis.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -148,8 +149,13 @@ def run_missing(
     wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
     queue = [run for run, state in states.items() if state in wanted]
     states |= {run: MISSING for run in queue}
-    done = list(states.values()).count(FINISHED)
-    console.line(f"{len(states)} runs: {done} finished, {len(queue)} to run")
+    counts = collections.Counter(states.values())
+    failed = ""
+    if counts[FAILED]:
+        failed = f", {counts[FAILED]} failed before (--retry_failed runs them again)"
+    console.line(
+        f"{len(states)} runs: {counts[FINISHED]} finished, {len(queue)} to run{failed}"
+    )
     jobs, shares = _share_gpus(min(jobs, len(states)), console) if queue else (jobs, [])
     with contextlib.ExitStack() as claims:
         cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
