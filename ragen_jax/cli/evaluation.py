@@ -214,6 +214,7 @@ def _play_model(request: Request, subject: Subject, console):
         model = make_model(settings, meshes.make_mesh(**sizes))
         check_decoding(model)
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
+        _check_levels(request, subject, task.env)
         reader = transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
         if subject.step is None:
             actor = weights.load_parameters(model)
@@ -251,6 +252,16 @@ def _check_graph(request: Request) -> None:
         backend_choices.check_cuda_graph(request.config.rollout.cuda_graph)
 
 
+def _check_levels(request: Request, subject: Subject, env) -> None:
+    """Raises SettingsError if a user's environment draws no level of the split."""
+    from ragen_jax.envs import first_levels
+    from ragen_jax.envs.base import SPLITS
+
+    (chosen,) = subject.settings.tasks()
+    split = SPLITS.index(request.split)
+    first_levels.check_levels_come(env, [split], chosen.name)
+
+
 def _play_baseline(request: Request, subject: Subject, console):
     """Plays with a baseline: (score, who played, path that the figures go beside)."""
     from ragen_jax import envs
@@ -262,6 +273,7 @@ def _play_baseline(request: Request, subject: Subject, console):
         task = subject.settings.tasks()[0]
         env = envs.make(task.name, task.options)
         envs.check_file(env, task.name)
+        _check_levels(request, subject, env)
         env = envs.guard(env, task.name)
         baseline = baselines.make_baseline(request.policy, env, task)
         out = _prepare_out(request, subject)

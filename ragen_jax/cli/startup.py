@@ -370,4 +370,4 @@ def _end_with(sentence: str) -> NoReturn:
 
 def _has_to_leave() -> bool:
     """Whether Python's own end would not come, or would abort the process."""
-    return endings.is_compiling() or distributed.is_awaited()
+    return endings.has_unawaited() or distributed.is_awaited()

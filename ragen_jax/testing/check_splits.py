@@ -1,7 +1,6 @@
 """Checks that every split has levels, and that no level is in two splits."""
 
 import functools
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -9,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.envs import base
-from ragen_jax.testing.check_dynamics import level_key, require
+from ragen_jax.envs import base, first_levels
+from ragen_jax.testing.check_dynamics import CheckError, level_key, require
 
 _BATCH = 256  # levels of each split that are drawn at once
 _BATCHES = 8
 _SECONDS = 5.0  # after which no further batch is drawn: some levels are slow to draw
-_PATIENCE = 60.0  # seconds to wait for a single level
 _PAIRS = (
     (base.TEST, base.TRAIN),
     (base.VALIDATION, base.TRAIN),
@@ -37,22 +35,9 @@ def check_levels_come(env: base.Environment) -> None:
       CheckError: if a draw takes longer than a minute. It then goes on in a thread that
         ends with the process.
     """
-    reset = jax.jit(env.reset).lower(level_key(0), jnp.int32(0)).compile()
-    for split, name in enumerate(base.SPLITS):
-        is_drawn = threading.Event()
-
-        def draw(split: int = split, is_drawn: threading.Event = is_drawn) -> None:
-            try:
-                jax.block_until_ready(reset(level_key(0), jnp.int32(split)))
-            finally:
-                is_drawn.set()
-
-        threading.Thread(target=draw, daemon=True).start()
-        require(
-            is_drawn.wait(_PATIENCE),
-            f"reset has drawn no {name} level in {_PATIENCE:g} s: let it draw each time"
-            " with another key, from so many levels that every split has some",
-        )
+    split = first_levels.missing_split(env, range(len(base.SPLITS)))
+    if split is not None:
+        raise CheckError(first_levels.missing_sentence(split))
 
 
 def check_splits(env: base.Environment) -> Drawn:

@@ -214,7 +214,7 @@ def compile_ahead(
     }
 
     if not all_first:
-        endings.start_compiling(update.compile)
+        endings.start_unawaited(update.compile)
     ahead = dataclasses.replace(programs, rollout=sampling.compile(), update=update)
     if all_first:
         for program in (update, *evaluating.values()):
@@ -244,7 +244,7 @@ def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monito
     if backend_choices.choices().compiles_all_first:
         measure.compile()
     else:
-        endings.start_compiling(measure.compile)
+        endings.start_unawaited(measure.compile)
     return dataclasses.replace(monitor, measure=measure)
 
 

@@ -8,6 +8,8 @@ import functools
 
 from jax.sharding import Mesh
 
+from ragen_jax.envs import first_levels
+from ragen_jax.envs.base import TEST, TRAIN, VALIDATION
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import shaping
 from ragen_jax.learning.train_state import TrainState
@@ -113,3 +115,23 @@ def prepare(
         )
     plan = tasks_lib.training_plan(model, tasks, tokens)
     return Run(model, tasks, tokens, evaluated, plan)
+
+
+def check_levels_come(run: Run) -> None:
+    """Draws a level of each split that a run will play. To be called before training.
+
+    Raises:
+      SettingsError: if a user's environment never draws one: the run would wait for it
+        for ever, at the latest in its final test.
+    """
+    settings, env = run.settings, run.settings.env
+    mix = "env.mix" if env.mix else ""
+    evaluated = [task for task, _ in run.evaluated]
+    other = "env.evaluate" if env.evaluate else mix
+    for tasks, named, section, splits in (
+        (run.tasks, settings.tasks(), mix, (TRAIN,)),
+        (evaluated, settings.evaluated_tasks(), other, (VALIDATION, TEST)),
+    ):
+        for task, chosen in zip(tasks, named, strict=True):
+            key = f"{section}.{chosen.label}.name" if section else "env.name"
+            first_levels.check_levels_come(task.env, splits, chosen.name, key)

@@ -23,7 +23,7 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
     CODES[signal.SIGHUP], _LINES[signal.SIGHUP] = 129, "hung up"
 
-_COMPILER = "compiler"  # the name of threads by `start_compiling`
+_UNAWAITED = "unawaited"  # the name of threads by `start_unawaited`
 
 Policy = Callable[[int], None]  # takes a signal's number; runs in the second thread
 
@@ -93,14 +93,16 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def start_compiling(compile_program: Callable[[], None]) -> None:
-    """Compiles in a daemon thread, so that the process can end without waiting."""
-    threading.Thread(target=compile_program, name=_COMPILER, daemon=True).start()
+def start_unawaited(work: Callable[[], None]) -> threading.Thread:
+    """Starts work in a daemon thread, such as compiling, that no end waits for."""
+    thread = threading.Thread(target=work, name=_UNAWAITED, daemon=True)
+    thread.start()
+    return thread
 
 
-def is_compiling() -> bool:
+def has_unawaited() -> bool:
     """Whether such a thread runs: then only `exit_at_once` ends the process cleanly."""
-    return any(thread.name == _COMPILER for thread in threading.enumerate())
+    return any(thread.name == _UNAWAITED for thread in threading.enumerate())
 
 
 def ending_signals() -> list[int]:

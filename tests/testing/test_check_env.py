@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 
 from ragen_jax import envs
-from ragen_jax.envs import base
+from ragen_jax.envs import base, first_levels
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
@@ -265,7 +265,7 @@ def test_a_reset_that_ignores_its_key_is_found(lake):
 
 
 def test_a_search_for_a_level_that_never_ends_is_found(lake, monkeypatch):
-    monkeypatch.setattr(splits, "_PATIENCE", 0.5)
+    monkeypatch.setattr(first_levels, "PATIENCE", 0.5)
     comes = threading.Event()
 
     def wait(split):

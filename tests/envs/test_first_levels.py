@@ -1,0 +1,68 @@
+"""A search for a level that never ends is refused before a run waits for it."""
+
+import dataclasses
+import threading
+
+import jax
+import pytest
+from helpers import runs
+
+from ragen_jax import envs
+from ragen_jax.envs import base, first_levels
+from ragen_jax.errors import SettingsError
+from ragen_jax.training import run as run_lib
+from ragen_jax.utils import endings
+
+COIN_WALK = str(runs.ROOT / "docs" / "examples" / "coin_walk.py")
+
+
+@pytest.fixture
+def without_tests(monkeypatch):
+    """The coin walk without any test level."""
+    monkeypatch.setattr(first_levels, "PATIENCE", 0.5)
+    comes = threading.Event()
+    walk = envs.make(COIN_WALK, ())
+
+    def wait(split):
+        assert split != base.TEST or comes.wait(60)
+        return split
+
+    def reset(key, split):
+        # No loop, which nothing would end: the tests go on beside it.
+        shape = jax.ShapeDtypeStruct((), split.dtype)
+        return walk.reset(key, jax.pure_callback(wait, shape, split))
+
+    yield dataclasses.replace(walk, reset=reset)
+    comes.set()
+
+
+def test_a_split_whose_levels_never_come_is_refused_with_the_key_of_the_environment(
+    without_tests,
+):
+    splits, key = (base.VALIDATION, base.TEST), "env.evaluate.far.name"
+    with pytest.raises(
+        SettingsError,
+        match=rf"^{key} = '.*coin_walk.py': reset has drawn no test level",
+    ) as error:
+        first_levels.check_levels_come(without_tests, splits, COIN_WALK, key)
+    assert "\n" not in str(error.value)
+    assert endings.has_unawaited()  # Python's own end would wait for the search.
+
+
+def test_splits_that_are_not_played_may_have_no_levels(without_tests):
+    splits = (base.TRAIN, base.VALIDATION)
+    first_levels.check_levels_come(without_tests, splits, COIN_WALK)
+
+
+def test_a_run_asks_for_the_splits_that_it_plays(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        first_levels,
+        "check_levels_come",
+        lambda env, splits, *names: asked.append((env.name, splits, *names)),
+    )
+    run_lib.check_levels_come(runs.prepare())
+    assert asked == [
+        ("frozen_lake", (base.TRAIN,), "frozen_lake", "env.name"),
+        ("frozen_lake", (base.VALIDATION, base.TEST), "frozen_lake", "env.name"),
+    ]
