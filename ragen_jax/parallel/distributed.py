@@ -18,6 +18,9 @@ from ragen_jax.parallel.roll_call import Place
 from ragen_jax.utils import endings
 
 START_SECONDS = 300.0  # in which every process has to connect
+# JAX's own heartbeats abort all processes with a dump, also those that were suspended
+# together, as by SLURM's gang scheduling, and are well. Ours tell these apart.
+_JAX_SILENT_SECONDS = 10 * 24 * 3600
 _THREADS_PER_DEVICE = 4  # of a CPU device: one for each nested loop that can wait
 _heartbeats: list[heartbeat.Heartbeat] = []  # at most one: this process's
 _FLAGS = "--coordinator=HOST:PORT, --processes and --process"
@@ -79,6 +82,7 @@ def start(
         local_device_ids=place.devices,
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
+        heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
     )
 
 

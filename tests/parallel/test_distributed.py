@@ -9,7 +9,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax.errors import UserError
-from ragen_jax.parallel import distributed, roll_call
+from ragen_jax.parallel import distributed, heartbeat, roll_call
 from ragen_jax.parallel import facts as facts_lib
 from ragen_jax.parallel.roll_call import Place
 
@@ -166,6 +166,19 @@ def test_flags_that_do_not_fit_together_are_refused(place, parts):
 def test_one_process_of_one_needs_no_connection():
     distributed.start("127.0.0.1:1", 1, 0)
     assert not jax.distributed.is_initialized()
+
+
+def test_jax_leaves_processes_alone_that_were_suspended_together(monkeypatch):
+    """Its own heartbeats would abort them after 100 s, with a dump."""
+    given = {}
+    monkeypatch.setattr(roll_call, "call_roll", lambda *_: 1)
+    monkeypatch.setattr(distributed, "_join", lambda *_: heartbeat.Heartbeat)
+    monkeypatch.setattr(distributed, "_heartbeats", [])
+    monkeypatch.setattr(distributed.endings, "on_leaving", lambda _: None)
+    monkeypatch.setattr(distributed, "_is_on_cpus", lambda _: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **all: given.update(all))
+    distributed.start("a:1", 2, 1)
+    assert given["heartbeat_timeout_seconds"] >= 24 * 3600
 
 
 # Roll call ---------------------------------------------------------------------------
