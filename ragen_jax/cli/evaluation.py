@@ -202,7 +202,7 @@ def _play_model(request: Request, subject: Subject, console):
 
     from ragen_jax.evaluation import recording, transcripts
     from ragen_jax.parallel import mesh as meshes
-    from ragen_jax.training import weights
+    from ragen_jax.training import weights, workdir
     from ragen_jax.training.model import make_model
     from ragen_jax.training.tasks import check_decoding, make_task
     from ragen_jax.training.validation import make_evaluator
@@ -216,6 +216,9 @@ def _play_model(request: Request, subject: Subject, console):
         task, tokens = make_task(model, settings.tasks()[0], is_training=False)
         _check_levels(request, subject, task.env)
         reader = transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
+        if jax.process_count() > 1:
+            played = weights.played_fingerprint(model, subject.directory, subject.step)
+            workdir.check_same_everywhere(played)
         if subject.step is None:
             actor = weights.load_parameters(model)
         else:

@@ -17,7 +17,7 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.models import lora, parameters
 from ragen_jax.models.io import fingerprint
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.training import checkpoints, placement
+from ragen_jax.training import checkpoint_files, checkpoints, placement
 from ragen_jax.training.model import Model
 from ragen_jax.training.run import Run
 
@@ -73,6 +73,24 @@ def model_fingerprint(model: Model) -> dict[str, str]:
     return _fingerprint_without_weights(model) | {
         "weights": fingerprint.of_weights(read, model.declared)
     }
+
+
+def played_fingerprint(
+    model: Model, directory: Path | None, step: int | None
+) -> dict[str, str]:
+    """Fingerprints of what an evaluation plays, for `check_same_everywhere`.
+
+    Args:
+      model: made with the settings that it is played by.
+      directory: a folder of steps; None: the model itself plays.
+      step: of the checkpoint that plays; None likewise.
+    """
+    if directory is None or step is None:
+        return model_fingerprint(model)
+    whole = model.adapters is None
+    found = _fingerprint_without_weights(model) if whole else model_fingerprint(model)
+    mark = checkpoint_files.fingerprint(directory / str(step))
+    return found | {"checkpointed weights": mark}
 
 
 def _fingerprint_without_weights(model: Model) -> dict[str, str]:

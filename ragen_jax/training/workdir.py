@@ -132,7 +132,8 @@ def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:
     """Refuses processes that have read different models. Called by all together.
 
     Args:
-      fingerprint: of this process's model, from `weights.model_fingerprint`.
+      fingerprint: of this process's model, from `weights.model_fingerprint`, or from
+        `weights.played_fingerprint`.
 
     Raises:
       UserError: naming the processes whose model differs from that of process 0.

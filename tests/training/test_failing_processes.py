@@ -1,10 +1,15 @@
 """Processes that do not fit, or fail: refused at the start, ended in seconds."""
 
 import re
+import shutil
 import signal
 
+import jax.numpy as jnp
 import pytest
 from helpers import runs
+from safetensors import numpy
+
+from ragen_jax.training import checkpoints, weights
 
 pytestmark = pytest.mark.slow  # Several processes.
 
@@ -142,6 +147,49 @@ def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):
     (code, _, errors), (its_code, _, its_errors) = map(runs.finish, both)
     assert (its_code, its_errors) == (143, "terminated\n")
     assert code == 75 and errors.startswith("error: process 1 (host ")
+
+
+def test_an_evaluation_of_models_that_differ_between_hosts_is_refused(tmp_path):
+    """Each process would play its share of the levels with weights of its own."""
+    other = tmp_path / "model"
+    shutil.copytree(runs.model(), other)
+    file = other / "model.safetensors"
+    tensors = numpy.load_file(file)
+    numpy.save_file({k: v + 1 for k, v in tensors.items()}, file, {"format": "pt"})
+    script = runs.ROOT / "launch" / "evaluate.py"
+    given = runs.arguments(tmp_path)
+    given = [x for x in given if "workdir" not in x and "evaluation." not in x]
+    given = [x for x in given if "model.path" not in x]
+    place = [f"--coordinator=127.0.0.1:{runs.free_port()}", "--processes=2"]
+    out = tmp_path / "out.jsonl"
+    both = [
+        runs.start([*given, f"--model={model}", f"--out={out}", *place, own], script)
+        for model, own in ((runs.model(), "--process=0"), (other, "--process=1"))
+    ]
+    for code, _, errors in map(runs.finish, both):
+        assert code in (2, 75), errors
+        if code == 2:
+            assert errors.startswith("error: process 1 has a model of other weights")
+            assert errors.count("\n") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_fingerprint_of_a_checkpoint_that_plays_tells_copies_from_others(tmp_path):
+    for name, number in (("one", 1.0), ("copy", 1.0), ("other", 2.0)):
+        state = {"actor": jnp.float32(number)}
+        with checkpoints.Checkpoints(tmp_path / name, keep_last=1, keep_best=0) as all:
+            all.save(1, state, {}, score=None)
+    shutil.rmtree(tmp_path / "copy")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    model = runs.prepare().model
+    one, copy, other = (
+        weights.played_fingerprint(model, tmp_path / name, 1)
+        for name in ("one", "copy", "other")
+    )
+    assert one == copy != other
+    assert {name for name in one if one[name] != other[name]} == {
+        "checkpointed weights"
+    }
 
 
 def test_a_plan_is_shown_by_the_first_process_alone(tmp_path):
