@@ -1,5 +1,6 @@
 """One program on many hosts: connecting its processes, and naming absent ones."""
 
+import collections
 import glob
 import importlib
 import importlib.metadata
@@ -10,7 +11,8 @@ import socket
 import time
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat, roll_call
@@ -84,6 +86,32 @@ def start(
         initialization_timeout=max(1, round(seconds)),
         heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
     )
+    check_even(jax.devices())
+
+
+def check_even(devices: Sequence[Any]) -> None:
+    """Refuses processes that see different numbers of devices, in all of them.
+
+    JAX's exchanges between processes, and a mesh's axes, ask for equal ones.
+
+    Args:
+      devices: of all processes.
+
+    Raises:
+      UserError: naming the first process that differs from process 0.
+    """
+    counts = collections.Counter(device.process_index for device in devices)
+    for process, count in sorted(counts.items()):
+        if count != counts[0]:
+            raise UserError(
+                f"process {process} has {_devices(count)} and process 0 has"
+                f" {_devices(counts[0])}: give all processes the same number of devices"
+                " (on GPUs by CUDA_VISIBLE_DEVICES, on CPUs by JAX_NUM_CPU_DEVICES)"
+            )
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' * (count != 1)}"
 
 
 def find_place(

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -176,9 +177,18 @@ def test_jax_leaves_processes_alone_that_were_suspended_together(monkeypatch):
     monkeypatch.setattr(distributed, "_heartbeats", [])
     monkeypatch.setattr(distributed.endings, "on_leaving", lambda _: None)
     monkeypatch.setattr(distributed, "_is_on_cpus", lambda _: False)
+    monkeypatch.setattr(distributed, "check_even", lambda _: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **all: given.update(all))
     distributed.start("a:1", 2, 1)
     assert given["heartbeat_timeout_seconds"] >= 24 * 3600
+
+
+def test_processes_with_different_numbers_of_devices_are_refused_in_a_sentence():
+    """JAX would fail in the first exchange between them, with a reshape's error."""
+    one, two = SimpleNamespace(process_index=0), SimpleNamespace(process_index=1)
+    distributed.check_even([one, two, one, two])
+    with pytest.raises(UserError, match="^process 1 has 2 devices and process 0 has 1"):
+        distributed.check_even([one, two, two])
 
 
 # Roll call ---------------------------------------------------------------------------
