@@ -13,6 +13,7 @@ from ragen_jax.diagnostics import episode_log
 from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.errors import UserError
 from ragen_jax.learning.train_state import TrainState
+from ragen_jax.parallel import groups
 from ragen_jax.parallel.agreement import agreed_number
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
@@ -72,6 +73,7 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     """`train`, once no other run trains in the workdir."""
     fingerprint = weights.model_fingerprint(run.model)
     check_same_everywhere(fingerprint)
+    groups.connect(run.model.mesh)
     folder = workdir / checkpoints.FOLDER
     if steps := checkpoints.scores(folder):
         # Weights included: the KL term and the final test read them again.
