@@ -18,11 +18,15 @@ from ragen_jax.settings.checks import check_combinations
 from ragen_jax.settings.schema import Settings
 
 # Keys, or prefixes of keys, that a resumed run may change. A model may have moved: its
-# fingerprint is compared when a checkpoint is read.
+# fingerprint is compared when a checkpoint is read. How the work is divided goes with
+# the mesh, which may ask for it: it changes numbers by rounding alone.
 _MAY_DIFFER = (
     "iterations",
     "model.path",
     "mesh.",
+    "rollout.layout",
+    "rollout.slots",
+    "optimizer.microbatch",
     "every.",
     "evaluation.",
     "checkpoint.",

@@ -498,6 +498,18 @@ def test_a_run_may_be_resumed_with_another_mesh_length_and_cadence():
     settings.check_same_run(saved, now, "runs/a")
 
 
+def test_a_run_may_be_resumed_with_what_another_mesh_asks_for():
+    tensor = dict(mesh__tensor=2, rollout__layout="tensor", rollout__slots=6)
+    before = read(optimizer__minibatch=8, optimizer__microbatch=4, **tensor)
+    saved = settings.to_dict(before)
+    alone = dataclasses.replace(before, mesh=settings.MeshSettings(-1, 1, 1))
+    assert "rollout.layout to 'replicated'" in refusal(settings.check_devices, alone, 8)
+    chosen = dict(rollout__layout="replicated", rollout__slots=8)
+    now = read(**EIGHT_ROWS | chosen)
+    settings.check_devices(now, 8)
+    settings.check_same_run(saved, settings.to_dict(now), "runs/a")
+
+
 def test_a_run_is_not_resumed_with_other_numbers():
     saved = settings.to_dict(read(optimizer__actor_lr=1e-4))
     now = settings.to_dict(read(optimizer__actor_lr=5e-5, env__size=5, seed=1))
