@@ -52,8 +52,8 @@ def get_study() -> Study:
         arms=arms,
         measures=(
             "test_success",
-            "zscore_correlation",
             "mutual_correlation",
+            "zscore_correlation",
             "entropy_correlation",
         ),
         curves=("validation/success", "rollout/entropy"),

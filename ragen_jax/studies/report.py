@@ -142,9 +142,10 @@ def _sentence(verdict: Verdict) -> str:
         what, share = f"{what} minus that of {claim.right}", " points"
     student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
     by_t = _limits(student, claim.measure)
+    seeds = "1 seed" if quantity.seeds == 1 else f"{quantity.seeds} seeds"
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, share)}"
-        f"{by_t and f', by t {by_t}'} ({quantity.seeds} seeds);"
+        f"{by_t and f', by t {by_t}'} ({seeds});"
         f" claimed {claim.relation} than {_margin(claim, share)}"
     )
 

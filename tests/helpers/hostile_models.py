@@ -189,7 +189,7 @@ def patched(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 GGUF: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "nothing": (lambda path: path.write_bytes(b""), ("no GGUF file",)),
+    "nothing": (lambda path: path.write_bytes(b""), ("is not a GGUF file",)),
     "a pipe": (os.mkfifo, ("is damaged", "a pipe or a device")),
     "cut": (patched(lambda data: data[: len(data) // 2]), ("is damaged",)),
     "cut in its header": (patched(lambda data: data[:40]), ("is damaged",)),

@@ -175,7 +175,7 @@ def test_jax_leaves_processes_alone_that_were_suspended_together(monkeypatch):
     monkeypatch.setattr(roll_call, "call_roll", lambda *_: 1)
     monkeypatch.setattr(distributed, "_join", lambda *_: heartbeat.Heartbeat)
     monkeypatch.setattr(distributed, "_heartbeats", [])
-    monkeypatch.setattr(distributed.endings, "on_leaving", lambda _: None)
+    monkeypatch.setattr(distributed.endings, "before_exit", lambda _: None)
     monkeypatch.setattr(distributed, "_is_on_cpus", lambda _: False)
     monkeypatch.setattr(distributed, "check_even", lambda _: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **all: given.update(all))

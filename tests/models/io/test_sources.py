@@ -54,7 +54,10 @@ def test_a_file_is_read_as_gguf_whatever_it_is_called(tmp_path):
     assert sources.locate(str(path)) == sources.Source(path, is_gguf=True)
     missing = sources.locate(str(tmp_path / "none.gguf"))
     pytest.importorskip("gguf")
-    for source, part in ((sources.locate(str(path)), "no GGUF"), (missing, "No such")):
+    for source, part in (
+        (sources.locate(str(path)), "not a GGUF file"),
+        (missing, "No such"),
+    ):
         assert part in _refusal(source.read_config)
 
 
