@@ -25,17 +25,19 @@ def connect(mesh: Mesh) -> None:
     axes = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
     counts = range(1, len(axes) + 1)
     groups = [group for n in counts for group in itertools.combinations(axes, n)]
-    whole = PartitionSpec()
+    replicated = PartitionSpec()
 
     def meet() -> jax.Array:
-        found = jnp.float32(1)
+        total = jnp.float32(1)
         for group in groups:  # Each waits for the one before: one order everywhere.
-            found = jax.lax.psum(found, group)
-        return found
+            total = jax.lax.psum(total, group)
+        return total
 
     program = jax.jit(
-        jax.shard_map(meet, mesh=mesh, in_specs=(), out_specs=whole, check_vma=False),
-        out_shardings=NamedSharding(mesh, whole),
+        jax.shard_map(
+            meet, mesh=mesh, in_specs=(), out_specs=replicated, check_vma=False
+        ),
+        out_shardings=NamedSharding(mesh, replicated),
     )
     compiled = program.lower().compile()
     agreed_number(0)  # All have compiled it.

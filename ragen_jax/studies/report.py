@@ -15,6 +15,18 @@ from ragen_jax.studies.verdicts import Verdict, judge
 from ragen_jax.utils import atomic_files
 
 
+@dataclasses.dataclass(frozen=True)
+class _Results:
+    """What the finished runs of a study say."""
+
+    study: Study
+    scale: str
+    counts: Mapping[str, int]  # finished runs of each arm
+    table: Mapping[str, Mapping[str, Interval]]  # arm -> measure -> mean over seeds
+    verdicts: Sequence[Verdict]
+    failed: Sequence[str]  # labels of runs
+
+
 def write(
     study: Study,
     runs: Mapping[str, Sequence[RunRecord]],
@@ -38,48 +50,43 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = study.name if scale == "tiny" else f"{study.name}-{scale}"
-    table = {
-        arm: {m: interval(found, m) for m in study.measures}
-        for arm, found in runs.items()
-    }
-    verdicts = [judge(claim, runs) for claim in study.claims]
+    results = _Results(
+        study=study,
+        scale=scale,
+        counts={arm: len(found) for arm, found in runs.items()},
+        table={
+            arm: {m: interval(found, m) for m in study.measures}
+            for arm, found in runs.items()
+        },
+        verdicts=[judge(claim, runs) for claim in study.claims],
+        failed=failed,
+    )
     has_figure = figure.draw(study, runs, folder / f"{name}.png")
     # Pages may be written to any folder (--pages); that file is beside some alone.
     how_judged = "how they are judged: docs/studies/README.md of ragen_jax"
     if (folder / "README.md").is_file():
         how_judged = "[how they are judged](README.md)"
-    data = _data(study, table, verdicts, failed, scale)
-    atomic_files.write_text(folder / f"{name}.json", _json(data, entries))
+    atomic_files.write_text(folder / f"{name}.json", _json(_data(results), entries))
     page = folder / f"{name}.md"
-    text = _page(
-        study,
-        runs,
-        table,
-        verdicts,
-        failed,
-        command,
-        name,
-        has_figure,
-        scale,
-        how_judged,
-    )
+    curves = f"![curves]({name}.png)" if has_figure else ""
+    text = _page(results, command, how_judged, curves, f"{name}.json")
     atomic_files.write_text(page, text)
     return page
 
 
 def _page(
-    study,
-    runs,
-    table,
-    verdicts,
-    failed,
-    command,
-    name,
-    has_figure,
-    scale,
-    how_judged,
+    results: _Results, command: str, how_judged: str, curves: str, data: str
 ) -> str:
-    counts = {arm: len(found) for arm, found in runs.items()}
+    """The page's text.
+
+    Args:
+      results: of the study.
+      command: the one that makes them.
+      how_judged: where claims are explained.
+      curves: a line that shows the figure; "" without one.
+      data: name of the data file.
+    """
+    study, scale, counts = results.study, results.scale, results.counts
     lines = [f"# {study.name.replace('_', ' ')}", "", study.question, ""]
     lines += [f"Source: {study.source}.", "", "    " + command, ""]
     if study.notes:
@@ -89,10 +96,10 @@ def _page(
     config = config_at(scale, study.config)
     lines += [f"Settings of all runs: `{config}` with {settings}.", ""]
     lines += [
-        *_claims(verdicts, counts),
+        *_claims(results.verdicts, counts),
         "## Figures",
         "",
-        *_table(study, table, counts),
+        *_table(results),
         "",
     ]
     lines += [
@@ -103,16 +110,16 @@ def _page(
     ]
     lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]
     lines += [""]
-    if has_figure:
-        lines += [f"![curves]({name}.png)", ""]
+    if curves:
+        lines += [curves, ""]
     lines += ["## Arms", ""]
     for arm, changes in arms_at(scale, study).items():
         settings = ", ".join(f"`{k}={v}`" for k, v in changes.items()) or "no change"
         runs = "1 run" if counts[arm] == 1 else f"{counts[arm]} runs"
         lines.append(f"* **{arm}**: {settings}; {runs} finished")
-    if failed:
-        lines += ["", f"Failed and left out: {', '.join(failed)}."]
-    return "\n".join([*lines, "", f"Data: [{name}.json]({name}.json).", ""])
+    if results.failed:
+        lines += ["", f"Failed and left out: {', '.join(results.failed)}."]
+    return "\n".join([*lines, "", f"Data: [{data}]({data}).", ""])
 
 
 def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]:
@@ -195,15 +202,16 @@ def _meaning(measure: str) -> str:
     return f"{found.meaning}, on {environment}" if environment else found.meaning
 
 
-def _table(study: Study, table, counts) -> list[str]:
-    head = ["arm", "seeds", *study.measures]
+def _table(results: _Results) -> list[str]:
+    counts, names = results.counts, results.study.measures
+    head = ["arm", "seeds", *names]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     if not any(counts.values()):
         return ["No run has finished yet."]
-    for arm, row in table.items():
+    for arm, row in results.table.items():
         if not counts[arm]:
             continue
-        cells = [_cell(row[m], m, counts[arm]) for m in study.measures]
+        cells = [_cell(row[m], m, counts[arm]) for m in names]
         lines.append("| " + " | ".join([arm, str(counts[arm]), *cells]) + " |")
     return lines
 
@@ -214,7 +222,9 @@ def _cell(value: Interval, measure: str, runs: int) -> str:
     return _shown(value, measure) + few
 
 
-def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:
+def _data(results: _Results) -> dict[str, Any]:
+    study, scale = results.study, results.scale
+
     def plain(value: Interval) -> dict[str, Any]:
         values = dataclasses.asdict(value)
         return {
@@ -226,9 +236,10 @@ def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:
         "study": study.name,
         "scale": scale,
         "arms": arms_at(scale, study),
-        "failed": list(failed),
+        "failed": list(results.failed),
         "measures": {
-            arm: {m: plain(v) for m, v in row.items()} for arm, row in table.items()
+            arm: {m: plain(v) for m, v in row.items()}
+            for arm, row in results.table.items()
         },
         "claims": [
             {
@@ -237,7 +248,7 @@ def _data(study, table, verdicts, failed, scale) -> dict[str, Any]:
                 "measure": v.claim.measure,
                 "quantity": plain(v.quantity),
             }
-            for v in verdicts
+            for v in results.verdicts
         ],
     }
 

@@ -1,11 +1,7 @@
 """A search for a level that never ends is refused before a run waits for it."""
 
-import dataclasses
-import threading
-
-import jax
 import pytest
-from helpers import runs
+from helpers import endless, runs
 
 from ragen_jax import envs
 from ragen_jax.envs import base, first_levels
@@ -20,20 +16,8 @@ COIN_WALK = str(runs.ROOT / "docs" / "examples" / "coin_walk.py")
 def without_tests(monkeypatch):
     """The coin walk without any test level."""
     monkeypatch.setattr(first_levels, "PATIENCE", 0.5)
-    comes = threading.Event()
-    walk = envs.make(COIN_WALK, ())
-
-    def wait(split):
-        assert split != base.TEST or comes.wait(60)
-        return split
-
-    def reset(key, split):
-        # No loop, which nothing would end: the tests go on beside it.
-        shape = jax.ShapeDtypeStruct((), split.dtype)
-        return walk.reset(key, jax.pure_callback(wait, shape, split))
-
-    yield dataclasses.replace(walk, reset=reset)
-    comes.set()
+    with endless.without_levels(envs.make(COIN_WALK, ()), base.TEST) as env:
+        yield env
 
 
 def test_a_split_whose_levels_never_come_is_refused_with_the_key_of_the_environment(

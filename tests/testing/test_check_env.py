@@ -1,13 +1,13 @@
 """Every environment passes the checks, and the checks find what is wrong with one."""
 
 import dataclasses
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers import endless
 
 from ragen_jax import envs
 from ragen_jax.envs import base, first_levels
@@ -266,22 +266,11 @@ def test_a_reset_that_ignores_its_key_is_found(lake):
 
 def test_a_search_for_a_level_that_never_ends_is_found(lake, monkeypatch):
     monkeypatch.setattr(first_levels, "PATIENCE", 0.5)
-    comes = threading.Event()
-
-    def wait(split):
-        assert split != base.VALIDATION or comes.wait(60)
-        return split
-
-    def reset(key, split):
-        # No loop, which nothing would end: the test goes on beside it.
-        shape = jax.ShapeDtypeStruct((), jnp.int32)
-        return lake.reset(key, jax.pure_callback(wait, shape, split))
-
-    try:
-        with pytest.raises(CheckError, match="has drawn no validation level in 0.5 s"):
-            check_levels_come(dataclasses.replace(lake, reset=reset))
-    finally:
-        comes.set()
+    with (
+        endless.without_levels(lake, base.VALIDATION) as env,
+        pytest.raises(CheckError, match="has drawn no validation level in 0.5 s"),
+    ):
+        check_levels_come(env)
 
 
 def test_numbers_that_are_not_finite_are_found(plays):
