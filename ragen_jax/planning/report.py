@@ -139,7 +139,7 @@ def _heading(plan: Plan) -> Iterator[str]:
     if isinstance(run.model.source, ShapeSource):
         yield (
             f"model: the shape of {run.model.source.shape}; texts are tokenized by"
-            " tiny's tokenizer, which makes more tokens, so rows are too long"
+            " tiny's tokenizer, with which rows are longer than with the model's own"
         )
     yield f"compiled by XLA of jax {jax.__version__}, without autotuning"
 
