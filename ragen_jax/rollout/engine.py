@@ -3,7 +3,9 @@
 Pure functions over `RolloutState`: `decode_chunk` samples a few tokens in every
 decoding slot, `extend` gives waiting slots their feedback. `rollout.py` composes both
 in one compiled loop; a host may call `advance` (decodes until slots wait) and `extend`
-in turn and gets the identical record.
+in turn and gets the identical record. Their parts have files of their own: one step of
+decoding (decode_step.py), how feedback enters a slot's context (context_update.py), and
+which episode a free slot takes (admission.py).
 
 Slots are independent; a finished one takes the next episode from its environment's
 queue. All of this runs on one shard: arrays are that shard's own. A slot's cache holds
@@ -13,10 +15,12 @@ last token that was sampled, or the last of a message.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ragen_jax.rollout import context_update, prng, record, token_sampling, windows
+from ragen_jax.rollout import admission, context_update, record, windows
 from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.admission import Admission
+from ragen_jax.rollout.context_update import ContextUpdate
+from ragen_jax.rollout.decode_step import decode_step
 from ragen_jax.rollout.kv_cache import ShardedModel
 from ragen_jax.rollout.types import (
     DECODING,
@@ -33,26 +37,15 @@ from ragen_jax.rollout.types import (
     last_token,
     row_of,
     run_if,
-    where_first,
 )
-from ragen_jax.text import reply_parser
-from ragen_jax.trajectory import (
-    ANSWER_CLOSED,
-    NO_REPLY,
-    PADDING,
-    REPLY_BUDGET,
-    UNFINISHED,
-)
+from ragen_jax.trajectory import PADDING, UNFINISHED
 
 
 def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
     """The state in which S episodes, the first of each environment, are decoding."""
     group = inputs.prompts.group
     prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
-    first = np.concatenate(
-        [shard.first_episode + np.arange(shard.slots) for shard in plan.env_shards]
-    )
-    queue_heads = [shard.first_episode + shard.slots for shard in plan.env_shards]
+    first, queue_heads = admission.first_episodes(plan)
     cache = jax.tree.map(lambda x: x[group[first]], inputs.prompt_cache)
     zeros, zero = jnp.zeros(plan.slots, jnp.int32), jnp.zeros((), jnp.int32)
     return RolloutState(
@@ -63,7 +56,7 @@ def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> Rollo
             length=lengths[first] - 1,
             pending=last_token(prompts, lengths)[first],
             sampled=zeros,
-            reply=_blank_replies(
+            reply=admission.blank_replies(
                 plan, inputs, [shard.slots for shard in plan.env_shards]
             ),
             reply_end=zeros,
@@ -141,133 +134,22 @@ def decode_chunk(
 ) -> RolloutState:
     """`plan.decode_chunk` steps, reading the shortest bucket of the cache that fits."""
 
-    def steps(bucket: int):
+    def steps_within(bucket: int):
         def one_step(state: RolloutState, _):
-            return _decode_step(plan, model, inputs, state, bucket), None
+            return decode_step(plan, model, inputs, state, bucket), None
 
         return lambda state: jax.lax.scan(one_step, state, length=plan.decode_chunk)[0]
 
     slots = state.slots
     longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
-    needed = longest + plan.decode_chunk
-    # The last bucket is the whole context, which no row outgrows.
     buckets = model.buckets(plan.buckets)
-    index = sum((needed > b).astype(jnp.int32) for b in buckets[:-1])
+    shortest = kv.shortest_bucket(buckets, longest + plan.decode_chunk)
     if len(buckets) == 1:
-        return steps(buckets[0])(state)
+        return steps_within(buckets[0])(state)
 
-    for number, bucket in enumerate(buckets):
-        state = run_if(index == number, steps(bucket), state)
+    for index, bucket in enumerate(buckets):
+        state = run_if(shortest == index, steps_within(bucket), state)
     return state
-
-
-def _decode_step(
-    plan: RolloutPlan,
-    model: ShardedModel,
-    inputs: EngineInputs,
-    state: RolloutState,
-    bucket: int,
-) -> RolloutState:
-    """Samples one token in every decoding slot."""
-    slots = state.slots
-    # Other slots write nothing (their length is out of range): they may be longer than
-    # the bucket.
-    active = slots.status == DECODING
-    lengths = jnp.where(active, slots.length, plan.context)
-    logits, cache = kv.decode(
-        inputs.weights, model, state.cache, slots.pending, lengths, bucket
-    )
-    episode = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
-    token_keys = jax.vmap(prng.token_key, (None, 0, 0, 0))(
-        inputs.key, episode, slots.turn, slots.sampled
-    )
-    drawn = token_sampling.sample(
-        token_keys, logits, inputs.temperature, greedy=plan.greedy
-    )
-    row = jnp.where(active, row_of(plan, slots), plan.rows)  # plan.rows: dropped
-    position = slots.length + 1
-    rows = _write_reply_tokens(state.rows, row, position, slots.turn, drawn)
-    reply, is_closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
-    sampled = slots.sampled + 1
-    reply_end = _reply_end(plan, inputs.stops[drawn.token], is_closed, sampled)
-    ends = active & (reply_end != NO_REPLY)
-    keep = lambda new, old: where_first(active, new, old)
-    slots = slots.replace(
-        status=jnp.where(ends, WAITING, slots.status),
-        length=keep(position, slots.length),
-        pending=keep(drawn.token, slots.pending),
-        sampled=keep(sampled, slots.sampled),
-        reply=jax.tree.map(keep, reply, slots.reply),
-        reply_end=keep(reply_end, slots.reply_end),
-    )
-    return state.replace(
-        slots=slots, cache=cache, rows=rows, decode_steps=state.decode_steps + 1
-    )
-
-
-def _write_reply_tokens(
-    rows: RowBuffers,
-    row: jax.Array,
-    position: jax.Array,
-    turn: jax.Array,
-    drawn: token_sampling.Sampled,
-) -> RowBuffers:
-    """The rows with each slot's token.
-
-    Args:
-      rows: R rows.
-      row, position: int32[S], where each slot writes; dropped if out of range.
-      turn: int32[S], being played.
-      drawn: the tokens.
-    """
-    put = lambda buffer, new: buffer.at[row, position].set(new, mode="drop")
-    return RowBuffers(
-        tokens=put(rows.tokens, drawn.token),
-        logprobs=put(rows.logprobs, drawn.logprob),
-        entropy=put(rows.entropy, drawn.entropy),
-        turn=put(rows.turn, turn),
-        is_reply=put(rows.is_reply, True),
-    )
-
-
-def _reply_end(
-    plan: RolloutPlan, stop: jax.Array, is_closed: jax.Array, sampled: jax.Array
-) -> jax.Array:
-    """int32[S], why each slot's reply ends with its token; NO_REPLY: it continues.
-
-    Args:
-      plan: with the budget.
-      stop: int32[S], what the token stops as, from `EngineInputs.stops`.
-      is_closed: bool[S], whether the answer is closed.
-      sampled: int32[S], tokens of the reply, this one included.
-    """
-    return jnp.where(
-        stop != NO_REPLY,
-        stop,
-        jnp.where(
-            is_closed & plan.stop_at_answer,
-            ANSWER_CLOSED,
-            jnp.where(sampled >= plan.reply_tokens, REPLY_BUDGET, NO_REPLY),
-        ),
-    )
-
-
-def _read_tokens(
-    plan: RolloutPlan,
-    inputs: EngineInputs,
-    reply: reply_parser.ReplyState,
-    token: jax.Array,
-) -> tuple[reply_parser.ReplyState, jax.Array]:
-    """Each slot's reply after its token, and bool[S] whether its answer is closed."""
-
-    def read(shard: EnvShard, tables: reply_parser.ReplyTables):
-        slots = shard.slot_range
-        after = jax.vmap(reply_parser.read_token, (None, 0, 0))(
-            tables, jax.tree.map(lambda x: x[slots], reply), token[slots]
-        )
-        return after, jax.vmap(reply_parser.is_closed, (None, 0))(tables, after)
-
-    return concatenate(map(read, plan.env_shards, inputs.tables))
 
 
 def choose_waiting(
@@ -307,62 +189,73 @@ def extend(
         context_update.slide_window if plan.window else context_update.append_message
     )
     context = update_context(plan, model, inputs, state, slots, feedback, continues)
-    admitted, is_new, next_episode = _admit(
-        plan, state.next_episode, feedback.is_used & ~continues
-    )
-    group = inputs.prompts.group[jnp.where(is_new, admitted, 0)]
-    prompts, lengths = inputs.prompts.tokens[group], inputs.prompts.lengths[group]
+    is_free = feedback.is_used & ~continues
+    admitted = admission.admit(plan, inputs, state.next_episode, is_free)
     # Cache entries of slots that become idle keep what they hold: nothing reads them.
     entries = kv.with_prompts(
-        context.entries, model, inputs.prompt_cache, group, is_new
+        context.entries, model, inputs.prompt_cache, admitted.group, admitted.is_new
     )
-    after = Slots(
+    next_slots = _begin_replies(plan, inputs, slots, continues, context, admitted)
+    state = _put_back(plan, state, feedback, next_slots, entries).replace(
+        rows=context.rows,
+        next_episode=admitted.next_episode,
+        extend_steps=state.extend_steps + context.steps,
+    )
+    return state, jnp.where(admitted.is_new, admitted.episode, -1)
+
+
+def _begin_replies(
+    plan: RolloutPlan,
+    inputs: EngineInputs,
+    slots: Slots,
+    continues: jax.Array,
+    context: ContextUpdate,
+    admitted: Admission,
+) -> Slots:
+    """W slots that decode their next replies; those without an episode are idle.
+
+    Args:
+      plan, inputs: as for `extend`.
+      slots: W slots after their turns.
+      continues: bool[W], whether the slot's episode has a further turn.
+      context: of those that continue.
+      admitted: the episodes of those that do not.
+    """
+    is_new, lengths = admitted.is_new, admitted.prompt_length
+    return Slots(
         status=jnp.where(continues | is_new, DECODING, IDLE),
         episode=jnp.where(
-            continues, slots.episode, jnp.where(is_new, admitted, plan.episodes)
+            continues,
+            slots.episode,
+            jnp.where(is_new, admitted.episode, plan.episodes),
         ),
         turn=jnp.where(continues, slots.turn + 1, 0),
         length=jnp.where(continues, context.length, lengths - 1),
-        pending=jnp.where(continues, context.pending, last_token(prompts, lengths)),
+        pending=jnp.where(
+            continues, context.pending, last_token(admitted.prompt, lengths)
+        ),
         sampled=jnp.zeros_like(slots.sampled),
-        reply=_blank_replies(
+        reply=admission.blank_replies(
             plan, inputs, [shard.extend_width for shard in plan.env_shards]
         ),
         reply_end=jnp.zeros_like(slots.reply_end),
     )
+
+
+def _put_back(
+    plan: RolloutPlan,
+    state: RolloutState,
+    feedback: EnvFeedback,
+    slots: Slots,
+    entries: kv.Cache,
+) -> RolloutState:
+    """The state with the W slots that got feedback, and their cache entries."""
     # Out of range, so dropped, where fewer than W slots waited.
     where = jnp.where(feedback.is_used, feedback.slot, plan.slots)
     put = lambda old, new: old.at[where].set(new, mode="drop")
-    state = state.replace(
-        slots=jax.tree.map(put, state.slots, after),
+    return state.replace(
+        slots=jax.tree.map(put, state.slots, slots),
         cache=jax.tree.map(put, state.cache, entries),
-        rows=context.rows,
-        next_episode=next_episode,
-        extend_steps=state.extend_steps + context.steps,
-    )
-    return state, jnp.where(is_new, admitted, -1)
-
-
-def _admit(plan: RolloutPlan, heads: jax.Array, is_free: jax.Array):
-    """Assigns the queues' next episodes to the slots that became free.
-
-    Args:
-      heads: int32[environments], the next episode of each queue.
-      is_free: bool[W].
-
-    Returns:
-      int32[W] episodes on this shard, bool[W] whether the queue had one, and the new
-      heads, which may lie beyond the queues' ends.
-    """
-
-    def admit(index: int, shard: EnvShard):
-        is_free_slot = is_free[shard.feedback_range]
-        admitted = heads[index] + jnp.cumsum(is_free_slot) - 1
-        is_new = is_free_slot & (admitted < shard.first_episode + shard.episodes)
-        return admitted, is_new, heads[index][None] + is_free_slot.sum()
-
-    return concatenate(
-        admit(index, shard) for index, shard in enumerate(plan.env_shards)
     )
 
 
@@ -383,13 +276,3 @@ def reply_tokens(
     at = first[:, None] + jnp.arange(plan.reply_tokens)[None]
     tokens = state.rows.tokens[row[:, None], jnp.clip(at, 0, plan.context - 1)]
     return tokens, slots.sampled
-
-
-def _blank_replies(plan: RolloutPlan, inputs: EngineInputs, counts: list[int]):
-    """Replies of no token yet, `counts` of them for each environment."""
-
-    def blank_replies(tables: reply_parser.ReplyTables, count: int):
-        blank = reply_parser.start_reply(tables, plan.actions_per_turn)
-        return jax.tree.map(lambda x: jnp.stack([x] * count), blank)
-
-    return concatenate(map(blank_replies, inputs.tables, counts))

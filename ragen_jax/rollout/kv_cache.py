@@ -51,6 +51,14 @@ class ShardedModel:
         return lengths if self.attention.has_buckets else lengths[-1:]
 
 
+def shortest_bucket(buckets: tuple[int, ...], needed: jax.Array) -> jax.Array | int:
+    """int32[], index of the first bucket that holds `needed` positions (int32[]).
+
+    The last one is not asked: it is the whole context, which no row outgrows.
+    """
+    return sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
+
+
 def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
     """The weights for decoding: cast once, and layers unstacked into a tuple.
 
@@ -174,7 +182,7 @@ def extend(
     positions = lengths[:, None] + jnp.arange(tokens.shape[1])[None]
     needed = positions.max() + 1
     buckets = model.buckets(buckets)
-    index = sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
+    shortest = shortest_bucket(buckets, needed)
     attention = model.attention
 
     def attend(layer, query, key, value):
@@ -184,7 +192,7 @@ def extend(
             attention.attend_message, query, keys, values, positions
         )
         branches = [functools.partial(read, bucket) for bucket in buckets]
-        return jax.lax.switch(index, branches), (keys, values)
+        return jax.lax.switch(shortest, branches), (keys, values)
 
     # No logits: the message's last token is pending, and the next decode step runs it.
     _, cache = _run_layers(weights, model, tokens, positions, attend)

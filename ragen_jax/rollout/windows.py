@@ -45,6 +45,19 @@ class Message:
     length: jax.Array  # int32[]
 
 
+@struct.dataclass
+class _Candidates:
+    """The rows that could follow a row, by the turn that they begin with.
+
+    Each is the old row and the message joined, without what lies between the system
+    prompt and `start`.
+    """
+
+    turn: jax.Array  # int32[K], 0-based
+    start: jax.Array  # int32[K], position of that turn in (old row + message)
+    length: jax.Array  # int32[K], tokens of the row
+
+
 def make_cuts(tokens: TaskTokens, groups: Sequence[int]) -> Cuts:
     """The cuts of a shard's prompts: so many of each task.
 
@@ -102,23 +115,59 @@ def next_row(
     Returns:
       The row, and int32[], how many of its leading tokens kept their positions.
     """
-    capacity = row.tokens.shape[0]
     oldest = row.turn[0]
-    # int32[K], for each turn that could come first: tokens of (old row + message)
-    # before what is kept of that turn.
-    candidate = jnp.arange(closing.shape[0])
-    is_before = (row.turn >= 0)[None] & (row.turn[None] < candidate[:, None])
-    cut = jnp.where(candidate == oldest, opening, is_before.sum(axis=1) + closing)
-    lengths = opening + row.length + message.length - cut
+    candidates = _candidates(row, oldest, opening, closing, message)
     may_be_first = (
-        (candidate >= jnp.maximum(oldest, turn + 2 - window))
-        & (candidate <= turn + 1)
-        & (lengths + reply_tokens <= capacity)
+        (candidates.turn >= jnp.maximum(oldest, turn + 2 - window))
+        & (candidates.turn <= turn + 1)
+        & (candidates.length + reply_tokens <= row.tokens.shape[0])
     )
     # The latest message alone always fits: checked when the run starts.
     first = jnp.where(may_be_first.any(), jnp.argmax(may_be_first), turn + 1)
-    position = jnp.arange(capacity)
-    source = jnp.where(position < opening, position, position + cut[first] - opening)
+    new = _build_row(row, turn, opening, message, candidates, first)
+    return new, jnp.where(first == oldest, row.length, opening)
+
+
+def _candidates(
+    row: Row,
+    oldest: jax.Array,
+    opening: jax.Array,
+    closing: jax.Array,
+    message: Message,
+) -> _Candidates:
+    """The rows that could follow `row`: one for each turn that could come first.
+
+    Args:
+      row, opening, closing, message: as for `next_row`.
+      oldest: int32[], the turn that `row` begins with.
+    """
+    turn = jnp.arange(closing.shape[0])
+    is_before = (row.turn >= 0)[None] & (row.turn[None] < turn[:, None])
+    start = jnp.where(turn == oldest, opening, is_before.sum(axis=1) + closing)
+    length = opening + row.length + message.length - start
+    return _Candidates(turn, start, length)
+
+
+def _build_row(
+    row: Row,
+    turn: jax.Array,
+    opening: jax.Array,
+    message: Message,
+    candidates: _Candidates,
+    first: jax.Array,
+) -> Row:
+    """The candidate that begins with turn `first`, int32[]: copied token by token.
+
+    Args:
+      row, turn, opening, message: as for `next_row`.
+      candidates: the rows that could follow.
+      first: int32[], a turn.
+    """
+    position = jnp.arange(row.tokens.shape[0])
+    # The position in (old row + message) that each token is copied from.
+    source = jnp.where(
+        position < opening, position, position + candidates.start[first] - opening
+    )
     is_old = source < row.length
     take = lambda x, index: x[jnp.clip(index, 0, x.shape[0] - 1)]
     tokens = jnp.where(
@@ -126,14 +175,13 @@ def next_row(
     )
     turns = jnp.where(is_old, take(row.turn, source), turn + 1)
     turns = jnp.where(position < opening, first, turns)
-    length = lengths[first]
+    length = candidates.length[first]
     is_real = position < length
-    new = Row(
+    return Row(
         tokens=jnp.where(is_real, tokens, 0),
         turn=jnp.where(is_real, turns, PADDING),
         length=length,
     )
-    return new, jnp.where(first == oldest, row.length, opening)
 
 
 def prefill(

@@ -11,7 +11,7 @@ from helpers import models
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TRAIN
-from ragen_jax.rollout import cache_attention, engine, prng, record
+from ragen_jax.rollout import admission, cache_attention, engine, prng, record
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout.rollout import PassCounts, Rollout
 from ragen_jax.rollout.types import (
@@ -162,8 +162,10 @@ def test_lower_slots_are_answered_first_and_unused_places_are_marked(driver):
 
 def test_free_slots_take_the_next_episodes_as_long_as_there_are_any(driver):
     def admit(head, *is_free):
-        found = engine._admit(driver.plan, jnp.array([head]), jnp.array(is_free))
-        return [x.tolist() for x in found]
+        taken = admission.take_from_queues(
+            driver.plan, jnp.array([head]), jnp.array(is_free)
+        )
+        return [x.tolist() for x in taken]
 
     assert admit(5, True, True) == [[5, 6], [True, True], [7]]
     admitted, is_new, head = admit(5, False, True)
