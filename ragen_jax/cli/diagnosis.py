@@ -26,8 +26,8 @@ from ragen_jax.rollout.rollout import Rollout, training_args
 from ragen_jax.rollout.tasks import check_room
 from ragen_jax.settings import (
     Settings,
+    check_even_split,
     check_record,
-    check_shares,
     fit_mesh,
     turn_sizes,
 )
@@ -91,7 +91,7 @@ def prepare(settings: Settings) -> Run:
             whole = dataclasses.replace(settings.rollout, layout="replicated")
             fitted = dataclasses.replace(settings, rollout=whole)
         with contextlib.suppress(SettingsError):  # Never for one device.
-            check_shares(fitted, sizes)
+            check_even_split(fitted, sizes)
             break
     return run_lib.prepare(fitted, meshes.make_mesh(**sizes, devices=devices[:count]))
 
@@ -177,10 +177,10 @@ def information(
     )
     for name, pairs in samples.items():
         pairs = mutual_information.as_arrays(pairs)
-        found, smoothed = mutual_information.report(
+        report, smoothed = mutual_information.report(
             score(actor, pairs), pairs, name, smoothed
         )
-        values |= found
+        values |= report
         costs = mutual_information.cost(pairs)
         values |= {f"{name}/{what}": float(count) for what, count in costs.items()}
     values["valid_thinking_rate"] = float((turns.thought > 0).mean())
@@ -247,13 +247,16 @@ def diagnose(
     restored = checkpoints.restore(folder, step, parts, partial=True)
     actor = programs.merge(restored["actor"], programs.frozen)
     rollout = sample(run, programs, actor, step)
-    found: dict[str, Any] = {"step": step, "text": text_statistics(run, plan, rollout)}
+    numbers: dict[str, Any] = {
+        "step": step,
+        "text": text_statistics(run, plan, rollout),
+    }
     if options.information:
-        found["information"], smoothed = information(
+        numbers["information"], smoothed = information(
             run, actor, rollout, options, smoothed
         )
     if options.gradients:
-        found["gradients"] = gradients(
+        numbers["gradients"] = gradients(
             run,
             plan,
             programs,
@@ -263,7 +266,7 @@ def diagnose(
             rollout,
             options,
         )
-    return found, smoothed
+    return numbers, smoothed
 
 
 _TABLE = (
@@ -281,13 +284,13 @@ _TABLE = (
 )
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(diagnoses: list[dict[str, Any]]) -> str:
     """The most telling numbers, a line for each checkpoint."""
     lines = [" ".join(f"{head:>9}" for head in ("step", *(t[0] for t in _TABLE)))]
-    for one in found:
-        cells = [f"{one['step']:>9}"]
+    for diagnosis in diagnoses:
+        cells = [f"{diagnosis['step']:>9}"]
         for _, part, name in _TABLE:
-            value = one.get(part, {}).get(name)
+            value = diagnosis.get(part, {}).get(name)
             is_known = value is not None and math.isfinite(value)
             cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
         lines.append(" ".join(cells))

@@ -42,7 +42,7 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     attend = functools.partial(causal_attention, kernel=plan.settings.model.attention)
     if mesh is None:
         return attend
-    heads_are_sharded = meshes.shares_heads(config.heads, config.kv_heads, mesh)
+    heads_are_sharded = meshes.shards_heads(config.heads, config.kv_heads, mesh)
     heads = (None, meshes.TENSOR if heads_are_sharded else None, None)
     of_rows, of_prefix = (
         PartitionSpec(*meshes.ROWS, *heads),

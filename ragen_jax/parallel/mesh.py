@@ -1,7 +1,4 @@
-"""The device mesh, and the PartitionSpecs of parameters on it.
-
-To "share" an array over an axis is to shard it: each device holds a part.
-"""
+"""The device mesh, and the PartitionSpecs of parameters on it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,13 +49,13 @@ def rollout_specs(declared, mesh: Mesh, layout: str):
     return _specs(declared, mesh.shape, _ROLLOUT if layout == "tensor" else {})
 
 
-def shares_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
-    """Whether heads are sharded: only if the tensor axis divides both kinds."""
+def shards_heads(heads: int, kv_heads: int, mesh: Mesh) -> bool:
+    """Whether the tensor axis shards the heads: only if it divides both kinds."""
     size = mesh.shape[TENSOR]
     return size > 1 and heads % size == 0 and kv_heads % size == 0
 
 
-def shares_parameters(declared, sizes: Mapping[str, int], axis: str) -> bool:
+def shards_parameters(declared, sizes: Mapping[str, int], axis: str) -> bool:
     """Whether an axis shards any parameter in training, on a mesh of these sizes."""
     specs = _specs(declared, sizes, _TRAINING)
     leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))

@@ -269,7 +269,7 @@ def _cache_bytes(run: Run) -> int:
     """Bytes of one layer's keys in the KV cache of one device."""
     plan, config = run.plan, run.model.config
     heads = config.kv_heads
-    if run.settings.rollout.layout == "tensor" and meshes.shares_heads(
+    if run.settings.rollout.layout == "tensor" and meshes.shards_heads(
         config.heads, heads, run.model.mesh
     ):
         heads //= run.model.mesh.shape[meshes.TENSOR]

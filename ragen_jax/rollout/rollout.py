@@ -263,7 +263,7 @@ def _sharded_model(rollout_context: RolloutContext) -> kv.ShardedModel:
         return model
     all_reduce = lambda x: jax.lax.psum(x, meshes.TENSOR)
     identity = lambda x: x
-    heads_are_sharded = meshes.shares_heads(config.heads, config.kv_heads, mesh)
+    heads_are_sharded = meshes.shards_heads(config.heads, config.kv_heads, mesh)
     mlp_is_sharded = config.mlp_width % size == 0
     return dataclasses.replace(
         model,

@@ -15,8 +15,8 @@ without devices, a model or an environment. The modules:
 
 from ragen_jax.settings.checks import (
     check_devices,
+    check_even_split,
     check_record,
-    check_shares,
     fit_mesh,
     turn_sizes,
 )
@@ -85,7 +85,7 @@ __all__ = [
     "check_devices",
     "check_record",
     "check_same_run",
-    "check_shares",
+    "check_even_split",
     "differences",
     "flatten",
     "from_dict",

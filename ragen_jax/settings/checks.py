@@ -63,14 +63,15 @@ def check_devices(settings: Settings, device_count: int) -> dict[str, int]:
         or microbatches cannot be split evenly over data * fsdp.
     """
     sizes = _mesh_sizes(settings.mesh, device_count)
-    check_shares(settings, sizes)
+    check_even_split(settings, sizes)
     return sizes
 
 
-def check_shares(settings: Settings, sizes: Mapping[str, int]) -> None:
+def check_even_split(settings: Settings, sizes: Mapping[str, int]) -> None:
     """Raises SettingsError unless a run's work splits evenly over a mesh.
 
-    `sizes` are those of the axes data, fsdp and tensor; the first two share the work.
+    `sizes` are those of the axes data, fsdp and tensor; the work is split over the
+    first two.
     """
     shards = sizes["data"] * sizes["fsdp"]
     if settings.rollout.layout == "tensor" and sizes["tensor"] == 1:
@@ -79,12 +80,13 @@ def check_shares(settings: Settings, sizes: Mapping[str, int]) -> None:
             " mesh.tensor = 1: raise mesh.tensor or set rollout.layout to 'replicated'"
         )
     for rollout in _rollouts(settings):
-        _check_episode_shares(rollout, shards)
+        _check_episode_split(rollout, shards)
         if rollout.slots % shards:
+            better = _evenly_split_slots(rollout, shards)
             raise SettingsError(
                 f"{rollout.slots_key} = {rollout.slots} slots, which {_over(shards)}"
-                f" cannot share evenly: set it to {_shared_slots(rollout, shards)} or"
-                f" to 0 for {rollout.zero_slots}"
+                f" cannot share evenly: set it to {better} or to 0 for"
+                f" {rollout.zero_slots}"
             )
     if (rows := settings.optimizer.microbatch) % shards:
         micro = _last_multiple(rows, shards)
@@ -339,7 +341,7 @@ def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
     return sizes
 
 
-def _check_episode_shares(rollout: _Rollout, shards: int) -> None:
+def _check_episode_split(rollout: _Rollout, shards: int) -> None:
     """Raises SettingsError unless episodes split evenly over the shards."""
     prompts, group_size = rollout.prompts, rollout.group_size
     if _splits_evenly(prompts, group_size, shards):
@@ -363,13 +365,13 @@ def _check_episode_shares(rollout: _Rollout, shards: int) -> None:
 
 def _splits_evenly(prompts: int, group_size: int, shards: int) -> bool:
     """Whether each shard gets as many whole groups, or an equal part of one group."""
-    share, rest = divmod(prompts * group_size, shards)
-    if rest or not share:
+    each, rest = divmod(prompts * group_size, shards)
+    if rest or not each:
         return False
-    return share % group_size == 0 or group_size % share == 0
+    return each % group_size == 0 or group_size % each == 0
 
 
-def _shared_slots(rollout: _Rollout, shards: int) -> int:
+def _evenly_split_slots(rollout: _Rollout, shards: int) -> int:
     """The next multiple of `shards`, or the last one that the episodes can fill."""
     most = rollout.episodes // shards * shards
     return min(_next_multiple(rollout.slots, shards), most)

@@ -206,8 +206,8 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
     shards = meshes.row_shards(run.model.mesh)
     if sum(needs.resident.values()) > needs.available / 2:
         if run.model.mesh.shape[meshes.DATA] > 1:
-            shared = {"mesh.data": 1, "mesh.fsdp": -1}
-            suggestions.append((shared, "share weights and optimizers"))
+            sharded = {"mesh.data": 1, "mesh.fsdp": -1}
+            suggestions.append((sharded, "shard weights and optimizers"))
         if run.model.adapters is None:
             suggestions.append(({"lora.rank": 64}, "train adapters alone"))
         if settings.has_critic:
@@ -225,7 +225,7 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
             suggestions.append(({"rollout.slots": slots}, "fewer episodes at a time"))
         if settings.rollout.layout == "replicated":
             layout = {"rollout.layout": "tensor"}
-            suggestions.append((layout, "share the sampler's weights"))
+            suggestions.append((layout, "shard the sampler's weights"))
     shorter = settings.rollout.reply_tokens // 2
     if settings.rollout.window_turns:
         context = {"rollout.context": run.plan.context * 3 // 4}
@@ -253,7 +253,7 @@ def _is_accepted(run: Run, changes: dict[str, Any]) -> bool:
             sizes = settings_lib.check_devices(changed, mesh.size)
             model_lib.check_axes(run.model, sizes)
         else:
-            settings_lib.check_shares(changed, mesh.shape)
+            settings_lib.check_even_split(changed, mesh.shape)
         trained = zip(run.tasks, run.tokens, strict=True)
         played = [(*pair, True) for pair in trained]
         played += [(*pair, False) for pair in run.evaluated]
@@ -301,7 +301,7 @@ def _cache(run: Run) -> int:
     """Bytes of the slots' keys and values on one device."""
     config, mesh = run.model.config, run.model.mesh
     size, heads = np.dtype(run.model.dtype).itemsize, config.kv_heads
-    if run.settings.rollout.layout == "tensor" and meshes.shares_heads(
+    if run.settings.rollout.layout == "tensor" and meshes.shards_heads(
         config.heads, heads, mesh
     ):
         heads //= mesh.shape[meshes.TENSOR]

@@ -115,7 +115,7 @@ def check_axes(model: Model, sizes: Mapping[str, int]) -> None:
       sizes: of the mesh's axes.
 
     Raises:
-      SettingsError: naming the axis, and sizes that share the model.
+      SettingsError: naming the axis, and sizes that shard the model.
     """
     config = model.config
     dimensions = {
@@ -129,11 +129,11 @@ def check_axes(model: Model, sizes: Mapping[str, int]) -> None:
             other
             for other in range(1, size + 1)
             if room % other == 0
-            and meshes.shares_parameters(model.declared, {**sizes, axis: other}, axis)
+            and meshes.shards_parameters(model.declared, {**sizes, axis: other}, axis)
         ]
         if size not in useful:
             raise SettingsError(
-                f"mesh.{axis} = {size} devices would share no parameter of the model,"
+                f"mesh.{axis} = {size} devices would shard no parameter of the model,"
                 f" since {size} does not divide its {dimension}: set mesh.{axis} to"
                 f" {useful[-1]} and mesh.data to {room // useful[-1]}"
             )

@@ -21,7 +21,7 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout.rollout import RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens
 from ragen_jax.rollout.types import RolloutPlan
-from ragen_jax.settings import Settings, check_devices, check_shares
+from ragen_jax.settings import Settings, check_devices, check_even_split
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.training import placement
 from ragen_jax.training import tasks as tasks_lib
@@ -86,7 +86,7 @@ def prepare(
         count = backend.device_count()
         mesh = meshes.make_mesh(**check_devices(settings, count))
     else:
-        check_shares(settings, mesh.shape)
+        check_even_split(settings, mesh.shape)
     model = make_model(settings, mesh, source)
     check_axes(model, mesh.shape)
     rollout = settings.rollout

@@ -1,4 +1,4 @@
-"""The mesh, and which parameters which axis shares."""
+"""The mesh, and which parameters which axis shards."""
 
 import dataclasses
 
@@ -48,13 +48,13 @@ def test_in_training_width_goes_to_fsdp_and_heads_and_mlp_to_tensor():
 
 def test_heads_that_the_tensor_axis_does_not_divide_stay_whole_together():
     mesh = meshes.make_mesh(2, 1, 4)  # 4 query heads would fit, 2 key heads do not.
-    assert not meshes.shares_heads(4, 2, mesh)
+    assert not meshes.shards_heads(4, 2, mesh)
     layers = _specs(mesh)["layers"]
     for name in ("query", "key", "value", "output", "query_bias"):
         assert "tensor" not in layers[name]
     assert layers["gate"] == P(None, "fsdp", "tensor")
-    assert meshes.shares_heads(8, 4, mesh)
-    assert not meshes.shares_heads(4, 2, meshes.make_mesh(8, 1, 1))
+    assert meshes.shards_heads(8, 4, mesh)
+    assert not meshes.shards_heads(4, 2, meshes.make_mesh(8, 1, 1))
 
 
 def test_a_dimension_that_an_axis_does_not_divide_stays_whole():

@@ -101,7 +101,7 @@ def test_an_axis_that_would_share_none_of_the_model_is_refused(
     with pytest.raises(SettingsError) as caught:
         check_axes(run.model, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     message = str(caught.value)
-    assert f"would share no parameter of the model, since {reason}" in message
+    assert f"would shard no parameter of the model, since {reason}" in message
     assert message.endswith(f": set mesh.{remedy}")
 
 
