@@ -13,7 +13,7 @@ from typing import Any
 
 from ragen_jax.errors import UserError
 from ragen_jax.studies.definition import PlannedRun
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 
 # Metrics that measures read. The curves of a study are kept too.
 KEPT = (
@@ -71,17 +71,17 @@ def read(pages: Path) -> dict[Key, RunRecord]:
     Raises:
       UserError: for a file that is not a study's data.
     """
-    found = {}
+    records = {}
     for path in sorted(pages.glob("*.json")):
         try:
             for item in json.loads(path.read_text()).get("runs", ()):
-                found[key_of(item)] = _record(item)
+                records[key_of(item)] = _record(item)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path} is not the data of a study ({error!r}): move it away, or"
                 " restore it"
             ) from error
-    return found
+    return records
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

@@ -146,9 +146,9 @@ def check(study: Study) -> None:
         raise UserError(f"{where}: two arms have one folder name: {sorted(labels)}")
     for name in (*study.measures, *(claim.measure for claim in study.claims)):
         if measures.parse(name)[0] is None:
-            known = ", ".join(measures.MEASURES)
+            names = ", ".join(measures.MEASURES)
             raise UserError(
-                f"{where}: measure {name!r} is unknown: choose one of {known}; the"
+                f"{where}: measure {name!r} is unknown: choose one of {names}; the"
                 " first three also as NAME/LABEL of one of several environments"
             )
     for claim in study.claims:
@@ -157,9 +157,11 @@ def check(study: Study) -> None:
             _check_one_of(arm, study.arms, f"{where}: arm of a claim")
 
 
-def _check_one_of(name: str, known, what: str) -> None:
-    if name not in known:
-        raise UserError(f"{what} {name!r} is unknown: choose one of {', '.join(known)}")
+def _check_one_of(name: str, choices, what: str) -> None:
+    if name not in choices:
+        raise UserError(
+            f"{what} {name!r} is unknown: choose one of {', '.join(choices)}"
+        )
 
 
 def planned_runs(

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from ragen_jax.studies.definition import Study
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.utils import atomic_files
 
 matplotlib.use("Agg")
@@ -29,9 +29,12 @@ def mean_curve(
       series: (int[n], float[n]), iterations and values of each run, n at least 1.
         Between its iterations a series is interpolated linearly.
     """
-    x = np.unique(np.concatenate([x for x, _ in series]))
-    each = [np.interp(x, *one, left=np.nan, right=np.nan) for one in series]
-    return x, np.mean(each, axis=0)
+    iterations = np.unique(np.concatenate([own for own, _ in series]))
+    curves = [
+        np.interp(iterations, own, values, left=np.nan, right=np.nan)
+        for own, values in series
+    ]
+    return iterations, np.mean(curves, axis=0)
 
 
 def rows_of(arms: Sequence[str]) -> dict[str, list[str]]:
@@ -55,11 +58,11 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
 
     Returns whether there was anything to draw.
     """
-    runs = {arm: found for arm, found in runs.items() if found}
+    runs = {arm: records for arm, records in runs.items() if records}
     names = [
         name
         for name in study.curves
-        if any(len(r.series(name)[0]) for found in runs.values() for r in found)
+        if any(len(r.series(name)[0]) for records in runs.values() for r in records)
     ]
     if not names:
         return False
@@ -76,17 +79,19 @@ def draw(study: Study, runs: Runs, path: Path) -> bool:
         for title, arms in planned.items()
         if (drawn := [arm for arm in arms if arm in runs])
     }
-    columns = len(names) if len(rows) > 1 else 2 if len(names) == 4 else 3
-    columns = min(columns, len(names))
-    height = len(rows) if len(rows) > 1 else -(-len(names) // columns)
+    if len(rows) > 1:
+        height, width = len(rows), len(names)
+    else:
+        width = 2 if len(names) == 4 else min(3, len(names))
+        height = -(-len(names) // width)
     figure, grid = plt.subplots(
-        height, columns, figsize=(5.2 * columns, 3.6 * height), squeeze=False
+        height, width, figsize=(5.2 * width, 3.6 * height), squeeze=False
     )
     if len(rows) > 1:
         for axes, (title, arms) in zip(grid, rows.items(), strict=True):
             _draw_row(axes, names, {arm: runs[arm] for arm in arms}, styles, title)
         for column in grid.T:  # The panels of one curve are to be compared.
-            _share_limits(column)
+            _align_limits(column)
     else:
         _draw_row(grid.flat, names, runs, styles, "")
     figure.tight_layout()
@@ -107,9 +112,9 @@ def _draw_row(
     axes, free = panels[: len(names)], panels[len(names) :]
     lines: dict[str, Any] = {}  # One line per arm for the legend, of any curve.
     for axis, name in zip(axes, names, strict=True):
-        for arm, found in runs.items():
+        for arm, records in runs.items():
             color, dashes = styles[arm]
-            series = [r.series(name) for r in found]
+            series = [r.series(name) for r in records]
             series = [(x, y) for x, y in series if len(x)]
             for x, y in series:
                 axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
@@ -131,7 +136,7 @@ def _draw_row(
         axis.axis("off")
 
 
-def _share_limits(column: Any) -> None:
+def _align_limits(column: Any) -> None:
     """Gives the panels of one curve the same axes, wide enough for each.
 
     Empty panels, whose axes are 0 to 1, do not count.

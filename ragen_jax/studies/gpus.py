@@ -1,6 +1,7 @@
 """Finds this machine's GPUs without opening them, and divides them among runs."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -24,13 +25,13 @@ def found() -> list[str]:
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
         # As in CUDA, an invalid name hides itself and all behind it.
-        valid = [bool(re.match(r"\d|GPU-|MIG-", name)) for name in names] + [False]
-        return names[: valid.index(False)]
+        is_valid = re.compile(r"\d|GPU-|MIG-").match
+        return list(itertools.takewhile(is_valid, names))
     return re.findall(r"^GPU .*\(UUID: (GPU-[\w-]+)\)", _listed(), re.MULTILINE)
 
 
-def shares(names: Sequence[str], jobs: int) -> list[str]:
-    """A value of VARIABLE for each run side by side, with equally many GPUs each.
+def split(names: Sequence[str], jobs: int) -> list[str]:
+    """A value of VARIABLE for each of the runs side by side, of equally many GPUs.
 
     At most `jobs` values, at most one per GPU, and none without a GPU.
     """

@@ -1,69 +1,30 @@
 """The measures that a study takes of a finished run: one number, or one per level."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ragen_jax.diagnostics import monitor
-from ragen_jax.reporting import metrics
+from ragen_jax.studies.run_record import RunRecord
 
-DIAGNOSIS = "study_diagnosis.json"  # a name that launch/diagnose.py does not default to
 _SMOOTHED = 5  # iterations of the running mean that peaks and onsets are read from
 _LOST = 0.5  # share of its peak below which a series has collapsed
 _SPIKE = 3  # multiple of the median so far above which a gradient norm is a spike
-
-
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """A finished run as a study sees it."""
-
-    seed: int
-    records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
-    test: Mapping[str, Any]  # of test.json; with several environments, by label
-    diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
-    rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
-
-    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(iterations, values) of a metric where it was written."""
-        found = [
-            (r["iteration"], r[name]) for r in self.records if r.get(name) is not None
-        ]
-        iterations, values = zip(*found, strict=True) if found else ((), ())
-        return np.array(iterations, int), np.array(values, float)
-
-    def tests(self, environment: str) -> list[Mapping[str, Any]]:
-        """The test results of one environment, or of all for ""; [] if it has none."""
-        if "after" in self.test:
-            return [] if environment else [self.test]
-        if environment:
-            return [self.test[environment]] if environment in self.test else []
-        return list(self.test.values())
-
-
-def read_run(workdir: Path, seed: int) -> RunRecord:
-    """What a finished run left in its workdir."""
-    test = json.loads((workdir / "test.json").read_text())
-    diagnosis = workdir / DIAGNOSIS
-    found = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
-    rollbacks = monitor.read_rollbacks(workdir)
-    return RunRecord(seed, metrics.read(workdir), test, found, rollbacks)
 
 
 # Of the test --------------------------------------------------------------------------
 
 
 def _test(run: RunRecord, environment: str, read: Callable) -> float:
-    found = [read(test) for test in run.tests(environment)]
-    return float(np.mean(found)) if found else math.nan
+    """The mean of what `read` takes from each environment's test; "": of all."""
+    values = [read(test) for test in run.tests(environment)]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _levels(test: Mapping[str, Any], measure: str) -> np.ndarray | None:
-    """float[levels] of one environment."""
+    """float[levels], a measure of each; None where the test kept none."""
     after, before = test.get("after_by_level"), test.get("before_by_level")
     if after is None or before is None:
         return None
@@ -177,10 +138,10 @@ def spike(run: RunRecord, name: str) -> float:
 
 def _first(iterations: np.ndarray, is_so: np.ndarray) -> float:
     """The iteration of the first True; the flags belong to the last iterations."""
-    found = np.flatnonzero(is_so)
-    if not len(found):
+    if not is_so.any():
         return math.nan
-    return float(iterations[found[0] + len(iterations) - len(is_so)])
+    without_flag = len(iterations) - len(is_so)
+    return float(iterations[without_flag + is_so.argmax()])
 
 
 def _lead(sign: Callable[[RunRecord], float]) -> Callable[[RunRecord], float]:
@@ -192,8 +153,8 @@ def _first_collapse(run: RunRecord) -> float:
     if run.rollbacks:  # The records no longer hold what a rollback discarded.
         return float(run.rollbacks[0]["from"])
     iterations, levels = run.series("health/level")
-    found = iterations[levels >= 2]
-    return float(found[0]) if len(found) else math.nan
+    collapses = iterations[levels >= 2]
+    return float(collapses[0]) if len(collapses) else math.nan
 
 
 # Of diagnoses -------------------------------------------------------------------------
@@ -207,10 +168,10 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     pairs = np.array([p for p in zip(x, y, strict=True) if np.isfinite(p).all()])
     if len(pairs) < 3:
         return math.nan
-    one, other = (_ranks(column) for column in pairs.T)
-    if one.std() == 0 or other.std() == 0:
+    x_ranks, y_ranks = (_ranks(column) for column in pairs.T)
+    if x_ranks.std() == 0 or y_ranks.std() == 0:
         return math.nan
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(x_ranks, y_ranks)[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -220,8 +181,8 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def _with_success(run: RunRecord, part: str, name: str) -> float:
     """Spearman's correlation of a number with success over a run's checkpoints."""
-    found = [d for d in run.diagnoses if name in d.get(part, {})]
-    pairs = [(d[part][name], d["text"]["success"]) for d in found]
+    diagnoses = [d for d in run.diagnoses if name in d.get(part, {})]
+    pairs = [(d[part][name], d["text"]["success"]) for d in diagnoses]
     return spearman(*np.array(pairs, float).reshape(-1, 2).T)  # None becomes NaN.
 
 
@@ -251,7 +212,12 @@ def _number(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
 
 
 def _of_test(meaning: str, read: Callable) -> Measure:
-    return Measure(meaning, lambda run, env: _test(run, env, read), True, True)
+    return Measure(
+        meaning,
+        lambda run, environment: _test(run, environment, read),
+        is_share=True,
+        by_environment=True,
+    )
 
 
 MEASURES: dict[str, Measure] = {
@@ -377,17 +343,17 @@ MEASURES: dict[str, Measure] = {
 def parse(name: str) -> tuple[Measure | None, str]:
     """(measure, environment) of NAME or NAME/LABEL; (None, "") if it is unknown."""
     base, slash, environment = name.partition("/")
-    facts = MEASURES.get(base)
-    if facts is None or (slash and not (facts.by_environment and environment)):
+    measure = MEASURES.get(base)
+    if measure is None or (slash and not (measure.by_environment and environment)):
         return None, ""
-    return facts, environment
+    return measure, environment
 
 
 def value(run: RunRecord, name: str) -> float:
     """One measure of a run; NaN if the run does not have it."""
-    found, environment = parse(name)
-    assert found is not None, name
-    return found.read(run, environment)
+    measure, environment = parse(name)
+    assert measure is not None, name
+    return measure.read(run, environment)
 
 
 def by_level(run: RunRecord, name: str) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ragen_jax.studies import figure, measures
 from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
 from ragen_jax.studies.verdicts import Verdict, judge
 from ragen_jax.utils import atomic_files
@@ -53,10 +53,10 @@ def write(
     results = _Results(
         study=study,
         scale=scale,
-        counts={arm: len(found) for arm, found in runs.items()},
+        counts={arm: len(records) for arm, records in runs.items()},
         table={
-            arm: {m: interval(found, m) for m in study.measures}
-            for arm, found in runs.items()
+            arm: {m: interval(records, m) for m in study.measures}
+            for arm, records in runs.items()
         },
         verdicts=[judge(claim, runs) for claim in study.claims],
         failed=failed,
@@ -140,40 +140,42 @@ def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]
 
 
 def _sentence(verdict: Verdict) -> str:
+    """A verdict with the numbers that it was read from."""
     claim, quantity = verdict.claim, verdict.quantity
     if not quantity.seeds:
         where = claim.left if claim.right is None else "both arms"
         return f"not judged: no seed has a {claim.measure} in {where} (see below)"
-    what, share = f"{claim.measure} of {claim.left}", " %"
+    what, percent = f"{claim.measure} of {claim.left}", " %"
     if claim.right is not None:
-        what, share = f"{what} minus that of {claim.right}", " points"
+        what, percent = f"{what} minus that of {claim.right}", " points"
     student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
-    by_t = _limits(student, claim.measure)
+    limits = _limits(student, claim.measure)
+    by_t = f", by t {limits}" if limits else ""
     seeds = "1 seed" if quantity.seeds == 1 else f"{quantity.seeds} seeds"
     return (
-        f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, share)}"
-        f"{by_t and f', by t {by_t}'} ({seeds});"
-        f" claimed {claim.relation} than {_margin(claim, share)}"
+        f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, percent)}"
+        f"{by_t} ({seeds});"
+        f" claimed {claim.relation} than {_margin(claim, percent)}"
     )
 
 
-def _margin(claim: Claim, share: str) -> str:
+def _margin(claim: Claim, percent: str) -> str:
     """A claim's margin in the unit of its quantity; 0 has no unit.
 
     Args:
       claim: of the margin.
-      share: unit of hundredths.
+      percent: the unit of a measure that is shown in percent.
     """
     if not claim.margin or not _is_share(claim.measure):
         return f"{claim.margin:g}"
-    return f"{100 * claim.margin:g}{share}"
+    return f"{100 * claim.margin:g}{percent}"
 
 
-def _shown(value: Interval, measure: str, share: str = " %") -> str:
-    """Mean and interval of a measure; `share` is the unit of hundredths."""
+def _shown(value: Interval, measure: str, percent: str = " %") -> str:
+    """Mean and interval of a measure; `percent` is the unit of one in percent."""
     if math.isnan(value.mean):
         return "not measured"
-    unit = share if _is_share(measure) else ""
+    unit = percent if _is_share(measure) else ""
     limits = _limits(value, measure) or "(no interval)"
     return f"{_number(value.mean, measure)}{unit} {limits}"
 
@@ -192,14 +194,14 @@ def _number(value: float, measure: str) -> str:
 
 
 def _is_share(measure: str) -> bool:
-    found, _ = measures.parse(measure)
-    return found is not None and found.is_share
+    facts, _ = measures.parse(measure)
+    return facts is not None and facts.is_share
 
 
 def _meaning(measure: str) -> str:
-    found, environment = measures.parse(measure)
-    assert found is not None
-    return f"{found.meaning}, on {environment}" if environment else found.meaning
+    facts, environment = measures.parse(measure)
+    assert facts is not None
+    return f"{facts.meaning}, on {environment}" if environment else facts.meaning
 
 
 def _table(results: _Results) -> list[str]:

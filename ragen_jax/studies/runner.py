@@ -16,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
-from ragen_jax.studies import gpus, measures
+from ragen_jax.studies import gpus, run_record
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import atomic_files, endings, folder_lock
 
@@ -31,6 +32,7 @@ _SETTINGS = "settings.json"  # as launch/train.py writes them
 _ARGUMENTS = "study_run.json"  # the arguments that a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
 _KILL_AFTER = 60.0  # seconds that an interrupted run has to save itself
+T = TypeVar("T")
 # Exit codes of a run that was stopped by a signal; 0 if it could save itself.
 _STOPPED = {0, *endings.CODES.values(), *(-number for number in endings.CODES)}
 
@@ -83,14 +85,15 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
         return
     # Older folders lack that file: compare the settings that the study sets today.
     settings = json.loads((workdir / _SETTINGS).read_text())
-    for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
+    changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
+    for key, chosen in changes.items():
         value = settings
         for part in key.split("."):
-            value = value.get(part, wanted) if isinstance(value, dict) else wanted
-        if value != wanted:
+            value = value.get(part, chosen) if isinstance(value, dict) else chosen
+        if value != chosen:
             raise UserError(
                 f"{workdir} was trained with {key}={value}, and the study now asks for"
-                f" {key}={wanted}: move the folder away to make the run again"
+                f" {key}={chosen}: move the folder away to make the run again"
             )
 
 
@@ -111,7 +114,7 @@ def _missing_steps(
     steps = []
     if not (workdir / "test.json").is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
-    out = workdir / measures.DIAGNOSIS
+    out = workdir / run_record.DIAGNOSIS
     if run.diagnose and not out.is_file():
         script = [str(train.with_name("diagnose.py")), f"--checkpoint={workdir}"]
         steps.append([*script, *run.diagnose, f"--out={out}"])
@@ -146,8 +149,8 @@ def run_missing(
         other runner uses, if one is free and the system can bind processes.
     """
     states = {run: state_of(folder, run) for run in _unique(runs)}
-    wanted = (MISSING, FAILED) if retry_failed else (MISSING,)
-    queue = [run for run, state in states.items() if state in wanted]
+    to_run = (MISSING, FAILED) if retry_failed else (MISSING,)
+    queue = [run for run, state in states.items() if state in to_run]
     states |= {run: MISSING for run in queue}
     counts = collections.Counter(states.values())
     failed = ""
@@ -156,7 +159,9 @@ def run_missing(
     console.line(
         f"{len(states)} runs: {counts[FINISHED]} finished, {len(queue)} to run{failed}"
     )
-    jobs, shares = _share_gpus(min(jobs, len(states)), console) if queue else (jobs, [])
+    gpu_sets: list[str] = []
+    if queue:
+        jobs, gpu_sets = _divide_gpus(min(jobs, len(states)), console)
     with contextlib.ExitStack() as claims:
         cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
         environment = {"JAX_NUM_CPU_DEVICES": "1"} if one_core else {}
@@ -165,7 +170,7 @@ def run_missing(
             folder=folder,
             train=train,
             cores=cores,
-            shares=shares,
+            gpu_sets=gpu_sets,
             environment=environment,
         )
         _run_all(queue, states, jobs, start, console)
@@ -193,17 +198,17 @@ def _run_all(
         while queue or running:
             while queue and len(running) < jobs:
                 run = queue.pop(0)
-                begun = start(run, running)
-                if isinstance(begun, _Running):
-                    running.append(begun)
+                started = start(run, running)
+                if isinstance(started, _Running):
+                    running.append(started)
                 else:
-                    states[run] = _say_elsewhere(run, begun, console)
+                    states[run] = _report_elsewhere(run, started, console)
             time.sleep(_LOOK_EVERY)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
-                more = start(item.run, running) if _is_halfway(item) else None
-                if isinstance(more, _Running):
-                    running.append(more)
+                next_step = start(item.run, running) if _is_halfway(item) else None
+                if isinstance(next_step, _Running):
+                    running.append(next_step)
                 else:
                     states[item.run] = _finish(item, console)
             console.status(_progress(running, states, len(queue)))
@@ -213,22 +218,23 @@ def _run_all(
 
 
 def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs, of those with one folder only the last."""
     return list({run.label: run for run in runs}.values())
 
 
-def _share_gpus(jobs: int, console: console_lib.Console) -> tuple[int, list[str]]:
+def _divide_gpus(jobs: int, console: console_lib.Console) -> tuple[int, list[str]]:
     """(runs side by side, the GPUs of each; [] if runs inherit this process's).
 
     A run allocates most of a GPU's memory, so a second one on it would fail.
     """
-    found = gpus.found()
-    shares = gpus.shares(found, jobs)
-    if found and len(found) < jobs:
-        here = "1 GPU is" if len(found) == 1 else f"{len(found)} GPUs are"
-        most = "one run" if len(found) == 1 else f"{len(found)} runs"
+    names = gpus.found()
+    gpu_sets = gpus.split(names, jobs)
+    if names and len(names) < jobs:
+        here = "1 GPU is" if len(names) == 1 else f"{len(names)} GPUs are"
+        most = "one run" if len(names) == 1 else f"{len(names)} runs"
         console.line(f"{here} here: {most} at a time instead of {jobs}")
     # A single run inherits all GPUs that this process sees.
-    return len(shares) or jobs, shares if len(shares) > 1 else []
+    return len(gpu_sets) or jobs, gpu_sets if len(gpu_sets) > 1 else []
 
 
 def _claim_cores(most: int, claims: contextlib.ExitStack) -> list[int]:
@@ -262,13 +268,13 @@ def _start(
     folder: Path,
     train: Path,
     cores: Sequence[int],
-    shares: Sequence[str],
+    gpu_sets: Sequence[str],
     environment: Mapping[str, str],
 ) -> _Running | str:
     """Starts the next step of a run; or returns its state if another process has it.
 
     The step is bound to the first of `cores` that no running process has, if any, and
-    sees the first of the GPUs' `shares` that none has, if any.
+    sees the first of the `gpu_sets` that none has, if any.
     """
     workdir = workdir_of(folder, run)
     steps = _missing_steps(workdir, run, train)
@@ -279,8 +285,8 @@ def _start(
     if steps[0][0] == str(train):
         record = json.dumps(_arguments(run)) + "\n"
         atomic_files.write_text(workdir / _ARGUMENTS, record)
-    share = next((s for s in shares if s not in {item.gpus for item in running}), None)
-    variables = {} if share is None else {gpus.VARIABLE: share}
+    free_gpus = _first_free(gpu_sets, [item.gpus for item in running])
+    variables = {} if free_gpus is None else {gpus.VARIABLE: free_gpus}
     with open(workdir / _LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *steps[0]],
@@ -290,15 +296,21 @@ def _start(
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, **variables},
             start_new_session=True,  # Ctrl-C in the terminal reaches only the runner.
         )
-    taken = {item.core for item in running}
-    core = next((core for core in cores if core not in taken), None)
+    core = _first_free(cores, [item.core for item in running])
     if core is not None:
         with contextlib.suppress(OSError):  # The core is no longer available.
             os.sched_setaffinity(process.pid, {core})
-    return _Running(run, workdir, process, core, share, time.monotonic(), len(steps))
+    now = time.monotonic()
+    return _Running(run, workdir, process, core, free_gpus, now, len(steps))
 
 
-def _say_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) -> str:
+def _first_free(items: Sequence[T], taken: Sequence[T | None]) -> T | None:
+    """The first item that is not taken; None without one."""
+    return next((item for item in items if item not in taken), None)
+
+
+def _report_elsewhere(run: PlannedRun, state: str, console: console_lib.Console) -> str:
+    """Reports a run that another process trains or has finished; returns its state."""
     console.line(f"{state} elsewhere: {run.label}")
     return state
 
@@ -321,12 +333,12 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
         console.line(f"finished  {label}  ({took})")
         return FINISHED
     if folder_lock.is_held(item.workdir):  # Another process was faster to start it.
-        return _say_elsewhere(item.run, _TRAINING, console)
+        return _report_elsewhere(item.run, _TRAINING, console)
     if code in _STOPPED:
         console.line(f"stopped   {label}  (after {took}): the same command resumes it")
         return MISSING
-    words = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
-    last = words[-1] if words else ""
+    lines = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else ""
     record = {"exit_code": code, "last_line": last}
     (item.workdir / _FAILURE).write_text(json.dumps(record) + "\n")
     console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
@@ -336,8 +348,10 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
 def _progress(
     running: Sequence[_Running], states: Mapping[PlannedRun, str], queued: int
 ) -> str:
+    """The status line: runs finished, where each running one is, and the time left."""
     done = list(states.values()).count(FINISHED)
-    parts, left = [], []
+    parts: list[str] = []  # of the line, one for each running run
+    left: list[float] = []  # seconds until each ends, where that can be estimated
     for item in running:
         try:
             records = metrics.read(item.workdir) if item.workdir.is_dir() else []

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from ragen_jax.studies import measures
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 
 DRAWS = 10_000  # of the bootstrap
 _LEVEL = 0.95  # of intervals
@@ -51,18 +51,25 @@ def difference(
     left: Sequence[RunRecord], right: Sequence[RunRecord], measure: str
 ) -> Interval:
     """left - right, paired by seed, and by level: arms of a seed share test levels."""
-    others = {run.seed: run for run in right}
+    right_by_seed = {run.seed: run for run in right}
     samples = []
     for run in left:
-        if run.seed not in others:
-            continue
-        other, value = others[run.seed], measures.value(run, measure)
-        one, two = (measures.by_level(r, measure) for r in (run, other))
-        levels = (
-            None if one is None or two is None or len(one) != len(two) else one - two
-        )
-        samples.append(_Sample(value - measures.value(other, measure), levels))
+        if (other := right_by_seed.get(run.seed)) is not None:
+            value = measures.value(run, measure) - measures.value(other, measure)
+            samples.append(_Sample(value, _level_differences(run, other, measure)))
     return _bootstrap(samples)
+
+
+def _level_differences(
+    left: RunRecord, right: RunRecord, measure: str
+) -> np.ndarray | None:
+    """float[levels], left - right; None unless both know the same number of levels."""
+    by_level = [measures.by_level(run, measure) for run in (left, right)]
+    if by_level[0] is None or by_level[1] is None:
+        return None
+    if len(by_level[0]) != len(by_level[1]):
+        return None
+    return by_level[0] - by_level[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +89,8 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
     if len(samples) == 1 and samples[0].levels is None:
         return Interval(mean, math.nan, math.nan, 1)
     rng = np.random.default_rng(0)
-    drawn = np.empty((len(samples), DRAWS))  # Value of each seed by drawn levels.
+    # Value of each seed in each draw: float[seeds, DRAWS], by levels drawn for it.
+    drawn = np.empty((len(samples), DRAWS))
     for row, sample in zip(drawn, samples, strict=True):
         row[:] = sample.value
         if sample.levels is not None:
@@ -90,8 +98,8 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
             n = len(sample.levels)
             counts = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
             row[:] = counts @ sample.levels / n
-    chosen = rng.integers(len(samples), size=(DRAWS, len(samples)))
-    means = drawn[chosen, np.arange(DRAWS)[:, None]].mean(axis=1)
+    seeds = rng.integers(len(samples), size=(DRAWS, len(samples)))
+    means = drawn[seeds, np.arange(DRAWS)[:, None]].mean(axis=1)  # float[DRAWS]
     tail = (1 - _LEVEL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     half = _student_half([sample.value for sample in samples])

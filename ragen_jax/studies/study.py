@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import archive, definition, measures, report, runner
+from ragen_jax.studies import archive, definition, report, run_record, runner
 from ragen_jax.studies.definition import PlannedRun, Study
+from ragen_jax.studies.run_record import RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class StudyPlan:
     runs: tuple[PlannedRun, ...]  # to do now
     reported: tuple[PlannedRun, ...]  # on the page
     folder: Path  # of this study's runs
-    kept: Mapping[archive.Key, measures.RunRecord]  # finished runs in data files
+    kept: Mapping[archive.Key, RunRecord]  # finished runs in data files
 
     def state_of(self, planned: PlannedRun) -> str:
         """As `runner.state_of`; a run in a data file is FINISHED too."""
@@ -41,11 +42,11 @@ class StudyPlan:
             return runner.FINISHED
         return runner.state_of(self.folder, planned)
 
-    def record_of(self, planned: PlannedRun) -> measures.RunRecord:
+    def record_of(self, planned: PlannedRun) -> RunRecord:
         """A finished run's record, from its workdir or else from a data file."""
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
-            return measures.read_run(workdir, planned.seed)
+            return run_record.read_run(workdir, planned.seed)
         return self.kept[archive.key(planned)]
 
 
@@ -80,14 +81,14 @@ def prepare(choice: Choice) -> StudyPlan:
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
     kept = archive.read(choice.pages)
-    before = archive.entries(choice.pages / f"{folder.name}.json")
+    earlier = archive.entries(choice.pages / f"{folder.name}.json")
     # A page shows all seeds: the study's, this command's, and the earlier page's.
-    more = (*(seeds or ()), *(item["seed"] for item in before))
-    all_seeds = tuple(dict.fromkeys((*study.seeds, *more)))
-    every = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
-    for each in every:
-        runner.check_begun(folder, each)
-    return StudyPlan(study, choice, tuple(runs), tuple(every), folder, kept)
+    further = (*(seeds or ()), *(item["seed"] for item in earlier))
+    all_seeds = tuple(dict.fromkeys((*study.seeds, *further)))
+    reported = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
+    for run in reported:
+        runner.check_begun(folder, run)
+    return StudyPlan(study, choice, tuple(runs), tuple(reported), folder, kept)
 
 
 def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
@@ -110,16 +111,16 @@ def listing(plan: StudyPlan) -> str:
         for number, run in enumerate(plan.runs)
     ]
     choice = plan.choice
-    words = ["python", "launch/study.py", f"--study={choice.path}"]
-    words += [f"--scale={choice.scale}"]
-    words += [f"--folder={choice.folder}", f"--pages={choice.pages}"]
+    command = ["python", "launch/study.py", f"--study={choice.path}"]
+    command += [f"--scale={choice.scale}"]
+    command += [f"--folder={choice.folder}", f"--pages={choice.pages}"]
     if choice.seeds is not None:
-        words.append(f"--seeds={','.join(choice.seeds)}")
+        command.append(f"--seeds={','.join(choice.seeds)}")
     if choice.only:
-        words.append(f"--only={choice.only}")
-    task = shlex.quote(f"{shlex.join(words)} --run=$SLURM_ARRAY_TASK_ID")
-    array = f"on SLURM: sbatch --array=0-{len(plan.runs) - 1} --wrap={task}"
-    return "\n".join([*lines, array])
+        command.append(f"--only={choice.only}")
+    array_task = shlex.quote(f"{shlex.join(command)} --run=$SLURM_ARRAY_TASK_ID")
+    slurm_line = f"on SLURM: sbatch --array=0-{len(plan.runs) - 1} --wrap={array_task}"
+    return "\n".join([*lines, slurm_line])
 
 
 def run(
@@ -155,7 +156,7 @@ def write_page(plan: StudyPlan) -> Path:
     """
     kept = {**plan.kept, **archive.read(plan.choice.pages)}
     plan = dataclasses.replace(plan, kept=kept)
-    runs: dict[str, list[measures.RunRecord]] = {arm: [] for arm in plan.study.arms}
+    runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
     failed, entries = [], []
     for planned in plan.reported:
         state = plan.state_of(planned)
@@ -166,9 +167,9 @@ def write_page(plan: StudyPlan) -> Path:
         elif state == runner.FAILED:
             failed.append(planned.label)
     # Entries of the earlier file that this page does not report, as of former arms.
-    known = {archive.key(planned) for planned in plan.reported}
-    before = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")
-    entries += [item for item in before if archive.key_of(item) not in known]
+    reported = {archive.key(planned) for planned in plan.reported}
+    earlier = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")
+    entries += [item for item in earlier if archive.key_of(item) not in reported]
     return report.write(
         plan.study,
         runs,
@@ -182,10 +183,10 @@ def write_page(plan: StudyPlan) -> Path:
 
 def _command(plan: StudyPlan) -> str:
     """The command that trains the reported runs, without folders and --jobs."""
-    words = ["python", "launch/study.py", f"--study={plan.choice.path}"]
+    command = ["python", "launch/study.py", f"--study={plan.choice.path}"]
     if plan.choice.scale != "tiny":
-        words.append(f"--scale={plan.choice.scale}")
+        command.append(f"--scale={plan.choice.scale}")
     seeds = tuple(dict.fromkeys(planned.seed for planned in plan.reported))
     if seeds != tuple(plan.study.seeds):
-        words.append(f"--seeds={','.join(map(str, seeds))}")
-    return shlex.join(words)
+        command.append(f"--seeds={','.join(map(str, seeds))}")
+    return shlex.join(command)

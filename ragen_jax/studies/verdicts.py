@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ragen_jax.studies.definition import Claim
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, difference, interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided with these seeds"
@@ -45,20 +45,25 @@ def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:
 
 
 def _verdict(claim: Claim, quantity: Interval) -> str:
-    drawn = _side(claim, quantity.low, quantity.high)
-    student = _side(claim, quantity.t_low, quantity.t_high)
-    if quantity.seeds < 2 or not drawn:
+    by_bootstrap = _side(claim, quantity.low, quantity.high)
+    by_student = _side(claim, quantity.t_low, quantity.t_high)
+    if quantity.seeds < 2 or by_bootstrap == 0:
         return UNDECIDED
-    if student == drawn:
-        return HOLDS if drawn > 0 else FAILS
+    if by_student == by_bootstrap:
+        return HOLDS if by_bootstrap > 0 else FAILS
     if quantity.seeds < _FEWEST_SEEDS:
         return UNDECIDED
-    return WEAKLY_HOLDS if drawn > 0 else WEAKLY_FAILS
+    return WEAKLY_HOLDS if by_bootstrap > 0 else WEAKLY_FAILS
 
 
 def _side(claim: Claim, low: float, high: float) -> int:
-    """1: the interval is on the claimed side of the margin; -1: on the other; or 0."""
+    """1: the interval is on the claimed side of the margin; -1: on the other.
+
+    0 if it contains the margin, or there is no interval (NaN).
+    """
     low, high = low - claim.margin, high - claim.margin
     if claim.relation == "less":
         low, high = -high, -low
-    return (low > 0) - (high < 0)
+    if low > 0:
+        return 1
+    return -1 if high < 0 else 0

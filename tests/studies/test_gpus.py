@@ -56,7 +56,7 @@ def test_a_machine_without_a_driver_has_none(machine):
 
 def test_no_gpu_is_in_two_shares_and_shares_are_equal():
     names = ["0", "1", "2", "3", "4"]
-    assert gpus.shares(names, 1) == ["0,1,2,3,4"]
-    assert gpus.shares(names, 2) == ["0,1", "2,3"]
-    assert gpus.shares(names, 9) == names
-    assert gpus.shares([], 2) == []
+    assert gpus.split(names, 1) == ["0,1,2,3,4"]
+    assert gpus.split(names, 2) == ["0,1", "2,3"]
+    assert gpus.split(names, 9) == names
+    assert gpus.split([], 2) == []

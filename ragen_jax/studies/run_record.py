@@ -1,0 +1,50 @@
+"""A finished run as a study sees it, read from its workdir."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.diagnostics import monitor
+from ragen_jax.reporting import metrics
+
+DIAGNOSIS = "study_diagnosis.json"  # a name that launch/diagnose.py does not default to
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What measures read of a run; `archive` keeps it in a data file."""
+
+    seed: int
+    records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
+    test: Mapping[str, Any]  # of test.json; with several environments, by label
+    diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
+    rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
+
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(iterations, values) of a metric where it was written."""
+        points = [
+            (r["iteration"], r[name]) for r in self.records if r.get(name) is not None
+        ]
+        iterations, values = zip(*points, strict=True) if points else ((), ())
+        return np.array(iterations, int), np.array(values, float)
+
+    def tests(self, environment: str) -> list[Mapping[str, Any]]:
+        """The test results of one environment, or of all for ""; [] if it has none."""
+        if "after" in self.test:
+            return [] if environment else [self.test]
+        if environment:
+            return [self.test[environment]] if environment in self.test else []
+        return list(self.test.values())
+
+
+def read_run(workdir: Path, seed: int) -> RunRecord:
+    """What a finished run left in its workdir."""
+    test = json.loads((workdir / "test.json").read_text())
+    diagnosis = workdir / DIAGNOSIS
+    diagnoses = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
+    rollbacks = monitor.read_rollbacks(workdir)
+    return RunRecord(seed, metrics.read(workdir), test, diagnoses, rollbacks)
