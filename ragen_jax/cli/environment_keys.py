@@ -57,23 +57,24 @@ def add(config: ConfigDict, key: str, value: Any) -> None:
         part[leaf] = value
 
 
-def advice(key: str, known: Mapping[str, Any]) -> str:
+def advice(key: str, leaves: Mapping[str, Any]) -> str:
     """The remedy in the error of an environment's unknown key.
 
     Args:
       key: dotted, "env." at its beginning.
-      known: every leaf that can be set, with its value.
+      leaves: every leaf that can be set, by dotted key, with its value.
     """
     section = key.rpartition(".")[0] + "."
-    beside = [one for one in known if one.rpartition(".")[0] + "." == section]
-    anywhere = [one for one in known if one.startswith("env.")]
+    beside = [leaf for leaf in leaves if leaf.rpartition(".")[0] + "." == section]
+    anywhere = [leaf for leaf in leaves if leaf.startswith("env.")]
     remedies = [
-        settings_lib.nearest(key, each) for each in (beside or anywhere, anywhere)
+        settings_lib.nearest(key, candidates)
+        for candidates in (beside or anywhere, anywhere)
     ]
     for remedy in remedies:
         if remedy.endswith("?"):
             return remedy
-    name = known.get(f"{section}name")
+    name = leaves.get(f"{section}name")
     if isinstance(name, str) and user_modules.is_path(name):
         return (
             "this config does not name it: write it into the config, if it is a setting"

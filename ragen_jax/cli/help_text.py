@@ -89,10 +89,10 @@ def settings_list(config: ConfigDict, path: str) -> str:
         by_section.setdefault(section, []).append(key)
     lines = [_OVERRIDING + (_PRESETS if is_run else "")]
     lines.append(f"The settings of {path}:")
-    for section, found in by_section.items():
-        if found:
+    for section, section_keys in by_section.items():
+        if section_keys:
             purpose = SECTIONS[section] if is_run and section in SECTIONS else ""
-            lines += ["", *_section(section, purpose, found, leaves, meanings)]
+            lines += ["", *_section(section, purpose, section_keys, leaves, meanings)]
     return "\n".join(lines)
 
 

@@ -64,19 +64,19 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
     # Imports JAX: late, so that wrong flags are reported at once.
     from ragen_jax.training import checkpoints
 
-    found = checkpoints.find(path)
-    info = checkpoints.read_info(found.directory, found.step)
+    checkpoint = checkpoints.find(path)
+    step_folder = checkpoint.directory / str(checkpoint.step)
+    info = checkpoints.read_info(checkpoint.directory, checkpoint.step)
     try:
         settings = settings_lib.from_dict(info["settings"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{found.directory / str(found.step)} was saved with settings that this"
-            f" version cannot read ({error}): use it with the version that trained it"
+            f"{step_folder} was saved with settings that this version cannot read"
+            f" ({error}): use it with the version that trained it"
         ) from None
-    where = found.directory / str(found.step)
     named = () if other is None else other.files()
-    trust.restrict_to_trusted(where, settings, info, named)
-    return found, with_model(_for_any_device(settings), model)
+    trust.restrict_to_trusted(step_folder, settings, info, named)
+    return checkpoint, with_model(_for_any_device(settings), model)
 
 
 def _for_any_device(settings: Settings) -> Settings:
@@ -134,19 +134,19 @@ def of_checkpoint(path: str, model: str | None, other: Settings | None) -> Subje
     Raises:
       UserError: as `find_checkpoint`.
     """
-    found, settings = find_checkpoint(path, model, other)
-    who = f"{found.directory / str(found.step)}, {_WHY[found.which]}"
+    checkpoint, settings = find_checkpoint(path, model, other)
+    who = f"{checkpoint.directory / str(checkpoint.step)}, {_WHY[checkpoint.which]}"
     if other is not None:
         who += f", trained on {settings.env.name}"
         # Model and adapters are the checkpoint's own in any case.
         settings = dataclasses.replace(other, model=settings.model, lora=settings.lora)
     return Subject(
         settings=settings,
-        folder=found.workdir / "evaluations",
-        name=f"step{found.step}",
+        folder=checkpoint.workdir / "evaluations",
+        name=f"step{checkpoint.step}",
         who=who,
-        directory=found.directory,
-        step=found.step,
+        directory=checkpoint.directory,
+        step=checkpoint.step,
     )
 
 

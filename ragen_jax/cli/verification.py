@@ -63,8 +63,8 @@ def _verdict(folder: Path) -> tuple[bool, str]:
     try:
         if not files.has_digests(folder):
             return True, "not known: it was saved before checkpoints had digests"
-        if found := files.damaged_file(folder):
-            raise files.damage(folder, *found)
+        if damaged := files.damaged_file(folder):
+            raise files.damage(folder, *damaged)
         sizes = [size for size, _ in files.read_digests(folder).values()]
     except UserError as error:
         return False, f"damaged: {error}"

@@ -85,7 +85,7 @@ def _gather(
             server.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = stack.enter_context(server.accept()[0])
-                said = _read_line(connection, 5.0)
+                greeting = _read_line(connection, 5.0)
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue
@@ -93,7 +93,7 @@ def _gather(
                 break
             except OSError:
                 continue  # It has disconnected.
-            match = re.fullmatch(r"ragen_jax (\d+) of (\d+)( \{.*\})?", said)
+            match = re.fullmatch(r"ragen_jax (\d+) of (\d+)( \{.*\})?", greeting)
             if match is None:
                 continue  # Not a process of ragen_jax.
             callers.append(connection)
@@ -167,10 +167,10 @@ def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> 
             greeting = f"ragen_jax {place.process} of {place.processes}{own}\n"
             connection.sendall(greeting.encode())
             # Process 0 may have started later, and waits as long from then.
-            said = _read_line(connection, seconds + 10)
+            verdict = _read_line(connection, seconds + 10)
         except OSError:
-            said = ""
-    return said or (
+            verdict = ""
+    return verdict or (
         f"process 0 at {place.coordinator} ended before all processes were there: look"
         " at its output, and start all of them again"
     )

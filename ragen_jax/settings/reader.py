@@ -64,8 +64,8 @@ def to_dict(settings: Settings) -> dict[str, Any]:
     config["env"] = _task_to_dict(config["env"])
     for name in ("mix", "evaluate"):
         tasks = map(_task_to_dict, config["env"].pop(name))
-        if found := {task.pop("label"): task for task in tasks}:
-            config["env"][name] = found
+        if by_label := {task.pop("label"): task for task in tasks}:
+            config["env"][name] = by_label
     return config
 
 
@@ -99,9 +99,10 @@ def env_settings(
     names = [field.name for field in dataclasses.fields(task)]
     # `env.thinking` holds for all environments of a mix, so their sections lack it.
     common = ("name", "thinking") if section == "env." else ("name",)
-    known = [f"{section}{name}" for name in (*common, *names)]
+    valid_keys = [f"{section}{name}" for name in (*common, *names)]
+    leaves = {f"{section}{key}": value for key, value in options}
     try:
-        _refuse_unknown({f"{section}{key}": value for key, value in options}, known)
+        _refuse_unknown(leaves, valid_keys)
     except SettingsError as error:
         if not name:
             raise
@@ -139,10 +140,10 @@ def check_same_run(
     """
     with contextlib.suppress(SettingsError):  # An unknown key is reported below.
         saved = to_dict(from_dict(saved))
-    if found := differences(saved, now):
+    if changes := differences(saved, now):
         raise SettingsError(
-            f"{where} holds a run made with other settings: {'; '.join(found)}. Go back"
-            " to the saved values or choose another --workdir"
+            f"{where} holds a run made with other settings: {'; '.join(changes)}. Go"
+            " back to the saved values or choose another --workdir"
         )
 
 
@@ -157,18 +158,18 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
+def nearest(key: str, valid_keys: Iterable[str]) -> str:
     """The remedy for an unknown dotted key: names the most similar known keys."""
-    known = sorted(known)
-    leaf = {name: name.rsplit(".", 1)[-1] for name in known}
+    valid_keys = sorted(valid_keys)
+    leaf = {name: name.rsplit(".", 1)[-1] for name in valid_keys}
     alike = difflib.get_close_matches(key.rsplit(".", 1)[-1], set(leaf.values()), 3)
-    near = [name for name in known if leaf[name] in alike]
+    near = [name for name in valid_keys if leaf[name] in alike]
     near.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
     if near:
         return f"did you mean {' or '.join(near[:3])}?"
     section = key.split(".")[0] + "."
-    siblings = [name for name in known if name.startswith(section)]
-    sections = sorted({name.split(".")[0] for name in known})
+    siblings = [name for name in valid_keys if name.startswith(section)]
+    sections = sorted({name.split(".")[0] for name in valid_keys})
     return f"choose one of {', '.join(siblings or sections)}"
 
 
@@ -205,21 +206,23 @@ def known_keys(kind: type = Settings, prefix: str = "") -> list[str]:
 
 
 def _refuse_unknown(
-    leaves: Mapping[str, Any], known: Iterable[str], free: str | None = None
+    leaves: Mapping[str, Any], valid_keys: Iterable[str], free: str | None = None
 ) -> None:
     """Raises SettingsError for an unknown leaf.
 
     Args:
       leaves: by dotted key.
-      known: dotted keys.
+      valid_keys: dotted keys.
       free: leaves whose key begins with it are not checked here.
     """
-    sections = {key.split(".")[0] for key in known}
+    sections = {key.split(".")[0] for key in valid_keys}
     for key, value in leaves.items():
         is_free = free is not None and key.startswith(free)
         # `_read` reports a section that holds a single value instead of keys.
-        if key not in known and key not in sections and not is_free:
-            raise SettingsError(f"unknown key {key} = {value!r}: {nearest(key, known)}")
+        if key not in valid_keys and key not in sections and not is_free:
+            raise SettingsError(
+                f"unknown key {key} = {value!r}: {nearest(key, valid_keys)}"
+            )
 
 
 def _read(kind: type, values: Any, prefix: str) -> Any:
@@ -262,11 +265,11 @@ def _env_options(values: Mapping[str, Any], kind: type) -> tuple[tuple[str, Any]
 
     Lists become tuples, so that settings can be hashed.
     """
-    known = {field.name for field in dataclasses.fields(kind)} - {"options"}
+    fields = {field.name for field in dataclasses.fields(kind)} - {"options"}
     return tuple(
         (key, tuple(value) if isinstance(value, list) else value)
         for key, value in sorted(values.items())
-        if key not in known
+        if key not in fields
     )
 
 

@@ -80,24 +80,24 @@ def scores(directory: str | Path) -> dict[int, float | None]:
 
 def survey(directory: str | Path) -> Survey:
     """Looks at every step of a folder, without reading its arrays."""
-    found = Survey({}, {}, [])
+    result = Survey({}, {}, [])
     steps = []
     for path in Path(directory).glob("*"):
         if (number := step_of(path)) is not None and path.is_dir():
             steps.append((number, path))
         # `lexists`: a running training may have deleted it just now.
         elif _is_like_a_number(path.name) and os.path.lexists(path):
-            found.foreign.append(path.name)
+            result.foreign.append(path.name)
     for step, path in sorted(steps):
         try:
             record = read_record(path)
             _check_sizes(path, record)
         except UserError as error:
             if path.exists():  # Else it was deleted just now.
-                found.damaged[step] = str(error)
+                result.damaged[step] = str(error)
         else:
-            found.scores[step] = record["score"]
-    return found
+            result.scores[step] = record["score"]
+    return result
 
 
 def find(path: str | Path) -> Found:
@@ -157,8 +157,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         # By names alone: `survey` calls this function.
-        found = (step_of(path) for path in folder.parent.glob("*"))
-        steps = sorted(step for step in found if step is not None)
+        numbers = (step_of(path) for path in folder.parent.glob("*"))
+        steps = sorted(step for step in numbers if step is not None)
         raise UserError(
             f"There is no checkpoint {folder}; the steps in {folder.parent} are"
             f" {', '.join(map(str, steps)) or 'none'}."
@@ -250,8 +250,8 @@ def write_digests(folder: Path) -> None:
         if path.is_file() and path.name not in _NOT_DIGESTED
     )
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(lambda name: _measure(folder / name), names)
-        digests = dict(zip(names, found, strict=True))
+        measured = pool.map(lambda name: _measure(folder / name), names)
+        digests = dict(zip(names, measured, strict=True))
     with (folder / DIGESTS).open("w") as file:
         json.dump({"crc32": digests}, file, indent=1)
         file.flush()
@@ -306,8 +306,8 @@ def damaged_file(
     ]
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         problems = pool.map(lambda name: _problem(folder, name, digests[name]), names)
-        found = (pair for pair in zip(names, problems, strict=True) if pair[1])
-        return next(found, None)
+        pairs = zip(names, problems, strict=True)
+        return next(((name, problem) for name, problem in pairs if problem), None)
 
 
 def _is_like_a_number(name: str) -> bool:
@@ -332,20 +332,22 @@ def _problem(folder: Path, name: str, digest: tuple[int, str]) -> str:
     if problem := _size_problem(path, size):
         return problem
     try:
-        _, found = _measure(path)
+        _, actual = _measure(path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return "" if found == checksum else "has another content than was written"
+    return "" if actual == checksum else "has another content than was written"
 
 
 def _size_problem(path: Path, size: int) -> str:
     try:
-        found = path.stat().st_size if path.is_file() else None
+        actual = path.stat().st_size if path.is_file() else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if found is None:
+    if actual is None:
         return "is missing"
-    return "" if found == size else f"has {found} bytes of the {size} that were written"
+    if actual != size:
+        return f"has {actual} bytes of the {size} that were written"
+    return ""
 
 
 def _measure(path: Path) -> tuple[int, str]:

@@ -46,10 +46,12 @@ def flat_arrays(state: Any) -> dict[str, jax.Array]:
 
 
 def difference(
-    saved: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct], partial: bool
+    saved: Mapping[str, Any],
+    expected: Mapping[str, jax.ShapeDtypeStruct],
+    partial: bool,
 ) -> str:
     """The first leaf in which two flat states differ, in words; "" when in none."""
-    for path, leaf in wanted.items():
+    for path, leaf in expected.items():
         if path not in saved:
             return f"{path} is missing there"
         there, here = (
@@ -58,5 +60,5 @@ def difference(
         )
         if there != here:
             return f"{path} is {there} there and {here} here"
-    extra = [] if partial else [path for path in saved if path not in wanted]
+    extra = [] if partial else [path for path in saved if path not in expected]
     return f"{extra[0]} is there and not here" if extra else ""

@@ -341,28 +341,28 @@ def restore(
     folder = Path(directory).resolve() / str(step)
     has_digests = files.has_digests(folder)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    wanted = {
+    requested = {
         path: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=leaf.sharding or first
         )
         for path, leaf in leaves.flat(abstract_state).items()
     }
     if has_digests:
-        _verify(folder, wanted if partial else None)
+        _verify(folder, requested if partial else None)
     ignore_abandoned_parts()
     # The handler itself: a Checkpointer would also want metadata that is not needed.
     reader, place = ocp.PyTreeCheckpointHandler(), epath.Path(folder / files.STATE)
     try:
         saved = reader.metadata(place).tree
-        if difference := leaves.difference(saved, wanted, partial):
+        if difference := leaves.difference(saved, requested, partial):
             raise UserError(
                 f"Checkpoint {folder} holds another state: {difference}; use the"
                 f" settings that it was saved with (they are in {files.INFO}), or start"
                 " in an empty workdir."
             )
         arguments = ocp.args.PyTreeRestore(
-            item=wanted,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+            item=requested,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(requested),
             partial_restore=True,
         )
         restored = reader.restore(place, args=arguments)
@@ -378,21 +378,22 @@ def restore(
     finally:
         reader.close()
     structure = jax.tree.structure(abstract_state)
-    return jax.tree.unflatten(structure, [restored[path] for path in wanted])
+    return jax.tree.unflatten(structure, [restored[path] for path in requested])
 
 
-def _verify(folder: Path, wanted: Mapping[str, Any] | None) -> None:
+def _verify(folder: Path, requested: Mapping[str, Any] | None) -> None:
     """Raises DamagedError, in every process, if a file is not as it was written.
 
     Each process checks its share of the files.
     """
     index, count = jax.process_index(), jax.process_count()
-    found = files.damaged_file(folder, wanted, lambda number: number % count == index)
+    is_mine = lambda number: number % count == index
+    damaged = files.damaged_file(folder, requested, is_mine)
     if count > 1:
         names = sorted(files.read_digests(folder))
-        mine = len(names) if found is None else names.index(found[0])
-        first = int(multihost_utils.process_allgather(np.int32(mine)).min())
-        if first < len(names) and (found is None or found[0] != names[first]):
-            found = names[first], "is not as it was written"
-    if found is not None:
-        raise files.damage(folder, *found)
+        number = len(names) if damaged is None else names.index(damaged[0])
+        first = int(multihost_utils.process_allgather(np.int32(number)).min())
+        if first < len(names) and (damaged is None or damaged[0] != names[first]):
+            damaged = names[first], "is not as it was written"
+    if damaged is not None:
+        raise files.damage(folder, *damaged)

