@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.learning import rewards
-from ragen_jax.learning.groups import group_statistics
+from ragen_jax.learning.groups import Grouping, group_statistics
 from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_parser import NO_ACTION, ReplyTables
 from ragen_jax.trajectory import Episodes, Rows
@@ -96,7 +96,7 @@ def zero_spread(episodes: Episodes, groups: int) -> jax.Array:
     as zero-variance groups).
     """
     returns = rewards.returns(episodes)
-    std = group_statistics(returns, episodes.group, groups).std
+    std = group_statistics(returns, Grouping(episodes.group, groups)).std
     return (std < ZERO_SPREAD).mean(dtype=jnp.float32)
 
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning.groups import deviations, group_statistics
+from ragen_jax.learning.groups import Grouping, deviations, group_statistics
 from ragen_jax.parallel import backend_choices
 from ragen_jax.trajectory import Rows, look_up_turns
 
@@ -188,9 +188,7 @@ def gae_across_rows(
 
 def group_advantages(
     returns: jax.Array,
-    group: jax.Array,
-    groups: int,
-    members: jax.Array | None = None,
+    grouping: Grouping,
     terms: jax.Array | None = None,
     *,
     divide_by_std: bool = True,
@@ -208,9 +206,7 @@ def group_advantages(
 
     Args:
       returns: float[B], units of reward.
-      group: int32[B], 0-based group of each episode.
-      groups: P, groups there are; static.
-      members: bool[B], the episodes that are compared; None: all.
+      grouping: the P groups of the episodes, and the episodes that are compared.
       terms: float[B], units of reward, of which the returns are sums: as for
         `group_statistics`.
       divide_by_std: False for Dr. GRPO.
@@ -218,21 +214,17 @@ def group_advantages(
     Returns:
       float32[B], standard deviations, or units of reward for Dr. GRPO.
     """
-    statistics = group_statistics(returns, group, groups, members, terms)
-    centred = deviations(returns, group, statistics)
+    statistics = group_statistics(returns, grouping, terms)
+    centred = deviations(returns, grouping, statistics)
     if not divide_by_std:
         return centred
-    std = statistics.std[group]
+    std = statistics.std[grouping.group]
     is_equal = std < _SMALLEST_STD
     return jnp.where(is_equal, 0.0, centred / jnp.where(is_equal, 1.0, std))
 
 
 def leave_one_out(
-    returns: jax.Array,
-    group: jax.Array,
-    groups: int,
-    members: jax.Array | None = None,
-    terms: jax.Array | None = None,
+    returns: jax.Array, grouping: Grouping, terms: jax.Array | None = None
 ) -> jax.Array:
     """RLOO: an episode's return minus the mean return of the others in its group.
 
@@ -246,9 +238,9 @@ def leave_one_out(
     Returns:
       float32[B], units of reward.
     """
-    statistics = group_statistics(returns, group, groups, members, terms)
-    centred = deviations(returns, group, statistics)
-    count = statistics.count[group].astype(jnp.float32)
+    statistics = group_statistics(returns, grouping, terms)
+    centred = deviations(returns, grouping, statistics)
+    count = statistics.count[grouping.group].astype(jnp.float32)
     return centred * count / jnp.maximum(count - 1, 1)
 
 

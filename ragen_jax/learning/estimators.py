@@ -14,6 +14,7 @@ from flax import struct
 
 from ragen_jax.learning import advantages, turn_advantages
 from ragen_jax.learning.advantages import Estimate, Replies
+from ragen_jax.learning.groups import Grouping
 from ragen_jax.settings import ESTIMATORS as _DECLARED
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -138,9 +139,7 @@ def turn_grpo(settings: Settings, evidence: Evidence) -> Estimate:
     by_turn = turn_advantages.turn_group_advantages(
         _rewards_with_kl(settings, evidence),
         episodes.turns,
-        episodes.group,
-        settings.rollout.prompts,
-        _compared(settings, evidence),
+        _compared_groups(settings, evidence),
         turn_gamma=settings.advantage.turn_gamma,
         divide_by_std=settings.advantage.divide_by_std,
     )
@@ -159,9 +158,7 @@ def _by_episode(settings: Settings, evidence: Evidence, compare: Callable) -> Es
     turn_rewards = _rewards_with_kl(settings, evidence)
     by_episode = compare(
         turn_rewards.sum(axis=1),
-        group=evidence.episodes.group,
-        groups=settings.rollout.prompts,
-        members=_compared(settings, evidence),
+        _compared_groups(settings, evidence),
         terms=jnp.abs(turn_rewards).sum(axis=1),
     )
     tokens = advantages.broadcast_to_tokens(by_episode, evidence.rows)
@@ -184,9 +181,14 @@ def _rewards_with_kl(settings: Settings, evidence: Evidence) -> jax.Array:
     return blank.at[place].add(evidence.token_rewards, mode="drop")
 
 
-def _compared(settings: Settings, evidence: Evidence) -> jax.Array | None:
-    """bool[B], the episodes that are compared; None: all of each kept group."""
-    return evidence.keep if settings.filter.strategy == "within_group" else None
+def _compared_groups(settings: Settings, evidence: Evidence) -> Grouping:
+    """The groups, and which of their episodes are compared: all, or those kept."""
+    keeps_members = settings.filter.strategy == "within_group"
+    return Grouping(
+        evidence.episodes.group,
+        settings.rollout.prompts,
+        evidence.keep if keeps_members else None,
+    )
 
 
 ESTIMATORS: dict[str, Callable[[Settings, Evidence], Estimate]] = {

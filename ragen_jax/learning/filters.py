@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.learning import rewards, strategies
-from ragen_jax.learning.groups import GroupStatistics, group_statistics
+from ragen_jax.learning.groups import Grouping, GroupStatistics, group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import FILTER_METRICS, Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -36,7 +36,8 @@ def uncertainty_filter(
       iteration: int32[], iterations finished.
     """
     options, groups = settings.filter, settings.rollout.prompts
-    within_groups = lambda x: group_statistics(x, episodes.group, groups)
+    grouping = Grouping(episodes.group, groups)
+    within_groups = lambda values: group_statistics(values, grouping)
     std = within_groups(rewards.returns(episodes)).std
     with_penalty = rewards.returns(episodes, _penalty(settings))
     spread = within_groups(with_penalty).std if options.with_penalty else std

@@ -10,6 +10,15 @@ _ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 
 
 @struct.dataclass
+class Grouping:
+    """Which group each of B values is in, and which of them count."""
+
+    group: jax.Array  # int32[B], 0-based
+    count: int = struct.field(pytree_node=False)  # P, groups there are
+    members: jax.Array | None = None  # bool[B], the values that count; None: all
+
+
+@struct.dataclass
 class GroupStatistics:
     """Of the values of each of P groups."""
 
@@ -19,11 +28,7 @@ class GroupStatistics:
 
 
 def group_statistics(
-    values: jax.Array,
-    group: jax.Array,
-    groups: int,
-    members: jax.Array | None = None,
-    terms: jax.Array | None = None,
+    values: jax.Array, grouping: Grouping, terms: jax.Array | None = None
 ) -> GroupStatistics:
     """Mean and sample standard deviation within each group, whatever its order.
 
@@ -33,13 +38,12 @@ def group_statistics(
 
     Args:
       values: float[B], one number an episode, such as its return.
-      group: int32[B], 0-based group of each episode.
-      groups: P, groups there are; static.
-      members: bool[B], the episodes that count; None: all.
+      grouping: the P groups of the episodes, and the episodes that count.
       terms: float[B], in the unit of the values: for each value the sum of |x| over the
         numbers x that it is a sum of, which scales its rounding even where they cancel.
         None: the absolute values.
     """
+    group, groups, members = grouping.group, grouping.count, grouping.members
     terms = jnp.abs(values) if terms is None else terms
     chex.assert_rank([values, group, terms], 1)
     chex.assert_equal_shape([values, group, terms])
@@ -47,9 +51,8 @@ def group_statistics(
     if members is not None:  # The others go to a group of their own.
         statistics = group_statistics(
             jnp.where(members, values, 0.0),
-            jnp.where(members, group, groups),
-            groups + 1,
-            terms=terms,
+            Grouping(jnp.where(members, group, groups), groups + 1),
+            terms,
         )
         return jax.tree.map(lambda x: x[:groups], statistics)
 
@@ -72,13 +75,14 @@ def group_statistics(
 
 
 def deviations(
-    values: jax.Array, group: jax.Array, statistics: GroupStatistics
+    values: jax.Array, grouping: Grouping, statistics: GroupStatistics
 ) -> jax.Array:
     """float32[B], each value minus its group's mean; exactly 0 where the std is 0.
 
     Args:
-      values, group: as for `group_statistics`.
+      values, grouping: as for `group_statistics`.
       statistics: of them.
     """
+    group = grouping.group
     centred = values.astype(jnp.float32) - statistics.mean[group]
     return jnp.where(statistics.std[group] == 0, 0.0, centred)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards
 from ragen_jax.learning.batch import OldScores
-from ragen_jax.learning.groups import deviations, group_statistics
+from ragen_jax.learning.groups import Grouping, deviations, group_statistics
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
 from ragen_jax.trajectory import Episodes, Rows, blank_episodes, is_played
@@ -171,16 +171,17 @@ def normalize(
       float32[B, K].
     """
     count = earned.shape[0]
-    sets = {
+    set_of = {
         "state": episodes.group,
         "batch": jnp.zeros(count, jnp.int32),
         # There are no more environments than groups.
         "environment": episodes.environment,
     }[by]
+    sets = Grouping(set_of, groups)
     total = earned.sum(axis=1)
     terms = jnp.abs(earned).sum(axis=1)
-    statistics = group_statistics(total, sets, groups, terms=terms)
-    std = statistics.std[sets]
+    statistics = group_statistics(total, sets, terms)
+    std = statistics.std[set_of]
     is_spread = std > _SMALLEST_STD
     scale = jnp.ones_like(std) if method == "mean" else jnp.where(is_spread, std, 1.0)
     target = deviations(total, sets, statistics) / scale

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.learning.advantages import Estimate, gae, group_advantages
+from ragen_jax.learning.groups import Grouping
 
 
 def bi_level_gae(
@@ -109,9 +110,7 @@ def _last_tokens(is_reply: jax.Array) -> jax.Array:
 def turn_group_advantages(
     turn_rewards: jax.Array,
     turns: jax.Array,
-    group: jax.Array,
-    groups: int,
-    members: jax.Array | None = None,
+    grouping: Grouping,
     *,
     turn_gamma: float,
     divide_by_std: bool,
@@ -127,9 +126,7 @@ def turn_group_advantages(
     Args:
       turn_rewards: float32[B, K], units of reward, 0 where no turn was played.
       turns: int32[B], turns played.
-      group: int32[B], 0-based.
-      groups: P; static.
-      members: bool[B], the episodes that are compared; None: all.
+      grouping: the P groups of the episodes, and the episodes that are compared.
       turn_gamma: discount from one turn to the next, in [0, 1].
       divide_by_std: False leaves units of reward, as Dr. GRPO.
 
@@ -150,14 +147,15 @@ def turn_group_advantages(
     to_go, terms = sums.transpose(1, 2, 0).reshape(2, -1)
     turn = jnp.arange(count)[None]
     played = turn < turns[:, None]
-    if members is not None:
-        played &= members[:, None]
-    advantages = group_advantages(
-        to_go,
-        (group[:, None] * count + turn).reshape(-1),
-        groups * count,
+    if grouping.members is not None:
+        played &= grouping.members[:, None]
+    # A group for each turn of a group; those that did not play it are no members.
+    turn_groups = Grouping(
+        (grouping.group[:, None] * count + turn).reshape(-1),
+        grouping.count * count,
         played.reshape(-1),
-        terms,
-        divide_by_std=divide_by_std,
+    )
+    advantages = group_advantages(
+        to_go, turn_groups, terms, divide_by_std=divide_by_std
     )
     return jnp.where(played, advantages.reshape(played.shape), 0.0)

@@ -16,7 +16,6 @@ from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
-from ragen_jax.evaluation.evaluator import Evaluator
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.parallel.agreement import agreed_number
 from ragen_jax.reporting import console as console_lib
@@ -77,6 +76,15 @@ class Progress:
     validations: tuple[float, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class _LoopContext:
+    """What stays the same from iteration to iteration."""
+
+    run: Run
+    compiled: Compiled
+    outputs: Outputs
+
+
 class RolledBack(Exception):  # noqa: N818  (control flow, not an error)
     """All checkpoints after a healthy one were deleted; its text says why."""
 
@@ -96,10 +104,11 @@ def train_to_end(
     """
     begun, total = int(state.iteration), run.settings.iterations
     progress = _progress_at(run.settings, outputs.workdir, begun)
+    context = _LoopContext(run, compiled, outputs)
     for iteration in range(begun + 1, total + 1):
         started = time.perf_counter()
-        state, values = _learn(run, compiled, state, outputs, progress, iteration)
-        values |= _validate_if_due(run, compiled, state, outputs, progress, iteration)
+        state, values = _learn(context, state, progress, iteration)
+        values |= _validate_if_due(context, state, progress, iteration)
         watched, decision = health.observe(
             progress.health, iteration, values, run.settings.health
         )
@@ -138,18 +147,14 @@ def _progress_at(settings: Settings, workdir: OpenWorkdir, iteration: int) -> Pr
 
 
 def _learn(
-    run: Run,
-    compiled: Compiled,
-    state: TrainState,
-    outputs: Outputs,
-    progress: Progress,
-    iteration: int,
+    context: _LoopContext, state: TrainState, progress: Progress, iteration: int
 ) -> tuple[TrainState, dict[str, float]]:
     """The next state and the iteration's metrics, the monitor's among them."""
+    run, outputs = context.run, context.outputs
     outputs.watchdog.expect_within(stalled_after(progress.durations))
     of_all = f"iteration {iteration}/{run.settings.iterations}"
     outputs.console.status(f"{of_all}: sampling and learning ...")
-    programs, monitor = compiled.programs, compiled.monitor
+    programs, monitor = context.compiled.programs, context.compiled.monitor
     state, values, rollout = starpo.iterate(run, programs, state)
     if iteration == 1:
         outputs.console.line(messages.example(run, rollout))
@@ -160,35 +165,26 @@ def _learn(
 
 
 def _validate_if_due(
-    run: Run,
-    compiled: Compiled,
-    state: TrainState,
-    outputs: Outputs,
-    progress: Progress,
-    iteration: int,
+    context: _LoopContext, state: TrainState, progress: Progress, iteration: int
 ) -> dict[str, float]:
     """The metrics `validation/...` where the iteration has a validation, else none."""
+    run, outputs = context.run, context.outputs
     total = run.settings.iterations
     if not _is_due(iteration, run.settings.every.evaluate, total):
         return {}
     outputs.console.status(f"iteration {iteration}/{total}: validation ...")
     limit = stalled_after([seconds for seconds in progress.validations if seconds])
     outputs.watchdog.expect_within(limit, "a validation")
-    return _validate(run, compiled.validators, compiled.programs, state)
+    return _validate(run, context.compiled, state)
 
 
-def _validate(
-    run: Run,
-    validators: dict[str, Evaluator],
-    programs: starpo.Programs,
-    state: TrainState,
-) -> dict[str, float]:
+def _validate(run: Run, compiled: Compiled, state: TrainState) -> dict[str, float]:
     """The metrics `validation/...` of the current actor, and the time they took."""
     started = time.perf_counter()
+    programs, prompts = compiled.programs, run.settings.evaluation.prompts
     actor = programs.merge(state.actor, programs.frozen)
-    prompts = run.settings.evaluation.prompts
     scores = validation.evaluate(
-        run, validators, actor, split=VALIDATION, prompts=prompts
+        run, compiled.validators, actor, split=VALIDATION, prompts=prompts
     )
     took = {"time/validation_seconds": time.perf_counter() - started}
     return validation.named("validation", scores) | took

@@ -9,6 +9,7 @@ import pytest
 from helpers.records import rows_of, split_turns
 
 from ragen_jax.learning import advantages
+from ragen_jax.learning.groups import Grouping
 from ragen_jax.parallel import backend
 
 # One row, two turns. Read as the four reply tokens 1, 2, 4, 5:
@@ -197,25 +198,28 @@ def test_a_nan_off_the_replies_changes_nothing():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_group_advantages_equal_the_numbers_worked_out_by_hand(compiled):
-    function = functools.partial(advantages.group_advantages, groups=3)
+    function = advantages.group_advantages
     function = jax.jit(function) if compiled else function
     np.testing.assert_allclose(
-        function(RETURNS, GROUP), [-1.0, 0.0, 0.0, 0.0, 1.0, 0.0], atol=1e-6
+        function(RETURNS, Grouping(GROUP, 3)),
+        [-1.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        atol=1e-6,
     )
 
 
 def test_groups_without_a_spread_have_advantages_of_exactly_zero():
     returns = jnp.array([0.1, 0.1, 0.1, 0.3 + 3e-8, 0.3, 0.3])
     assert returns[3] != returns[4]  # Rounding, which must not become a signal.
-    group = jnp.array([0, 0, 0, 1, 1, 1])
+    grouping = Grouping(jnp.array([0, 0, 0, 1, 1, 1]), 2)
     np.testing.assert_array_equal(
-        advantages.group_advantages(returns, group, 2), np.zeros(6)
+        advantages.group_advantages(returns, grouping), np.zeros(6)
     )
 
 
 def test_a_spread_of_a_hundred_thousandth_is_one():
     values, root = jnp.array([0.0, 1e-5]), 0.5**0.5
-    found = advantages.group_advantages(values, jnp.zeros(2, jnp.int32), 1)
+    grouping = Grouping(jnp.zeros(2, jnp.int32), 1)
+    found = advantages.group_advantages(values, grouping)
     np.testing.assert_allclose(found, [-root, root], rtol=1e-5)
     found = advantages.whiten(values[None], jnp.ones((1, 2), bool), jnp.ones(1))
     np.testing.assert_allclose(found, [[-1, 1]], rtol=1e-5)
@@ -224,8 +228,9 @@ def test_a_spread_of_a_hundred_thousandth_is_one():
 def test_dr_grpo_is_grpo_before_the_division():
     returns = jnp.array([1.0, 4.0, 2.0, 10.0, 1.0, 0.5])
     group = jnp.array([0, 1, 0, 1, 0, 1])
-    centred = advantages.group_advantages(returns, group, 2, divide_by_std=False)
-    divided = advantages.group_advantages(returns, group, 2)
+    grouping = Grouping(group, 2)
+    centred = advantages.group_advantages(returns, grouping, divide_by_std=False)
+    divided = advantages.group_advantages(returns, grouping)
     for g in range(2):
         members = np.asarray(returns)[np.asarray(group) == g]
         expected = members - members.mean()
@@ -243,11 +248,11 @@ def test_permuted_episodes_keep_their_group_advantages(divide_by_std):
     group = jnp.asarray(random.integers(0, 4, size=20))
     order = random.permutation(20)
     compute = functools.partial(
-        advantages.group_advantages, groups=4, divide_by_std=divide_by_std
+        advantages.group_advantages, divide_by_std=divide_by_std
     )
     np.testing.assert_allclose(
-        compute(returns[order], group[order]),
-        compute(returns, group)[order],
+        compute(returns[order], Grouping(group[order], 4)),
+        compute(returns, Grouping(group, 4))[order],
         rtol=1e-5,
         atol=1e-6,
     )
@@ -257,7 +262,8 @@ def test_leaving_one_out_equals_a_loop_over_the_others():
     random = np.random.default_rng(3)
     returns = random.normal(size=15).astype(np.float32)
     group = random.permutation(np.repeat([0, 1, 2], [1, 6, 8]))
-    result = advantages.leave_one_out(jnp.asarray(returns), jnp.asarray(group), 3)
+    grouping = Grouping(jnp.asarray(group), 3)
+    result = advantages.leave_one_out(jnp.asarray(returns), grouping)
     for b in range(15):
         others = [returns[o] for o in range(15) if o != b and group[o] == group[b]]
         expected = returns[b] - np.mean(others) if others else 0.0

@@ -8,7 +8,7 @@ from helpers.records import episodes_of, rows_of
 
 from ragen_jax.learning import advantages, shaping
 from ragen_jax.learning.estimators import ESTIMATORS, Evidence
-from ragen_jax.learning.groups import group_statistics
+from ragen_jax.learning.groups import Grouping, group_statistics
 
 GROUPS, MEMBERS, TURNS = 4, 8, 4
 
@@ -75,11 +75,11 @@ def test_whitening_finds_nothing_in_what_equal_returns_differ_by_in_rounding(rew
 
 def test_rounding_is_judged_by_the_terms_of_a_sum_that_cancel():
     values, terms = jnp.array([0.0, 3e-5, 1e-5]), jnp.array([0.0, 200.0, 100.0])
-    group = jnp.zeros(3, jnp.int32)
-    assert group_statistics(values, group, 1).std[0] > 0
-    assert group_statistics(values, group, 1, terms=terms).std[0] == 0
-    assert group_statistics(values, group, 1, terms=terms / 100).std[0] > 0
+    grouping = Grouping(jnp.zeros(3, jnp.int32), 1)
+    assert group_statistics(values, grouping).std[0] > 0
+    assert group_statistics(values, grouping, terms).std[0] == 0
+    assert group_statistics(values, grouping, terms / 100).std[0] > 0
     # The second is no member: its terms say nothing of the others' rounding.
-    members = jnp.array([True, False, True])
+    grouping = grouping.replace(members=jnp.array([True, False, True]))
     terms = jnp.array([1.0, 200.0, 1.0])
-    assert group_statistics(values, group, 1, members, terms).std[0] > 0
+    assert group_statistics(values, grouping, terms).std[0] > 0

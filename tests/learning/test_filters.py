@@ -12,6 +12,7 @@ import pytest
 from helpers.records import rows_of
 
 from ragen_jax.learning import advantages, gather, groups, strategies
+from ragen_jax.learning.groups import Grouping
 from ragen_jax.settings import FilterSettings
 
 NOTHING = [False] * 4
@@ -47,11 +48,11 @@ SCORE = jnp.array([1.0, 3.0, 0.0, 2.0])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_statistics_equal_the_numbers_worked_out_by_hand(compiled):
     function = groups.group_statistics
-    function = jax.jit(function, static_argnums=2) if compiled else function
+    function = jax.jit(function) if compiled else function
     # Group 0: 1, 2, 3; group 1: 5; group 2: nobody; group 3: 0, 4.
     values = jnp.array([1.0, 0.0, 3.0, 5.0, 4.0, 2.0])
     group = jnp.array([0, 3, 0, 1, 3, 0])
-    statistics = function(values, group, 4)
+    statistics = function(values, Grouping(group, 4))
     np.testing.assert_allclose(statistics.mean, [2.0, 5.0, 0.0, 2.0])
     np.testing.assert_allclose(statistics.std, [1.0, 0.0, 0.0, 8**0.5], rtol=1e-6)
     np.testing.assert_array_equal(statistics.count, [3, 1, 0, 2])
@@ -60,7 +61,8 @@ def test_statistics_equal_the_numbers_worked_out_by_hand(compiled):
 @pytest.mark.parametrize("value", [0.1, -0.7, 1e6 + 0.3, 1e-20])
 def test_equal_values_have_a_std_of_exactly_zero_and_their_own_mean(value):
     value = np.float32(value)
-    statistics = groups.group_statistics(jnp.full(7, value), jnp.zeros(7, jnp.int32), 1)
+    grouping = Grouping(jnp.zeros(7, jnp.int32), 1)
+    statistics = groups.group_statistics(jnp.full(7, value), grouping)
     assert statistics.std[0] == 0
     assert statistics.mean[0] == value
 
@@ -75,22 +77,24 @@ def test_the_same_rewards_added_in_another_order_are_no_spread(reward):
         for cut in range(1, 10)
     ]
     assert reward < 1 or len(set(returns)) > 1
-    group = jnp.zeros(9, jnp.int32)
-    statistics = groups.group_statistics(jnp.asarray(returns), group, 1)
+    grouping = Grouping(jnp.zeros(9, jnp.int32), 1)
+    statistics = groups.group_statistics(jnp.asarray(returns), grouping)
     assert statistics.std[0] == 0
-    gains = advantages.group_advantages(jnp.asarray(returns), group, 1)
+    gains = advantages.group_advantages(jnp.asarray(returns), grouping)
     np.testing.assert_array_equal(gains, np.zeros(9))
 
 
 def test_a_reward_of_a_thousandth_is_a_spread_beside_returns_of_a_hundred():
     returns = jnp.full(16, 100.0).at[3].add(1e-3)
-    statistics = groups.group_statistics(returns, jnp.zeros(16, jnp.int32), 1)
+    grouping = Grouping(jnp.zeros(16, jnp.int32), 1)
+    statistics = groups.group_statistics(returns, grouping)
     np.testing.assert_allclose(statistics.std, [1e-3 / 4], rtol=1e-2)
 
 
 def test_a_small_spread_far_from_zero_is_not_lost():
     values = jnp.array([1e6, 1e6 + 1, 1e6 + 2])
-    statistics = groups.group_statistics(values, jnp.zeros(3, jnp.int32), 1)
+    grouping = Grouping(jnp.zeros(3, jnp.int32), 1)
+    statistics = groups.group_statistics(values, grouping)
     np.testing.assert_allclose(statistics.std, [1.0], rtol=1e-6)
 
 
@@ -99,7 +103,8 @@ def test_statistics_equal_numpy_whatever_the_order_and_sizes_of_groups(seed):
     random = np.random.default_rng(seed)
     group = random.integers(0, 5, size=40)
     values = random.normal(3, 2, size=40).astype(np.float32)
-    statistics = groups.group_statistics(jnp.asarray(values), jnp.asarray(group), 5)
+    grouping = Grouping(jnp.asarray(group), 5)
+    statistics = groups.group_statistics(jnp.asarray(values), grouping)
     for g in range(5):
         members = values[group == g].astype(np.float64)
         np.testing.assert_allclose(statistics.mean[g], members.mean(), rtol=1e-5)

@@ -17,6 +17,7 @@ from ragen_jax.learning import filters, rescale, rewards, schedules, strategies
 from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
+from ragen_jax.learning.groups import Grouping, group_statistics
 
 # Rows of episodes 0 and 1 of two groups: 3 reply tokens and 1, and a row of padding.
 ROWS = rows_of("orrR", "oR..", "....", episode=[0, 1, 0])
@@ -361,10 +362,9 @@ def scores(metric: str, **changes):
     chosen = updates.settings(filter__metric=metric, **changes)
     measure, statistic = filters.METRICS[metric]
     values = np.asarray(measure(chosen, rows, episodes))
-    grouped = filters.group_statistics(
-        jnp.asarray(values), episodes.group, updates.PROMPTS
-    )
-    return rows, episodes, values, np.asarray(statistic(grouped))
+    grouping = Grouping(episodes.group, updates.PROMPTS)
+    statistics = group_statistics(jnp.asarray(values), grouping)
+    return rows, episodes, values, np.asarray(statistic(statistics))
 
 
 @pytest.mark.parametrize("metric", sorted(filters.METRICS))

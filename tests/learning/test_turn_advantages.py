@@ -8,6 +8,7 @@ from helpers import updates
 
 from ragen_jax.learning import advantages, turn_advantages
 from ragen_jax.learning.estimators import ESTIMATORS, Evidence
+from ragen_jax.learning.groups import Grouping
 from ragen_jax.settings import ESTIMATORS as FACTS
 
 # One episode of two turns with two tokens and one. Rewards 1 and 2 at the turns' ends,
@@ -111,8 +112,7 @@ def test_turn_grpo_equals_the_numbers_worked_out_by_hand():
     gains = turn_advantages.turn_group_advantages(
         jnp.array([[1.0, 2.0], [0.0, 4.0], [3.0, 0.0], [5.0, 1.0]]),
         jnp.array([2, 2, 1, 2]),
-        jnp.array([0, 0, 0, 1]),
-        2,
+        Grouping(jnp.array([0, 0, 0, 1]), 2),
         turn_gamma=0.5,
         divide_by_std=True,
     )
@@ -124,17 +124,16 @@ def test_turn_grpo_equals_the_numbers_worked_out_by_hand():
 def test_turn_grpo_of_single_turns_is_grpo():
     rng = np.random.default_rng(0)
     returns = jnp.asarray(rng.integers(0, 4, 12), jnp.float32)
-    group = jnp.asarray(rng.permutation(np.repeat(np.arange(3), 4)))
+    grouping = Grouping(jnp.asarray(rng.permutation(np.repeat(np.arange(3), 4))), 3)
     found = turn_advantages.turn_group_advantages(
         returns[:, None],
         jnp.ones(12, jnp.int32),
-        group,
-        3,
+        grouping,
         turn_gamma=0.3,
         divide_by_std=True,
     )
     np.testing.assert_allclose(
-        found[:, 0], advantages.group_advantages(returns, group, 3), rtol=1e-6
+        found[:, 0], advantages.group_advantages(returns, grouping), rtol=1e-6
     )
 
 
