@@ -90,7 +90,7 @@ def cut_pieces(
     longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
     shorter = longer[:4]
     parts = []
-    rest, whole = _render(tokenizer, (shorter, longer), where)
+    rest, longer_text = _render(tokenizer, (shorter, longer), where)
     for marker in shorter:
         piece, separator, rest = rest.partition(marker)
         if not separator:
@@ -100,20 +100,21 @@ def cut_pieces(
                 " choose a model whose template keeps them"
             )
         parts.append(piece)
-    token, end = _end_of_turn(tokenizer, parts[3], where)
+    before_system, before_user, _, after_reply = parts
+    token, end = _end_of_turn(tokenizer, after_reply, where)
     stops = {token, *more_stops}
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
     pieces = ChatPieces(
-        before_system=parts[0],
-        before_user=parts[1],
+        before_system=before_system,
+        before_user=before_user,
         before_reply=rest,
-        after_reply=parts[3],
+        after_reply=after_reply,
         end_of_turn=end,
         end_token=token,
         stop_tokens=tuple(sorted(stops)),
     )
-    if pieces.join(longer) != whole:
+    if pieces.join(longer) != longer_text:
         raise UserError(
             f"{where}: the chat template writes earlier turns in another way than the"
             " last, so a conversation cannot be continued in place; choose a model"
@@ -159,8 +160,8 @@ def _render(
         raise _unusable(where, str(error).splitlines()[0]) from None
     template = pinned_date.pin(template)
     tokens = {name: str(x) for name, x in tokenizer.special_tokens_map.items()}
-    key = json.dumps([template, tokens, conversations], sort_keys=True)
-    texts, problem = _in_a_process(key)
+    request = json.dumps([template, tokens, conversations], sort_keys=True)
+    texts, problem = _render_in_a_process(request)
     if problem:
         raise _unusable(where, problem)
     return texts
@@ -180,7 +181,7 @@ def _jinja_folders() -> list[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _in_a_process(request: str) -> tuple[tuple[str, ...], str]:
+def _render_in_a_process(request: str) -> tuple[tuple[str, ...], str]:
     """Runs `template_process`: (texts, ""), or ((), what went wrong)."""
     template, tokens, conversations = json.loads(request)
     roles = ["system", *("user", "assistant") * max(map(len, conversations))]

@@ -37,8 +37,8 @@ def reply_bytes(
     starts = jnp.cumsum(lengths) - lengths
     within = jnp.arange(text.token_bytes.shape[1])[None]
     positions = starts[:, None] + within - first
-    is_wanted = (within < lengths[:, None]) & (positions >= 0)
-    positions = jnp.where(is_wanted, positions, width)  # Out of range is dropped.
+    is_inside = (within < lengths[:, None]) & (positions >= 0)
+    positions = jnp.where(is_inside, positions, width)  # Out of range is dropped.
     result = jnp.zeros(width, jnp.uint8)
     return result.at[positions].set(text.token_bytes[tokens], mode="drop")
 
@@ -153,12 +153,12 @@ def grounded(
     end = jnp.where(reply.answer_at >= 0, reply.answer_at, width)
     thought = jnp.where(jnp.arange(width) < end, thought, 0)
     row, column = (landmarks.astype(jnp.uint8) + ord("0")).T
-    fixed = [jnp.full_like(row, byte) for byte in b"(, )"]
-    pattern = [fixed[0], row, fixed[1], fixed[2], column, fixed[3]]
+    opening, comma, space, closing = (jnp.full_like(row, byte) for byte in b"(, )")
+    pattern = [opening, row, comma, space, column, closing]
     windows = width - len(pattern) + 1
-    is_here = jnp.ones((landmarks.shape[0], windows), bool)
+    is_named_at = jnp.ones((landmarks.shape[0], windows), bool)
     for offset, byte in enumerate(pattern):
-        is_here &= thought[None, offset : offset + windows] == byte[:, None]
-    is_one = (landmarks >= 0).all(axis=1)
-    named = (is_here.any(axis=1) & is_one).sum()
-    return named / jnp.maximum(is_one.sum(), 1).astype(jnp.float32)
+        is_named_at &= thought[None, offset : offset + windows] == byte[:, None]
+    is_landmark = (landmarks >= 0).all(axis=1)
+    named = (is_named_at.any(axis=1) & is_landmark).sum()
+    return named / jnp.maximum(is_landmark.sum(), 1).astype(jnp.float32)

@@ -150,9 +150,9 @@ def read_token(tables: ReplyTables, reply: ReplyState, token: jax.Array) -> Repl
     chex.assert_rank(token, 0)
     emission = _look_up(tables.emission, reply.state, token)
     emitted_count = _look_up(tables.emitted_count, emission)
-    # Slot `count` takes the token's first action, the next slot its second, ...
-    slots = reply.actions.shape[0]
-    nth = jnp.arange(slots, dtype=jnp.int32) - reply.count
+    # Place `count` takes the token's first action, the next place its second, ...
+    max_actions = reply.actions.shape[0]
+    nth = jnp.arange(max_actions, dtype=jnp.int32) - reply.count
     longest = tables.emitted_actions.shape[1]
     emitted = _look_up(tables.emitted_actions, emission, jnp.clip(nth, 0, longest - 1))
     is_new = (nth >= 0) & (nth < emitted_count)
@@ -165,7 +165,7 @@ def read_token(tables: ReplyTables, reply: ReplyState, token: jax.Array) -> Repl
     return ReplyState(
         state=state,
         actions=jnp.where(is_new, emitted, reply.actions),
-        count=jnp.minimum(reply.count + emitted_count, slots),
+        count=jnp.minimum(reply.count + emitted_count, max_actions),
         has_unknown=reply.has_unknown | _look_up(tables.emits_unknown, emission),
         thought=reply.thought + ~_look_up(tables.is_answer, state),
         bytes=length,
@@ -284,12 +284,13 @@ def _compose_block(
     for position in range(lengths[0]):
         unfinished = np.count_nonzero(lengths > position)
         byte = text[offsets[:unfinished] + position]
-        step = reached[:, :unfinished] * 256 + byte
+        step = reached[:, :unfinished] * 256 + byte  # Index into the raveled tables.
+        # Few bytes can end a segment: the emissions of those alone are looked up.
         columns = np.flatnonzero(can_emit[byte])
         emitted = emission[step[:, columns]]
         row, column = np.nonzero(emitted != NONE)
-        at = row, columns[column]
-        ids[at] = _append(ids[at], emitted[row, column], emissions)
+        emits = row, columns[column]  # Pairs of a state before the token and a token.
+        ids[emits] = _append(ids[emits], emitted[row, column], emissions)
         before, after = reached[:, :unfinished], next_state[step]
         begins = automaton.is_answer[after] & ~automaton.is_answer[before]
         begin[:, :unfinished][begins] = position + 1

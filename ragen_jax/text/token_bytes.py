@@ -36,8 +36,8 @@ def token_bytes(
     byte_of = _byte_of_character()
     for token, index in vocabulary.items():
         table[index] = _ordinary_bytes(token, byte_of)
-    for index, one in added.items():
-        table[index] = b"" if one.special else one.content.encode()
+    for index, added_token in added.items():
+        table[index] = b"" if added_token.special else added_token.content.encode()
     for index in tokenizer.all_special_ids:
         table[index] = b""
     return tuple(table)
