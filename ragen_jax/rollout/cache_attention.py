@@ -49,12 +49,12 @@ class CacheAttention:
     def write_message(self, entry, new, start) -> jax.Array:
         """The entry with [W, T, G, d] from int32[W] on; all T have room."""
 
-        def one(entry, new, start):
+        def write_slot(entry, new, start):
             where = [0, 0, 0]
             where[self.context_axis - 1] = start
             return jax.lax.dynamic_update_slice(entry, new, where)
 
-        return jax.vmap(one)(entry, self.to_entry(new), start)
+        return jax.vmap(write_slot)(entry, self.to_entry(new), start)
 
     def with_prefix(self, entry, prefix, is_new) -> jax.Array:
         """The entry that begins with `prefix` where bool[W] `is_new`."""

@@ -22,6 +22,7 @@ from ragen_jax.rollout.types import (
     Slots,
     last_token,
     row_of,
+    take,
 )
 
 
@@ -55,7 +56,7 @@ def append_message(
     position = jnp.where(continues, jnp.minimum(slots.length, plan.context - width), 0)
     row = jnp.minimum(slots.episode, plan.episodes - 1)
     chunk = rows.tokens[row[:, None], position[:, None] + jnp.arange(width)[None]]
-    entries = jax.tree.map(lambda x: x[feedback.slot], state.cache)
+    entries = take(state.cache, feedback.slot)
     return ContextUpdate(
         entries=kv.extend(
             inputs.weights, model, entries, chunk, position, plan.buckets
@@ -95,19 +96,19 @@ def slide_window(
     entries, steps = windows.prefill(
         inputs.weights,
         model,
-        jax.tree.map(lambda x: x[feedback.slot], state.cache),
+        take(state.cache, feedback.slot),
         new.tokens,
         jnp.where(continues, jnp.minimum(unmoved, slots.length), 0),
         jnp.where(continues, new.length - 1, 0),
         feedback.tokens.shape[1],
         plan.buckets,
     )
-    where = jnp.where(continues, row + 1, plan.rows)
+    next_row = jnp.where(continues, row + 1, plan.rows)  # plan.rows: dropped
     return ContextUpdate(
         entries=entries,
         rows=rows.replace(
-            tokens=rows.tokens.at[where].set(new.tokens, mode="drop"),
-            turn=rows.turn.at[where].set(new.turn, mode="drop"),
+            tokens=rows.tokens.at[next_row].set(new.tokens, mode="drop"),
+            turn=rows.turn.at[next_row].set(new.turn, mode="drop"),
         ),
         length=new.length - 1,
         pending=last_token(new.tokens, new.length),
@@ -125,10 +126,11 @@ def _write_message(
     """The rows with each message written after its slot's reply."""
     index = jnp.arange(feedback.tokens.shape[1])[None]
     is_real = continues[:, None] & (index < feedback.length[:, None])
+    # Out of range, so dropped, where there is no token.
     row = jnp.where(is_real, slots.episode[:, None], plan.episodes)
-    at = slots.length[:, None] + 1 + index
-    turn = jnp.broadcast_to(slots.turn[:, None] + 1, at.shape)
+    position = slots.length[:, None] + 1 + index  # Behind the reply's last token.
+    turn = jnp.broadcast_to(slots.turn[:, None] + 1, position.shape)
     return rows.replace(
-        tokens=rows.tokens.at[row, at].set(feedback.tokens, mode="drop"),
-        turn=rows.turn.at[row, at].set(turn, mode="drop"),
+        tokens=rows.tokens.at[row, position].set(feedback.tokens, mode="drop"),
+        turn=rows.turn.at[row, position].set(turn, mode="drop"),
     )

@@ -3,6 +3,8 @@
 For supervised training (`warm_start`); the rollout itself does not use it.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -54,50 +56,108 @@ def demonstrate_episode(
     row = _append(
         jnp.zeros(context, jnp.int32), jnp.zeros((), jnp.int32), message, length
     )
-    limits = dialogue.limits
-    capacity = limits.reply_tokens
 
     def one_turn(carry, turn):
         row, is_reply, length, env_episode = carry
-        going = env_episode.end == UNFINISHED
-        demo_key = prng.token_key(key, turn, turn, turn)
-        reply_ids = env.demonstrate(demo_key, env_episode.state)
-        reply, size = join_phrases(reply_table, reply_ids, capacity)
-        size = jnp.minimum(size, capacity - 1)  # A longer reply is cut.
-        reply, size = reply.at[size].set(end_of_turn), size + 1
-
-        parsed = _read(tokens.replies, limits, reply, size)
-        read = turn_lib.read_reply(
-            env, limits, tokens.replies, parsed, env_episode.state, reply, size
+        is_running = env_episode.end == UNFINISHED
+        after, reply, reply_length, message, message_length = _play_turn(
+            key, turn, env, dialogue, tokens, reply_table, end_of_turn, env_episode
         )
-        env_key = prng.env_key(key, turn, turn)
-        after, played = turn_lib.play_turn(
-            env_key, env, limits, env_episode, read.actions
+        # An episode that has ended adds nothing, and one that ends now no message.
+        reply_length = jnp.where(is_running, reply_length, 0)
+        message_length = jnp.where(
+            is_running & (after.end == UNFINISHED), message_length, 0
         )
-        ids = turn_lib.feedback_message(
-            env,
-            dialogue,
-            after,
-            played,
-            read.is_valid,
-            jnp.ones((), bool),
-        )
-        message, added = message_tokens(tokens, ids, is_first=False)
-        size = jnp.where(going, size, 0)
-        added = jnp.where(going & (after.end == UNFINISHED), added, 0)
         position = jnp.arange(context)
-        is_reply |= (position >= length) & (position < length + size)
-        row = _append(row, length, reply, size)
-        row = _append(row, length + size, message, added)
+        is_reply |= (position >= length) & (position < length + reply_length)
+        row = _append(row, length, reply, reply_length)
+        row = _append(row, length + reply_length, message, message_length)
         env_episode = jax.tree.map(
-            lambda a, b: jnp.where(going, a, b), after, env_episode
+            lambda new, old: jnp.where(is_running, new, old), after, env_episode
         )
-        return (row, is_reply, length + size + added, env_episode), None
+        length = length + reply_length + message_length
+        return (row, is_reply, length, env_episode), None
 
     carry = (row, jnp.zeros(context, bool), length, turn_lib.start_env_episode(start))
-    rounds = jnp.arange(min(turns or limits.turns, limits.turns))
-    (row, is_reply, _, env_episode), _ = jax.lax.scan(one_turn, carry, rounds)
+    limit = dialogue.limits.turns
+    turn_numbers = jnp.arange(min(turns or limit, limit))
+    (row, is_reply, _, env_episode), _ = jax.lax.scan(one_turn, carry, turn_numbers)
     return row, is_reply, env_episode.success
+
+
+def _play_turn(
+    key: jax.Array,
+    turn: jax.Array,
+    env: Environment,
+    dialogue: Dialogue,
+    tokens: DialogueTokens,
+    reply_table: PhraseTokens,
+    end_of_turn: int,
+    env_episode: turn_lib.EnvEpisode,
+) -> tuple[turn_lib.EnvEpisode, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """One demonstrated turn.
+
+    Args:
+      key, env, dialogue, tokens, reply_table, end_of_turn: as for
+        `demonstrate_episode`.
+      turn: int32[], 0-based.
+      env_episode: before the turn, not ended.
+
+    Returns:
+      The episode after the turn; the reply's tokens, int32[n], and int32[] their
+      number; the same of the message that follows it.
+    """
+    limits = dialogue.limits
+    reply, reply_length = _demonstrated_reply(
+        prng.token_key(key, turn, turn, turn),
+        env,
+        env_episode.state,
+        reply_table,
+        end_of_turn,
+        limits.reply_tokens,
+    )
+    reply_state = _read(tokens.replies, limits, reply, reply_length)
+    parsed = turn_lib.read_reply(
+        env,
+        limits,
+        tokens.replies,
+        reply_state,
+        env_episode.state,
+        reply,
+        reply_length,
+    )
+    env_key = prng.env_key(key, turn, turn)
+    after, played = turn_lib.play_turn(
+        env_key, env, limits, env_episode, parsed.actions
+    )
+    ids = turn_lib.feedback_message(
+        env, dialogue, after, played, parsed.is_valid, jnp.ones((), bool)
+    )
+    message, message_length = message_tokens(tokens, ids, is_first=False)
+    return after, reply, reply_length, message, message_length
+
+
+def _demonstrated_reply(
+    key: jax.Array,
+    env: Environment,
+    state: Any,
+    reply_table: PhraseTokens,
+    end_of_turn: int,
+    capacity: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The environment's own reply: int32[capacity] tokens, and int32[] their number.
+
+    Args:
+      key: of the demonstration.
+      env, reply_table, end_of_turn: as for `demonstrate_episode`.
+      state: the environment's State to reply to.
+      capacity: most tokens, `end_of_turn` included.
+    """
+    assert env.demonstrate is not None  # Such environments alone are demonstrated.
+    ids = env.demonstrate(key, state)
+    reply, length = join_phrases(reply_table, ids, capacity)
+    length = jnp.minimum(length, capacity - 1)  # A longer reply is cut.
+    return reply.at[length].set(end_of_turn), length + 1
 
 
 def level_key(key: jax.Array) -> jax.Array:
@@ -106,17 +166,18 @@ def level_key(key: jax.Array) -> jax.Array:
 
 
 def _read(
-    tables: ReplyTables, limits: TurnLimits, reply: jax.Array, size: jax.Array
+    tables: ReplyTables, limits: TurnLimits, reply: jax.Array, length: jax.Array
 ) -> ReplyState:
-    """What a reply says: the first `size` of int32[n] tokens."""
+    """What a reply says: the first `length` of int32[n] tokens."""
 
-    def one(state, index):
+    def one_token(state, index):
         after = reply_parser.read_token(tables, state, reply[index])
-        keep = index < size
-        return jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, state), None
+        is_real = index < length
+        select = lambda new, old: jnp.where(is_real, new, old)
+        return jax.tree.map(select, after, state), None
 
     blank = reply_parser.start_reply(tables, limits.actions_per_turn)
-    return jax.lax.scan(one, blank, jnp.arange(reply.shape[0]))[0]
+    return jax.lax.scan(one_token, blank, jnp.arange(reply.shape[0]))[0]
 
 
 def _append(

@@ -37,6 +37,7 @@ from ragen_jax.rollout.types import (
     last_token,
     row_of,
     run_if,
+    take,
 )
 from ragen_jax.trajectory import PADDING, UNFINISHED
 
@@ -181,7 +182,7 @@ def extend(
       The state, and int32[W], the episode on this shard that was newly admitted from
       the queue to the slot, -1 where none was.
     """
-    slots = jax.tree.map(lambda x: x[feedback.slot], state.slots)
+    slots = take(state.slots, feedback.slot)
     continues = feedback.is_used & (feedback.end == UNFINISHED)
     episodes = record.record_turn(plan, state.episodes, slots, feedback)
     state = state.replace(episodes=episodes)
@@ -270,7 +271,7 @@ def reply_tokens(
     Returns:
       int32[n, plan.reply_tokens] tokens and int32[n] how many of them are the reply's.
     """
-    slots = jax.tree.map(lambda x: x[slot], state.slots)
+    slots = take(state.slots, slot)
     row = jnp.minimum(row_of(plan, slots), plan.rows - 1)
     first = slots.length + 1 - slots.sampled
     at = first[:, None] + jnp.arange(plan.reply_tokens)[None]

@@ -20,6 +20,7 @@ from ragen_jax.rollout.types import (
     RolloutPlan,
     RolloutState,
     concatenate,
+    take,
     where_first,
 )
 from ragen_jax.text import free_form
@@ -108,7 +109,7 @@ def _play_turns(
     """
     shard, inputs = env_inputs.plan.env_shards[index], env_inputs.inputs
     slot, is_used = slot[shard.feedback_range], is_used[shard.feedback_range]
-    slots = jax.tree.map(lambda x: x[slot], state.slots)
+    slots = take(state.slots, slot)
     waiting_episodes = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
     episode = jnp.minimum(slots.episode, env_inputs.plan.episodes - 1)
     keys = jax.vmap(prng.env_key, (None, 0, 0))(
@@ -205,9 +206,7 @@ def _start_env_episodes(
     first_group = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
     # Clipped to a valid index: where nothing was admitted it is not used.
     group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - first_group, 0)
-    fresh = jax.vmap(turn_lib.start_env_episode)(
-        jax.tree.map(lambda x: x[group], env_inputs.levels[index])
-    )
+    fresh = jax.vmap(turn_lib.start_env_episode)(take(env_inputs.levels[index], group))
     after = jax.tree.map(
         lambda new, old: where_first(admitted >= 0, new, old), fresh, after
     )

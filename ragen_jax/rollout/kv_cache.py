@@ -56,6 +56,7 @@ def shortest_bucket(buckets: tuple[int, ...], needed: jax.Array) -> jax.Array | 
 
     The last one is not asked: it is the whole context, which no row outgrows.
     """
+    # That index is how many buckets are too short.
     return sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
 
 

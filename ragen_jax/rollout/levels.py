@@ -10,7 +10,13 @@ from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import prng, windows
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import Prompts, RolloutArgs, RolloutPlan, concatenate
+from ragen_jax.rollout.types import (
+    Prompts,
+    RolloutArgs,
+    RolloutPlan,
+    concatenate,
+    take,
+)
 from ragen_jax.text.prompts import DialogueTokens, first_message, message_tokens
 
 
@@ -41,7 +47,8 @@ def draw_levels(
     shard_index = jax.lax.axis_index((meshes.DATA, meshes.FSDP)).astype(jnp.int32)
     size = plan.group_size
     capacity = max(texts.first_capacity for texts in tokens)
-    levels, pieces, too_long = [], [], []
+    levels, too_long = [], []
+    pieces: list[dict[str, jax.Array]] = []  # fields of `Prompts`, by environment
     # Groups of earlier environments: on this shard, and in the whole batch.
     local_groups, global_groups = 0, args.first_prompt
     for task, env_shard, texts in zip(tasks, plan.env_shards, tokens, strict=True):
@@ -95,7 +102,7 @@ def start_env_episodes(
     for env_shard, env_levels in zip(plan.env_shards, levels, strict=True):
         groups = prompts.group[env_shard.first_episode :]
         group = groups[: env_shard.slots] - first_group
-        starts = jax.tree.map(lambda x, group=group: x[group], env_levels)
+        starts = take(env_levels, group)
         env_episodes.append(jax.vmap(turn_lib.start_env_episode)(starts))
         first_group += env_shard.groups
     return tuple(env_episodes)

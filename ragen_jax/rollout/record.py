@@ -53,9 +53,9 @@ def finish_rows(
 ) -> Rows:
     """The rows of a finished rollout, from what was written into the buffers."""
     turn, is_reply = buffers.turn, buffers.is_reply
-    following = ((0, 0), (0, 1))
-    next_turn = jnp.pad(turn[:, 1:], following, constant_values=PADDING)
-    next_is_reply = jnp.pad(is_reply[:, 1:], following)
+    one_behind = ((0, 0), (0, 1))
+    next_turn = jnp.pad(turn[:, 1:], one_behind, constant_values=PADDING)
+    next_is_reply = jnp.pad(is_reply[:, 1:], one_behind)
     episode = prompts.first_index + jnp.arange(plan.episodes)
     if plan.window:
         episode = jnp.repeat(episode, plan.rows_each)

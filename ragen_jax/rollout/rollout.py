@@ -122,11 +122,7 @@ def make_plan(
       shards: how many devices share the batch; divides each task's episodes.
     """
     limits = [task.dialogue.limits for task in tasks]
-    context = options.context
-    longest = longest_row(tasks, tokens, options.window)
-    if not 0 < context < longest:  # Shorter only in windows, where it is exact.
-        needed = longest if options.window else max(context, longest)
-        context = backend_choices.row_length(needed)
+    context = _row_length(options, longest_row(tasks, tokens, options.window))
     device = backend_choices.choices()
     longest_prompt = max(texts.first_capacity for texts in tokens)
     buckets = options.buckets or device.buckets
@@ -148,6 +144,18 @@ def make_plan(
         stop_at_answer=options.stop_at_answer,
         window=options.window,
     )
+
+
+def _row_length(options: RolloutOptions, longest: int) -> int:
+    """T, given the tokens that a row can need at most.
+
+    Rows of windows may be shorter than that: they drop whole turns. Rows of full
+    history may be longer.
+    """
+    if 0 < options.context < longest:
+        return options.context
+    needed = longest if options.window else max(options.context, longest)
+    return backend_choices.row_length(needed)
 
 
 def _cache_lengths(context: int, buckets: int, longest_prompt: int) -> tuple[int, ...]:

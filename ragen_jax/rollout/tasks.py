@@ -34,7 +34,7 @@ def longest_row(tasks: Sequence[Task], tokens: TaskTokens, window: int = 0) -> i
     def longest(task: Task, texts: DialogueTokens) -> int:
         limits = task.dialogue.limits
         turns = min(window or limits.turns, limits.turns)
-        # With feedback on a turn before, unless a row never leaves the first.
+        # A row of fewer turns may begin with a later message, which also has feedback.
         is_whole = turns == limits.turns
         first = texts.first_capacity if is_whole else texts.window_capacity
         return first + turns * limits.reply_tokens + (turns - 1) * texts.next_capacity

@@ -106,14 +106,14 @@ def _sums_at_once(blocks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     When a larger x comes, the sums so far are rescaled to it.
     """
 
-    def join(one, other):
-        largest = jnp.maximum(one[0], other[0])
+    def join(left, right):  # (highest, total, tilt) of two parts of a block
+        largest = jnp.maximum(left[0], right[0])
         total, tilt = 0.0, 0.0
-        for highest, weight, tilted in (one, other):
-            down = highest - largest
-            scale = jnp.exp(down)
-            total += scale * weight
-            tilt += scale * (tilted + down * weight)
+        for part_highest, part_total, part_tilt in (left, right):
+            shift = part_highest - largest
+            scale = jnp.exp(shift)
+            total += scale * part_total
+            tilt += scale * (part_tilt + shift * part_total)
         return largest, total, tilt
 
     finite = jnp.maximum(blocks, _LOW)

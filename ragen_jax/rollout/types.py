@@ -52,9 +52,8 @@ class RolloutOptions:
     # shorter one drops the oldest turns, and a longer one is cut to `longest_row`.
     context: int = 0
     window: int = 0  # most turns of a row; 0: a row holds a whole episode
-    decode_chunk: int = (
-        0  # decode steps between two evaluations of the loop's condition
-    )
+    # Decode steps between two evaluations of the loop's condition.
+    decode_chunk: int = 0
     buckets: int = 0  # how many cache lengths to compile for
     greedy: bool = False  # take the likeliest token
     stop_at_answer: bool = False  # end a reply at `</answer>`
@@ -201,6 +200,11 @@ def row_of(plan: RolloutPlan, slots: Slots) -> jax.Array:
     if not plan.window:
         return slots.episode
     return slots.episode * plan.rows_each + slots.turn
+
+
+def take(tree: Any, index: jax.Array) -> Any:
+    """A pytree whose arrays are those of `tree` at `index`, on their first axis."""
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def concatenate(trees: Iterable[Any]) -> Any:
