@@ -131,7 +131,9 @@ def update(
     """
     scored = score(plan, old, frozen, reference, rows, episodes)
     new, steps = optimize(plan, frozen, old, scored.batch, update_args)
-    new = train_state.count(plan.settings, old, new, steps.counts, update_args)
+    new = train_state.update_counters(
+        plan.settings, old, new, steps.counts, update_args
+    )
     return new, summary.update_metrics(scored.selection, scored.batch, steps)
 
 

@@ -124,12 +124,12 @@ class Replies:
     episode: jax.Array  # int32[R, T]; B, out of range, off the replies
     turn: jax.Array  # int32[R, T]
     nth: jax.Array  # int32[R, T], 0-based position within the turn's reply
-    most: tuple[int, int, int] = struct.field(pytree_node=False)  # B, K, M
+    shape: tuple[int, int, int] = struct.field(pytree_node=False)  # B, K, M
 
     def gather(self, x: jax.Array) -> jax.Array:
         """[R, T] -> [B, K, M], 0 where there is no such token."""
         place = (self.episode, self.turn, self.nth)
-        return jnp.zeros(self.most, x.dtype).at[place].set(x, mode="drop")
+        return jnp.zeros(self.shape, x.dtype).at[place].set(x, mode="drop")
 
     def spread(self, x: jax.Array) -> jax.Array:
         """[B, K, M] -> [R, T], 0 off the replies."""
@@ -137,14 +137,14 @@ class Replies:
         return jnp.where(self.is_reply, x[place], jnp.zeros((), x.dtype))
 
 
-def find_replies(rows: Rows, most: tuple[int, int, int]) -> Replies:
+def find_replies(rows: Rows, shape: tuple[int, int, int]) -> Replies:
     """Indexes the reply tokens by episode, turn and position in the reply.
 
     Each reply lies in exactly one row.
 
     Args:
       rows: R rows in any order; rows of some turns or episodes may be absent.
-      most: (B, K, M): episodes, turns, and the most tokens of a reply; static.
+      shape: (B, K, M): episodes, turns, and the most tokens of a reply; static.
     """
     is_reply = rows.is_reply & rows.is_real
     # Reply tokens of the row so far, less those of the replies that ended before.
@@ -152,15 +152,15 @@ def find_replies(rows: Rows, most: tuple[int, int, int]) -> Replies:
     ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
     nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
     # Out of range off the replies, so that scatters drop it.
-    episode = jnp.where(is_reply, rows.episode, most[0])
-    return Replies(is_reply, episode, rows.turn, nth, most)
+    episode = jnp.where(is_reply, rows.episode, shape[0])
+    return Replies(is_reply, episode, rows.turn, nth, shape)
 
 
 def gae_across_rows(
     rewards: jax.Array,
     values: jax.Array,
     rows: Rows,
-    most: tuple[int, int, int],
+    shape: tuple[int, int, int],
     *,
     gamma: float,
     lam: float,
@@ -171,19 +171,19 @@ def gae_across_rows(
 
     Args:
       rewards, values: float[R, T], as for `gae`.
-      rows, most: as for `find_replies`.
+      rows, shape: as for `find_replies`.
       gamma, lam: as for `gae`.
     """
     chex.assert_equal_shape([rewards, values, rows.is_reply])
-    replies = find_replies(rows, most)
+    replies = find_replies(rows, shape)
 
     def chain(x: jax.Array) -> jax.Array:
-        return replies.gather(x).reshape(most[0], -1)
+        return replies.gather(x).reshape(shape[0], -1)
 
     chained = gae(
         chain(rewards), chain(values), chain(replies.is_reply), gamma=gamma, lam=lam
     )
-    return jax.tree.map(lambda x: replies.spread(x.reshape(most)), chained)
+    return jax.tree.map(lambda x: replies.spread(x.reshape(shape)), chained)
 
 
 def group_advantages(

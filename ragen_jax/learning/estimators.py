@@ -174,10 +174,11 @@ def _rewards_with_kl(settings: Settings, evidence: Evidence) -> jax.Array:
     """
     if not settings.has_reference or settings.loss.kl_in != "reward":
         return evidence.turn_rewards
-    rows, most = evidence.rows, evidence.turn_rewards.shape
+    rows, shape = evidence.rows, evidence.turn_rewards.shape
     is_reply = rows.is_reply & rows.is_real
-    place = jnp.where(is_reply, rows.episode, most[0]), jnp.maximum(rows.turn, 0)
-    blank = jnp.zeros(most, jnp.float32)
+    # Episode B is out of range, so dropped.
+    place = jnp.where(is_reply, rows.episode, shape[0]), jnp.maximum(rows.turn, 0)
+    blank = jnp.zeros(shape, jnp.float32)
     return blank.at[place].add(evidence.token_rewards, mode="drop")
 
 

@@ -180,9 +180,11 @@ def _accumulate_on_devices(
         local = _accumulate_both(
             device_plan, frozen, old, microbatches, count, is_first
         )
+        _, _, local_sums = local
         gradients, weights, sums = jax.lax.psum(local, meshes.DATA)
         highest = {
-            name: jax.lax.pmax(getattr(local[2], name), meshes.DATA) for name in MAXIMA
+            name: jax.lax.pmax(getattr(local_sums, name), meshes.DATA)
+            for name in MAXIMA
         }
         return gradients, weights, sums.replace(**highest)
 
@@ -242,7 +244,7 @@ def _policy_sums(
 
     sampled = sampler_logprobs(microbatch)
     gap = jnp.abs(scores.logprobs - sampled)
-    counts = microbatch.is_reply & (microbatch.weight > 0)[:, None]
+    is_counted = microbatch.is_reply & (microbatch.weight > 0)[:, None]
     gap_mean = mean(gap)
     ratio = losses.probability_ratio(scores.logprobs, sampled)
     return TokenSums(
@@ -255,9 +257,9 @@ def _policy_sums(
         logprob_gap=jax.tree.map(lambda x: jnp.where(is_first, x, 0), gap_mean),
         ratio=mean(ratio),
         logprob_gap_max=jax.lax.stop_gradient(
-            jnp.where(counts & is_first, gap, 0).max()
+            jnp.where(is_counted & is_first, gap, 0).max()
         ),
-        ratio_max=jax.lax.stop_gradient(jnp.where(counts, ratio, 0).max()),
+        ratio_max=jax.lax.stop_gradient(jnp.where(is_counted, ratio, 0).max()),
     )
 
 
@@ -273,5 +275,5 @@ def critic_loss(plan: UpdatePlan, frozen, critic, prefix, microbatch: Batch):
 
 def _add(carry, new):
     """(gradients, counts, TokenSums) of a loop and of one more microbatch."""
-    gradients, counts, sums = jax.tree.map(jnp.add, carry, new)
-    return gradients, counts, merge(carry[2], new[2])
+    gradients, counts, _ = jax.tree.map(jnp.add, carry, new)
+    return gradients, counts, merge(carry[2], new[2])  # Some of them are maxima.

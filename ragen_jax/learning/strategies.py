@@ -52,23 +52,23 @@ def keep_groups(
       bool[P]; all False is possible, and then there is nothing to update on.
     """
     chex.assert_rank(score, 1)
-    everywhere = jnp.ones(score.shape, bool) if among is None else among
+    eligible = jnp.ones(score.shape, bool) if among is None else among
     if options.strategy == "none":
-        return everywhere
+        return eligible
     score = score.astype(jnp.float32)
     is_zero = jnp.abs(score) < options.zero
     score = jnp.where(is_zero, 0.0, score)
-    is_candidate = everywhere & ~jnp.isnan(score)
+    is_candidate = eligible & ~jnp.isnan(score)
     if not options.keep_zero:
         is_candidate &= ~is_zero
     largest = options.prefer == "largest"
     last = -jnp.inf if largest else jnp.inf
-    key = jnp.where(is_candidate, score, last)
-    order = jnp.argsort(key, descending=largest, stable=True)
+    sort_key = jnp.where(is_candidate, score, last)
+    order = jnp.argsort(sort_key, descending=largest, stable=True)
     ranked = Ranked(jnp.where(is_candidate, score, 0.0)[order], is_candidate[order])
     size = score.shape[0] if size is None else size
-    within = STRATEGIES[options.strategy](ranked, options, fraction, size)
-    return jnp.zeros(score.shape, bool).at[order].set(within) & is_candidate
+    keep_ranked = STRATEGIES[options.strategy](ranked, options, fraction, size)
+    return jnp.zeros(score.shape, bool).at[order].set(keep_ranked) & is_candidate
 
 
 def scopes(settings: Settings) -> list[int]:

@@ -101,7 +101,7 @@ def update_arguments(settings: Settings, earlier: Sequence[UpdateCounts]) -> Upd
     return UpdateArgs(**numbers, earlier=total)
 
 
-def count(
+def update_counters(
     settings: Settings,
     old: TrainState,
     new: TrainState,

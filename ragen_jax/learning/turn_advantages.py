@@ -90,9 +90,9 @@ def _gae_of_turns(earned, values, is_reply, turn_gamma, lam, turn_value) -> Esti
       earned: float32[B, K], units of reward.
       values, is_reply: [B, K, M], as for `bi_level_gae`.
     """
-    at = _value_tokens(is_reply, turn_value)
-    value = jnp.where(at, values, 0.0).sum(axis=2)
-    return gae(earned, value, is_reply.any(axis=2), gamma=turn_gamma, lam=lam)
+    is_value_token = _value_tokens(is_reply, turn_value)
+    turn_values = jnp.where(is_value_token, values, 0.0).sum(axis=2)
+    return gae(earned, turn_values, is_reply.any(axis=2), gamma=turn_gamma, lam=lam)
 
 
 def _value_tokens(is_reply: jax.Array, turn_value: str) -> jax.Array:

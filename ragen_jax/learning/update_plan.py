@@ -4,6 +4,7 @@ Rows are computed on a microbatch at a time, each as short as its replies allow.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -101,9 +102,10 @@ def by_length(plan: UpdatePlan, compute: Callable, is_reply: jax.Array, microbat
       microbatch: the microbatch, in rows of T tokens.
     """
     longest = reply_lengths(is_reply).max()
-    which = sum((longest > n).astype(jnp.int32) for n in plan.lengths[:-1])
-    branches = [lambda microbatch, n=n: compute(n, microbatch) for n in plan.lengths]
-    return jax.lax.switch(which, branches, microbatch)
+    # The index of the first length that fits is how many are too short.
+    shortest = sum((longest > length).astype(jnp.int32) for length in plan.lengths[:-1])
+    branches = [functools.partial(compute, length) for length in plan.lengths]
+    return jax.lax.switch(shortest, branches, microbatch)
 
 
 def truncate(microbatch, length: int):

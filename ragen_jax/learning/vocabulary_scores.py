@@ -7,6 +7,9 @@ derivative is written by hand, so that the weight's gradient has one float32
 accumulator: on a mesh each device accumulates its own rows', summed across devices
 once, after the loop. A sharded weight is gathered in the products' dtype, and its
 gradient is reduce-scattered.
+
+Letters: R rows of n tokens, m = R * n of them in all, c tokens of a chunk, D width,
+V vocabulary.
 """
 
 import dataclasses
@@ -154,7 +157,8 @@ def _scores(options: _Options, weight, hidden, token, order, count, temperature)
       weight: as for `score_vocabulary`.
       hidden: float[m, D], of the tokens of all rows.
       token: int32[m].
-      order: int32[n], a multiple of c: indices into `token`, those to score in front.
+      order: int32[whole chunks], indices into `token`, those to score in front; m, out
+        of range, fills up the last chunk.
       count: int32[], how many those are.
       temperature: float32[].
     """

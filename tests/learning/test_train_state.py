@@ -18,7 +18,7 @@ def counts_after(reuse: int, *iterations) -> dict[str, int]:
         made = [UpdateCounts(*map(np.int32, one)) for one in uses]
         for use, one in enumerate(made):
             given = train_state.update_arguments(chosen, made[:use])
-            state = train_state.count(chosen, state, state, one, given)
+            state = train_state.update_counters(chosen, state, state, one, given)
     return updates.counters(state)
 
 
