@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from ragen_jax.studies.definition import Study
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.utils import atomic_files
 
 matplotlib.use("Agg")

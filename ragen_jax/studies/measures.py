@@ -1,57 +1,17 @@
 """The measures that a study takes of a finished run: one number, or one per level."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ragen_jax.diagnostics import monitor
-from ragen_jax.reporting import metrics
+from ragen_jax.studies.run_record import RunRecord
 
-DIAGNOSIS = "study_diagnosis.json"  # a name that launch/diagnose.py does not default to
 _SMOOTHED = 5  # iterations of the running mean that peaks and onsets are read from
 _LOST = 0.5  # share of its peak below which a series has collapsed
 _SPIKE = 3  # multiple of the median so far above which a gradient norm is a spike
-
-
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """A finished run as a study sees it."""
-
-    seed: int
-    records: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rising iterations
-    test: Mapping[str, Any]  # of test.json; with several environments, by label
-    diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
-    rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
-
-    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(iterations, values) of a metric where it was written."""
-        found = [
-            (r["iteration"], r[name]) for r in self.records if r.get(name) is not None
-        ]
-        iterations, values = zip(*found, strict=True) if found else ((), ())
-        return np.array(iterations, int), np.array(values, float)
-
-    def tests(self, environment: str) -> list[Mapping[str, Any]]:
-        """The test results of one environment, or of all for ""; [] if it has none."""
-        if "after" in self.test:
-            return [] if environment else [self.test]
-        if environment:
-            return [self.test[environment]] if environment in self.test else []
-        return list(self.test.values())
-
-
-def read_run(workdir: Path, seed: int) -> RunRecord:
-    """What a finished run left in its workdir."""
-    test = json.loads((workdir / "test.json").read_text())
-    diagnosis = workdir / DIAGNOSIS
-    found = json.loads(diagnosis.read_text()) if diagnosis.is_file() else ()
-    rollbacks = monitor.read_rollbacks(workdir)
-    return RunRecord(seed, metrics.read(workdir), test, found, rollbacks)
 
 
 # Of the test --------------------------------------------------------------------------
@@ -59,7 +19,7 @@ def read_run(workdir: Path, seed: int) -> RunRecord:
 
 def _test(run: RunRecord, environment: str, read: Callable) -> float:
     found = [read(test) for test in run.tests(environment)]
-    return float(np.mean(found)) if found else math.nan
+    return float(np.mean(np.array(found, float))) if found else math.nan
 
 
 def _levels(test: Mapping[str, Any], measure: str) -> np.ndarray | None:
@@ -85,7 +45,11 @@ def _last_tenth(run: RunRecord, name: str) -> float:
 
 
 def _validation(run: RunRecord, choose: Callable[[np.ndarray], float]) -> float:
-    _, values = run.series("validation/success")
+    return _chosen(run, "validation/success", choose)
+
+
+def _chosen(run: RunRecord, name: str, choose: Callable[[np.ndarray], float]) -> float:
+    _, values = run.series(name)
     return float(choose(values)) if len(values) else math.nan
 
 
@@ -257,13 +221,14 @@ def _of_test(meaning: str, read: Callable) -> Measure:
 MEASURES: dict[str, Measure] = {
     "test_success": _of_test(
         "share of unseen levels solved at the end",
-        lambda test: test["after"]["success"],
+        lambda test: test["after"].get("success"),
     ),
     "test_before": _of_test(
-        "that share before training", lambda test: test["before"]["success"]
+        "that share before training", lambda test: test.get("before", {}).get("success")
     ),
     "test_gain": _of_test(
-        "change of that share from before training to after", lambda test: test["gain"]
+        "change of that share from before training to after",
+        lambda test: test.get("gain"),
     ),
     "best_validation": _share(
         "highest validation success", lambda run: _validation(run, np.max)
@@ -369,7 +334,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "seconds": _number(
         "of an iteration, median",
-        lambda run: float(np.median(run.series("time/iteration_seconds")[1])),
+        lambda run: _chosen(run, "time/iteration_seconds", np.median),
     ),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ragen_jax.studies import figure, measures
 from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
 from ragen_jax.studies.verdicts import Verdict, judge
 from ragen_jax.utils import atomic_files

@@ -20,7 +20,7 @@ from pathlib import Path
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
-from ragen_jax.studies import gpus, measures
+from ragen_jax.studies import gpus, run_record
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import atomic_files, endings, folder_lock
 
@@ -70,7 +70,9 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
-        earlier = json.loads((workdir / _ARGUMENTS).read_text())
+        earlier = run_record.read_json(
+            workdir / _ARGUMENTS, "a list of arguments", run_record.check_words
+        )
         gone = [argument for argument in earlier if argument not in _arguments(run)]
         new = [argument for argument in _arguments(run) if argument not in earlier]
         if gone or new:
@@ -82,7 +84,9 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not (workdir / _SETTINGS).is_file():
         return
     # Older folders lack that file: compare the settings that the study sets today.
-    settings = json.loads((workdir / _SETTINGS).read_text())
+    settings = run_record.read_json(
+        workdir / _SETTINGS, "a run's settings", run_record.check_object
+    )
     for key, wanted in json.loads(json.dumps(dict(run.changes))).items():
         value = settings
         for part in key.split("."):
@@ -111,7 +115,7 @@ def _missing_steps(
     steps = []
     if not (workdir / "test.json").is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
-    out = workdir / measures.DIAGNOSIS
+    out = workdir / run_record.DIAGNOSIS
     if run.diagnose and not out.is_file():
         script = [str(train.with_name("diagnose.py")), f"--checkpoint={workdir}"]
         steps.append([*script, *run.diagnose, f"--out={out}"])

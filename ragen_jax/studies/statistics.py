@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from ragen_jax.studies import measures
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 
 DRAWS = 10_000  # of the bootstrap
 _LEVEL = 0.95  # of intervals

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import archive, definition, measures, report, runner
+from ragen_jax.studies import archive, definition, report, runner
 from ragen_jax.studies.definition import PlannedRun, Study
+from ragen_jax.studies.run_record import RunRecord, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class StudyPlan:
     runs: tuple[PlannedRun, ...]  # to do now
     reported: tuple[PlannedRun, ...]  # on the page
     folder: Path  # of this study's runs
-    kept: Mapping[archive.Key, measures.RunRecord]  # finished runs in data files
+    kept: Mapping[archive.Key, RunRecord]  # finished runs in data files
 
     def state_of(self, planned: PlannedRun) -> str:
         """As `runner.state_of`; a run in a data file is FINISHED too."""
@@ -41,11 +42,11 @@ class StudyPlan:
             return runner.FINISHED
         return runner.state_of(self.folder, planned)
 
-    def record_of(self, planned: PlannedRun) -> measures.RunRecord:
+    def record_of(self, planned: PlannedRun) -> RunRecord:
         """A finished run's record, from its workdir or else from a data file."""
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
-            return measures.read_run(workdir, planned.seed)
+            return read_run(workdir, planned.seed)
         return self.kept[archive.key(planned)]
 
 
@@ -155,7 +156,7 @@ def write_page(plan: StudyPlan) -> Path:
     """
     kept = {**plan.kept, **archive.read(plan.choice.pages)}
     plan = dataclasses.replace(plan, kept=kept)
-    runs: dict[str, list[measures.RunRecord]] = {arm: [] for arm in plan.study.arms}
+    runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
     failed, entries = [], []
     for planned in plan.reported:
         state = plan.state_of(planned)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ragen_jax.studies.definition import Claim
-from ragen_jax.studies.measures import RunRecord
+from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, difference, interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided with these seeds"

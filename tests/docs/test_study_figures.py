@@ -12,6 +12,7 @@ from helpers.paths import ROOT
 from scipy import special
 
 from ragen_jax.studies import archive, definition, measures, verdicts
+from ragen_jax.studies.run_record import RunRecord
 
 
 def text_of(document: str) -> str:
@@ -19,9 +20,9 @@ def text_of(document: str) -> str:
 
 
 @functools.cache
-def runs_of(study: str) -> dict[str, list[measures.RunRecord]]:
+def runs_of(study: str) -> dict[str, list[RunRecord]]:
     """Arm -> the runs that the study's data file keeps."""
-    found: dict[str, list[measures.RunRecord]] = {}
+    found: dict[str, list[RunRecord]] = {}
     for item in archive.entries(ROOT / "docs" / "studies" / f"{study}.json"):
         found.setdefault(item["arm"], []).append(archive._record(item))
     return found
