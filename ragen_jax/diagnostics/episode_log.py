@@ -1,20 +1,24 @@
 """A few episodes of a run, kept for reading: what was seen, thought, done and learned.
 
 WORKDIR/episodes.jsonl.gz, one JSON object an episode. Each write is a gzip member of
-its own, so that a kill costs the last write at most. The file is bounded: when it holds
-more than MOST_EPISODES, every second iteration's are dropped.
+its own, so that a kill costs the last write at most. A file that is damaged otherwise
+is set aside before it is written to. The file is bounded: when it holds more than
+MOST_EPISODES, every second iteration's are dropped.
 """
 
 import dataclasses
 import gzip
+import itertools
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.text.reply_automaton import END_THINK, THINK
@@ -166,16 +170,27 @@ def _rounded(values: np.ndarray) -> list[float | None]:
 # The file -----------------------------------------------------------------------------
 
 
+class _Log(NamedTuple):
+    """What a file holds, up to a write that was cut short or is damaged."""
+
+    episodes: list[dict[str, Any]]
+    length: int  # bytes of the writes that they were read from
+    is_damaged: bool  # what is behind them was not cut short by a kill
+
+
 def append(workdir: str | Path, episodes: Sequence[Mapping[str, Any]]) -> None:
     """Adds episodes to the file of a run, and thins it when it grows too long."""
     if not episodes:
         return
     path = Path(workdir) / FILE
-    before, sound = _read(path)
+    log = _read(path)
+    if log.is_damaged:
+        _set_aside(path, log.episodes)
+        log = _read(path)
     with path.open("ab") as file:
-        file.truncate(sound)  # A reader stops at a write that was cut short.
+        file.truncate(log.length)  # A reader stops at a write that was cut short.
         file.write(_packed(episodes))
-    everything = [*before, *episodes]
+    everything = [*log.episodes, *episodes]
     if len(everything) > MOST_EPISODES:
         _replace(path, thinned(everything))
 
@@ -189,48 +204,85 @@ def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def trim(workdir: str | Path, iteration: int) -> None:
+def trim(workdir: str | Path, iteration: int, report: Callable[[str], None]) -> None:
     """Drops episodes later than `iteration`, which a resumed run records again."""
-    _keep(workdir, lambda episode: episode["iteration"] <= iteration)
+    _keep(workdir, lambda episode: episode["iteration"] <= iteration, report)
 
 
-def forget_tests(workdir: str | Path) -> None:
+def forget_tests(workdir: str | Path, report: Callable[[str], None]) -> None:
     """Drops the episodes of test levels, before they are played (again)."""
-    _keep(workdir, lambda episode: episode["phase"] == "train")
+    _keep(workdir, lambda episode: episode["phase"] == "train", report)
 
 
-def _keep(workdir: str | Path, is_kept: Callable[[Mapping[str, Any]], bool]) -> None:
+def _keep(
+    workdir: str | Path,
+    is_kept: Callable[[Mapping[str, Any]], bool],
+    report: Callable[[str], None],
+) -> None:
+    """Drops the other episodes. A damaged file is reported, and is not lost."""
     path = Path(workdir) / FILE
-    if not path.exists():
-        return
-    everything = read(workdir)
-    kept = list(filter(is_kept, everything))
-    if len(kept) < len(everything):
+    log = _read(path)
+    if log.is_damaged:
+        aside = _set_aside(path, log.episodes)
+        report(
+            f"warning: {path} is damaged behind its first {len(log.episodes)} episodes;"
+            f" set aside as {aside.name}"
+        )
+    kept = list(filter(is_kept, log.episodes))
+    if len(kept) < len(log.episodes):
         _replace(path, kept)
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """The recorded episodes in order; a write that was cut short is left out."""
-    return _read(Path(workdir) / FILE)[0]
+    """The recorded episodes in order; a write that was cut short is left out.
+
+    Raises:
+      UserError: if there is more behind them, which cannot be read.
+    """
+    path = Path(workdir) / FILE
+    log = _read(path)
+    if log.is_damaged:
+        raise UserError(
+            f"{path} is damaged behind its first {len(log.episodes)} episodes: restore"
+            " it from a copy, or move it away to do without them"
+        )
+    return log.episodes
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(episodes, length in bytes of the file up to a write that was cut short)."""
+def _read(path: Path) -> _Log:
     if not path.exists():
-        return [], 0
+        return _Log([], 0, False)
     data, found = path.read_bytes(), []
-    whole = len(data)
+    whole, is_damaged = len(data), False
     while data:
         unpacker = zlib.decompressobj(wbits=31)  # One gzip member.
         try:
             text = unpacker.decompress(data)
-        except zlib.error:
+            if not unpacker.eof:
+                break
+            found += [_episode(line) for line in text.splitlines()]
+        except (zlib.error, ValueError, KeyError, TypeError, RecursionError):
+            is_damaged = any(data)  # A loss of power leaves zeros, and costs a write.
             break
-        if not unpacker.eof:
-            break
-        found += [json.loads(line) for line in text.splitlines()]
         data = unpacker.unused_data
-    return found, whole - len(data)
+    return _Log(found, whole - len(data), is_damaged)
+
+
+def _episode(line: bytes) -> dict[str, Any]:
+    """The episode in a line; raises what `_read` expects if there is none."""
+    episode = json.loads(line)
+    if type(episode["iteration"]) is not int or episode["phase"] not in PHASES:
+        raise ValueError("no episode")
+    return episode
+
+
+def _set_aside(path: Path, episodes: Sequence[Mapping[str, Any]]) -> Path:
+    """Renames a damaged file, to the path returned, and writes its sound episodes."""
+    names = (f"{path.name}.damaged{n or ''}" for n in itertools.count())
+    aside = next(x for name in names if not (x := path.with_name(name)).exists())
+    os.rename(path, aside)
+    _replace(path, episodes)
+    return aside
 
 
 def _packed(episodes: Sequence[Mapping[str, Any]]) -> bytes:

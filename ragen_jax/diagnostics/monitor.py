@@ -197,7 +197,7 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
         return []
     try:
         parsed = json.loads(path.read_text())
-        is_sound = isinstance(parsed, list) and all(map(_is_rollback, parsed))
+        is_sound = isinstance(parsed, list) and all(map(is_rollback, parsed))
     except (ValueError, RecursionError):
         is_sound = False
     if not is_sound:
@@ -209,7 +209,8 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     return parsed
 
 
-def _is_rollback(entry: Any) -> bool:
+def is_rollback(entry: Any) -> bool:
+    """Whether it is an entry as `note_rollback` writes them."""
     if not isinstance(entry, dict) or "why" not in entry:
         return False
     return all(isinstance(entry.get(key), int) for key in ("from", "to"))

@@ -308,8 +308,8 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
             records.append(_record(line))
         except _NO_RECORD as error:
             raise UserError(
-                f"Line {number} of {path} is not a record with an iteration; delete"
-                " that line."
+                f"Line {number} of {path} is not a record of numbers with an"
+                " iteration; delete that line."
             ) from error
     return records
 
@@ -317,8 +317,12 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
 def _record(line: bytes) -> dict[str, Any]:
     """The record in a line; raises one of _NO_RECORD if there is none."""
     record = json.loads(line)
-    if not isinstance(record["iteration"], int):
+    if type(record["iteration"]) is not int:
         raise TypeError("an iteration is a whole number")
+    if not all(
+        value is None or type(value) in (int, float) for value in record.values()
+    ):
+        raise TypeError("a metric is a number, or null where it is not known")
     return record
 
 

@@ -7,11 +7,12 @@ run with the same arguments.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ragen_jax.errors import UserError
+from ragen_jax.studies import run_record
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.run_record import RunRecord
 
@@ -74,12 +75,17 @@ def read(pages: Path) -> dict[Key, RunRecord]:
     records = {}
     for path in sorted(pages.glob("*.json")):
         try:
-            for item in json.loads(path.read_text()).get("runs", ()):
+            data = json.loads(path.read_text())
+            runs = data.get("runs", []) if isinstance(data, dict) else None
+            if not isinstance(runs, list):
+                raise ValueError("it has no list of runs")
+            for number, item in enumerate(runs):
+                _check(number, item)
                 records[key_of(item)] = _record(item)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path} is not the data of a study ({error!r}): move it away, or"
-                " restore it"
+                f"{path} is not the data of a study ({run_record.why(error)}): move it"
+                " away, or restore it"
             ) from error
     return records
 
@@ -99,6 +105,31 @@ def entries(path: Path) -> list[dict[str, Any]]:
             " first, or choose another folder with --pages"
         )
     return data["runs"]
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "arm": run_record.check_text,
+    "seed": run_record.check_seed,
+    "arguments": run_record.check_words,
+    "diagnose": run_record.check_words,
+    "series": run_record.check_series,
+    "test": run_record.check_test,
+    "diagnoses": run_record.check_diagnoses,
+    "rollbacks": run_record.check_rollbacks,
+}
+
+
+def _check(number: int, item: Any) -> None:
+    """Raises ValueError unless `entry` made the item, whose number it names."""
+    if not isinstance(item, dict):
+        raise ValueError(f"run {number} is no object")
+    for name, check in _CHECKS.items():
+        if name == "rollbacks" and name not in item:  # Older data files have none.
+            continue
+        try:
+            check(item.get(name))
+        except ValueError as error:
+            raise ValueError(f"{name} of run {number}: {error}") from None
 
 
 def _record(item: dict[str, Any]) -> RunRecord:

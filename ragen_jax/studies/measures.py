@@ -20,7 +20,7 @@ _SPIKE = 3  # multiple of the median so far above which a gradient norm is a spi
 def _test(run: RunRecord, environment: str, read: Callable) -> float:
     """The mean of what `read` takes from each environment's test; "": of all."""
     values = [read(test) for test in run.tests(environment)]
-    return float(np.mean(values)) if values else math.nan
+    return float(np.mean(np.array(values, float))) if values else math.nan
 
 
 def _levels(test: Mapping[str, Any], measure: str) -> np.ndarray | None:
@@ -46,7 +46,11 @@ def _last_tenth(run: RunRecord, name: str) -> float:
 
 
 def _validation(run: RunRecord, choose: Callable[[np.ndarray], float]) -> float:
-    _, values = run.series("validation/success")
+    return _chosen(run, "validation/success", choose)
+
+
+def _chosen(run: RunRecord, name: str, choose: Callable[[np.ndarray], float]) -> float:
+    _, values = run.series(name)
     return float(choose(values)) if len(values) else math.nan
 
 
@@ -223,13 +227,14 @@ def _of_test(meaning: str, read: Callable) -> Measure:
 MEASURES: dict[str, Measure] = {
     "test_success": _of_test(
         "share of unseen levels solved at the end",
-        lambda test: test["after"]["success"],
+        lambda test: test["after"].get("success"),
     ),
     "test_before": _of_test(
-        "that share before training", lambda test: test["before"]["success"]
+        "that share before training", lambda test: test.get("before", {}).get("success")
     ),
     "test_gain": _of_test(
-        "change of that share from before training to after", lambda test: test["gain"]
+        "change of that share from before training to after",
+        lambda test: test.get("gain"),
     ),
     "best_validation": _share(
         "highest validation success", lambda run: _validation(run, np.max)
@@ -335,7 +340,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "seconds": _number(
         "of an iteration, median",
-        lambda run: float(np.median(run.series("time/iteration_seconds")[1])),
+        lambda run: _chosen(run, "time/iteration_seconds", np.median),
     ),
 }
 

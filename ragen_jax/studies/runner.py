@@ -72,7 +72,9 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
-        earlier = json.loads((workdir / _ARGUMENTS).read_text())
+        earlier = run_record.read_json(
+            workdir / _ARGUMENTS, "a list of arguments", run_record.check_words
+        )
         gone = [argument for argument in earlier if argument not in _arguments(run)]
         new = [argument for argument in _arguments(run) if argument not in earlier]
         if gone or new:
@@ -84,7 +86,9 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not (workdir / _SETTINGS).is_file():
         return
     # Older folders lack that file: compare the settings that the study sets today.
-    settings = json.loads((workdir / _SETTINGS).read_text())
+    settings = run_record.read_json(
+        workdir / _SETTINGS, "a run's settings", run_record.check_object
+    )
     changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
     for key, chosen in changes.items():
         value = settings

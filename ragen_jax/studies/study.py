@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import archive, definition, report, run_record, runner
+from ragen_jax.studies import archive, definition, report, runner
 from ragen_jax.studies.definition import PlannedRun, Study
-from ragen_jax.studies.run_record import RunRecord
+from ragen_jax.studies.run_record import RunRecord, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StudyPlan:
         """A finished run's record, from its workdir or else from a data file."""
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
-            return run_record.read_run(workdir, planned.seed)
+            return read_run(workdir, planned.seed)
         return self.kept[archive.key(planned)]
 
 

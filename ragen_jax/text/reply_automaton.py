@@ -61,6 +61,17 @@ def build_automaton(
     )
 
 
+def holds_answer(prefix: bytes, thinking: bool) -> bool:
+    """Whether a prompt's prefix goes on behind the `<answer>` of the form."""
+    names = _read_names(())
+    state = _State("seek think" if thinking else "seek answer")
+    for byte in prefix:
+        if state.phase in _OF_ANSWER or state == _CLOSED:
+            return True
+        state, _ = _read(state, byte, names)
+    return False
+
+
 class _Names(NamedTuple):
     action_of: dict[bytes, int]  # by lower-case name
     beginnings: frozenset[bytes]  # every prefix of every name
@@ -106,6 +117,7 @@ class _State(NamedTuple):
 
 
 _CLOSED = _State("closed")
+_OF_ANSWER = ("segment", "bar", "closing")  # phases between the answer's tags
 
 
 def _read(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
@@ -119,7 +131,7 @@ def _read(state: _State, byte: int, names: _Names) -> tuple[_State, int]:
             return _seek(END_THINK, state, byte, found=_State("gap")), NONE
         case "gap":
             return _read_gap(state, byte), NONE
-        case "segment" | "bar" | "closing":
+        case phase if phase in _OF_ANSWER:
             return _read_answer(state, byte, names)
         case _:
             return _CLOSED, NONE
@@ -214,7 +226,7 @@ def _explore(start: _State, names: _Names) -> Automaton:
     return Automaton(
         next_state=np.array(next_state, np.int32),
         emission=np.array(emission, np.int32),
-        is_answer=np.array([s.phase in ("segment", "bar", "closing") for s in todo]),
+        is_answer=np.array([s.phase in _OF_ANSWER for s in todo]),
         start=index_of[start],
         closed=index_of[_CLOSED],
     )

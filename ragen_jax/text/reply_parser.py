@@ -14,7 +14,13 @@ import numpy as np
 from flax import struct
 
 from ragen_jax.envs.base import NO_ACTION  # Fills lists of actions.
-from ragen_jax.text.reply_automaton import NONE, UNKNOWN, Automaton, build_automaton
+from ragen_jax.text.reply_automaton import (
+    NONE,
+    UNKNOWN,
+    Automaton,
+    build_automaton,
+    holds_answer,
+)
 
 _BLOCK = 4096  # Tokens composed at a time, so that the work stays in cache.
 
@@ -80,12 +86,18 @@ def reply_tables(
       prefix: what the prompt already wrote of the reply, ending in `<think>`, or in
         `<answer>` without thinking.
       thinking: whether replies have a `<think>` part before the answer.
-      with_text: whether the text of replies is to be found, too; see free_form.py.
+      with_text: whether the text of replies is to be found, too; see free_form.py,
+        which reads answers from the reply's own bytes alone.
 
     Raises:
       ValueError: if a name or the prefix cannot be used, or if there are too many
         states or emissions for int16.
     """
+    if with_text and holds_answer(prefix, thinking):
+        raise ValueError(
+            f"the prompt's prefix {prefix!r} already holds text of an answer: end it"
+            " in <think> or <answer>"
+        )
     automaton = build_automaton(action_names, prefix, thinking)
     _check_ids("states", len(automaton.next_state), action_names)
     # Emissions met so far, in the order of their ids: (known actions, any unknown).

@@ -73,7 +73,7 @@ def _play(
         run, rollouts=evaluation.test_rollouts, prompts=evaluation.test_prompts
     )
     if jax.process_index() == 0:
-        episode_log.forget_tests(workdir)
+        episode_log.forget_tests(workdir, console.line)
 
     def watch(phase: str, iteration: int) -> Callable[..., None]:
         record = monitor_lib.recorder(run, workdir, phase, iteration)

@@ -113,7 +113,7 @@ def _train_from_checkpoint(
     compiled = _compile_if_needed(run, iteration, compiled)
     is_first = jax.process_index() == 0
     if is_first:
-        episode_log.trim(workdir.path, iteration)
+        episode_log.trim(workdir.path, iteration, console.line)
     writer = MetricsWriter(
         workdir.path, is_writer=is_first, first_iteration=iteration + 1
     )

@@ -64,7 +64,9 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
                 f" {workdir} to start again"
             ) from None
         steps = checkpoints.scores(workdir / checkpoints.FOLDER)
-        if steps or has_rolled_back or metrics.read(workdir):
+        # Read in any case: a damaged line is named before anything is compiled.
+        recorded = metrics.read(workdir)
+        if steps or has_rolled_back or recorded:
             settings_lib.check_same_run(saved, now, str(workdir))
         monitor.check_remedy(workdir, settings)
     elif has_rolled_back or (workdir / checkpoints.FOLDER).exists():

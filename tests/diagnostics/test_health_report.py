@@ -224,6 +224,31 @@ def test_rewards_that_are_no_numbers_are_no_obstacle(tmp_path):
     report.write_report(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("test.json", '{"after": {"succ', "cut off"),
+        ("test.json", "[" * 10**5, "cut off"),
+        ("test.json", "[]", "no object"),
+        ("test.json", '{"rooms": 3}', "what was before or after"),
+        ("test.json", '{"after": {"success": 1}}', "what was before or after"),
+        ("settings.json", '{"seed"', "cut off"),
+        ("settings.json", "3", "no object"),
+        (episode_log.FILE, "an episode", "damaged behind its first 0 episodes"),
+        ("metrics.jsonl", '{"iteration": 1, "train/success": "1"}\n', "Line 1 of"),
+    ],
+    ids=range(9),
+)
+def test_a_damaged_file_is_named_and_no_part_of_the_page_is_silently_left_out(
+    run, name, text, why
+):
+    (run / name).write_text(text)
+    with pytest.raises(UserError) as caught:
+        report.write_report(run)
+    assert str(run / name) in str(caught.value) and why in str(caught.value)
+    assert (run / name).read_text() == text
+
+
 def test_runs_of_one_name_are_told_apart_and_a_run_named_twice_is_one(tmp_path):
     for study in "one", "other":
         (tmp_path / study).mkdir()

@@ -1,6 +1,7 @@
 """Health in whole runs: what is measured and recorded, rollbacks, and diagnosis."""
 
 import dataclasses
+import gzip
 import json
 import math
 import os
@@ -280,7 +281,7 @@ def test_a_log_that_grows_too_long_is_thinned(tmp_path, monkeypatch):
         episode_log.append(tmp_path, [one])
     kept = [e["iteration"] for e in episode_log.read(tmp_path)]
     assert kept == [1, 3, 5, 7]
-    episode_log.trim(tmp_path, 4)
+    episode_log.trim(tmp_path, 4, print)
     assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 3]
 
 
@@ -297,10 +298,63 @@ def test_what_is_written_behind_a_write_that_was_cut_short_is_found(tmp_path):
         episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
     path = tmp_path / episode_log.FILE
     path.write_bytes(path.read_bytes()[:-5])
-    episode_log.trim(tmp_path, 1)  # As a resumed run does.
+    episode_log.trim(tmp_path, 1, print)  # As a resumed run does.
     for iteration in (2, 3):
         episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
     assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3]
+
+
+def damaged_log(workdir, damage):
+    """Three writes, of iterations 1 to 3, one of them damaged; the file's new bytes."""
+    writes = []
+    for iteration in (1, 2, 3):
+        before = sum(map(len, writes))
+        episode_log.append(workdir, [{"iteration": iteration, "phase": "train"}])
+        writes.append((workdir / episode_log.FILE).read_bytes()[before:])
+    whole = damage(writes)
+    (workdir / episode_log.FILE).write_bytes(whole)
+    return whole
+
+
+DAMAGES = {
+    "a flipped bit": lambda w: (
+        w[0] + w[1][:20] + bytes([w[1][20] ^ 1]) + w[1][21:] + w[2]
+    ),
+    "a lost piece": lambda w: w[0] + w[1][:-9] + w[2],
+    "plain text": lambda w: w[0] + b'{"iteration": 2, "phase": "train"}\n',
+    "no episode": lambda w: w[0] + gzip.compress(b'{"iteration": "2"}\n') + w[2],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_log_is_set_aside_whole_and_the_run_goes_on(tmp_path, damage):
+    whole = damaged_log(tmp_path, damage)
+    with pytest.raises(UserError, match=r"jsonl\.gz is damaged behind its first 1 epi"):
+        episode_log.read(tmp_path)
+    reported = []
+    episode_log.trim(tmp_path, 3, reported.append)  # As a resumed run does.
+    (line,) = reported
+    assert line.startswith("warning: ") and line.endswith(
+        "as episodes.jsonl.gz.damaged"
+    )
+    assert (tmp_path / f"{episode_log.FILE}.damaged").read_bytes() == whole
+    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1]
+
+
+def test_what_is_damaged_while_a_run_records_is_not_lost_either(tmp_path):
+    for name in ("episodes.jsonl.gz.damaged", "episodes.jsonl.gz.damaged1"):
+        whole = damaged_log(tmp_path, DAMAGES["plain text"])
+        episode_log.append(tmp_path, [{"iteration": 4, "phase": "train"}])
+        assert (tmp_path / name).read_bytes() == whole
+        assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 4]
+        (tmp_path / episode_log.FILE).unlink()
+
+
+def test_zeros_behind_the_last_write_cost_nothing(tmp_path):
+    damaged_log(tmp_path, lambda writes: b"".join(writes) + bytes(40))
+    episode_log.append(tmp_path, [{"iteration": 4, "phase": "train"}])
+    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == [episode_log.FILE]
 
 
 def test_the_best_and_the_worst_of_each_group_are_chosen():

@@ -26,14 +26,13 @@ from ragen_jax.studies import (
     figure,
     measures,
     report,
-    run_record,
     runner,
     statistics,
     study,
     verdicts,
 )
 from ragen_jax.studies.definition import Claim, Study, planned_runs
-from ragen_jax.studies.run_record import RunRecord
+from ragen_jax.studies.run_record import RunRecord, read_run
 
 STUDY = Study(
     name="two",
@@ -396,7 +395,7 @@ def test_an_alarm_whose_iterations_were_gone_back_over_is_counted(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
     monitor.note_rollback(tmp_path, 4, 0, "another", "learning_rate")
-    read = run_record.read_run(tmp_path, 0)
+    read = read_run(tmp_path, 0)
     assert measures.value(read, "alarm_at") == 11
     # And in a study's data file, of which older ones have no such entry.
     kept = archive.entry(planned_runs(STUDY)[0], read, ())
@@ -818,10 +817,10 @@ def test_a_run_that_is_to_be_diagnosed_is_finished_after_that(tmp_path, monkeypa
     # What a user measured there with other flags is not the study's.
     other = workdir / "diagnosis.json"
     other.write_text('[{"step": 1}]')
-    assert run_record.read_run(workdir, 0).diagnoses == []
+    assert read_run(workdir, 0).diagnoses == []
     measured.unlink()
     assert runner.state_of(folder, runs[0]) == runner.MISSING
-    assert run_record.read_run(workdir, 0).diagnoses == ()
+    assert read_run(workdir, 0).diagnoses == ()
 
 
 SAVING = """

@@ -44,19 +44,20 @@ def read_text(text: bytes) -> int:
 
 
 @functools.cache
-def tables(thinking):
-    prefix = b"<think>" if thinking else b"<answer>"
+def tables(thinking, prefix=b""):
+    prefix = prefix or (b"<think>" if thinking else b"<answer>")
     return reply_parser.reply_tables(PIECES, (), prefix, thinking, with_text=True)
 
 
-def read_all(thinking, tokens, counts, landmarks=((1, 2), (-1, -1))):
+def read_all(thinking, tokens, counts, landmarks=((1, 2), (-1, -1)), prefix=b""):
     """What the device makes of replies: actions, valid, closed, thought, grounded."""
-    return jax.device_get(reader(thinking)(tokens, counts, jnp.array(landmarks)))
+    read = reader(thinking, prefix)
+    return jax.device_get(read(tokens, counts, jnp.array(landmarks)))
 
 
 @functools.cache
-def reader(thinking):
-    own = tables(thinking)
+def reader(thinking, prefix):
+    own = tables(thinking, prefix)
 
     def one(tokens, count, places):
         def read(reply, index):
@@ -165,3 +166,34 @@ def test_hand_written_answers_mean_what_they_should(answer, actions, is_valid):
         b"<answer>", answer + b"</answer>", read_text, LONGEST, MOST, False
     )
     assert (parsed.actions, parsed.is_valid) == (actions, is_valid)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "prefix"),
+    [
+        *((False, b"<answer>\n"), (False, b"<answer>4 +"), (False, b"<answer>|")),
+        (False, b"<answer></answer>"),
+        (True, b"<think>so</think> <answer></ans"),
+    ],
+)
+def test_a_prefix_in_an_answer_is_refused_whose_text_the_reply_would_lack(
+    thinking, prefix
+):
+    with pytest.raises(ValueError, match="already holds text of an answer: end it in"):
+        reply_parser.reply_tables(PIECES, (), prefix, thinking, with_text=True)
+
+
+@pytest.mark.parametrize("prefix", [b"Sure.\n<think>so</think> <answ"])
+def test_a_prefix_before_an_answers_text_may_be_any(prefix):
+    tokens, counts = draw(True, 2000)
+    actions, valid, closed, *_ = read_all(True, tokens, counts, prefix=prefix)
+    for index, (row, count) in enumerate(zip(tokens, counts, strict=True)):
+        text = b"".join(PIECES[i] for i in row[:count])
+        expected = reference_parser.parse_free_form(
+            prefix, text, read_text, LONGEST, MOST
+        )
+        found = actions[index][actions[index] != reply_parser.NO_ACTION].tolist()
+        state = found, bool(valid[index]), bool(closed[index])
+        wanted = list(expected.actions), expected.is_valid, expected.is_closed
+        assert state == wanted, text
+    assert valid.sum() > 20

@@ -38,7 +38,7 @@ def unfinished(whole, tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     assert "test/success" in lines[-1]
     path.write_text("".join(lines[:-1]))
-    episode_log.forget_tests(workdir)
+    episode_log.forget_tests(workdir, print)
     return workdir
 
 

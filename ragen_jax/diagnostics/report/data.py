@@ -102,7 +102,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     """One run's records, settings, test table and episodes.
 
     Raises:
-      UserError: if there is no such folder, or no metrics in it.
+      UserError: if there is no such folder, no metrics in it, or a damaged file.
     """
     records = metrics.read(workdir)
     if not records:
@@ -114,7 +114,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         "name": workdir.resolve().name,
         "records": records,
         "settings": _flat(_read_json(workdir / "settings.json")),
-        "tests": _tests(_read_json(workdir / "test.json"), records),
+        "tests": _tests(workdir / "test.json", records),
         # Older logs may hold a reward of NaN, which is not valid JSON.
         "episodes": finite(episode_log.read(workdir)),
         "rollbacks": monitor.read_rollbacks(workdir),
@@ -175,18 +175,21 @@ def differences(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tests(
-    record: dict[str, Any], records: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _tests(path: Path, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of test.json: one for each environment.
 
     Each says after which iteration it was made. That is None if `records` hold no test:
     a finished run is being continued, and test.json is from its former end.
     """
-    if not record:
-        return []
+    record = _read_json(path)
     at = max((r["iteration"] for r in records if "test/success" in r), default=None)
-    by_label = {"": record} if "before" in record else record
+    by_label = {"": record} if {"before", "after"} & record.keys() else record
+    for own in by_label.values():
+        sides = [
+            own.get(x) if isinstance(own, dict) else 0 for x in ("before", "after")
+        ]
+        if not all(isinstance(side, dict) for side in sides):
+            raise _unusable(path, "a result lacks what was before or after training")
     return [{"environment": k, "iteration": at, **own} for k, own in by_label.items()]
 
 
@@ -201,15 +204,26 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} where there is none that can be read.
+    """A JSON object from a file; {} where there is no file.
 
     Older test.json files may hold NaN, which is not valid JSON, for unknown numbers.
     """
+    if not path.exists():
+        return {}
     try:
         parsed = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return finite(parsed) if isinstance(parsed, dict) else {}
+    except (ValueError, RecursionError):
+        raise _unusable(path, "it is no JSON, or was cut off") from None
+    if not isinstance(parsed, dict):
+        raise _unusable(path, "it is no object")
+    return finite(parsed)
+
+
+def _unusable(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path} is not as a run writes it ({why}): restore it from a copy, or move it"
+        " away for a report without it"
+    )
 
 
 def _unit(name: str) -> str:
