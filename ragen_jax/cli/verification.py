@@ -34,7 +34,9 @@ def verify(path: str) -> None:
         )
     verdicts = {folder: _verdict(folder) for folder in folders}
     # A running training may have deleted a step in the meantime.
-    verdicts = {f: found for f, found in verdicts.items() if f.exists()}
+    verdicts = {
+        folder: verdict for folder, verdict in verdicts.items() if folder.exists()
+    }
     width = max((len(folder.name) for folder in verdicts), default=0)
     for folder, (_, verdict) in verdicts.items():
         print(f"{folder.name:>{width}}  {verdict}")

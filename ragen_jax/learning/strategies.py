@@ -209,8 +209,8 @@ def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):
     lowest = jnp.arange(count + 1)[:, None]
     place = jnp.arange(members)[None]
     sets = (place < lowest) | (place >= members - (count - lowest))  # bool[k + 1, N]
-    each = rising[:, None]
-    mean = jnp.where(sets[None], each, 0.0).sum(-1, keepdims=True) / count
-    squares = jnp.where(sets[None], jnp.square(each - mean), 0.0).sum(-1)
+    members_of_sets = rising[:, None]  # float32[P, 1, N], beside bool[1, k + 1, N]
+    mean = jnp.where(sets[None], members_of_sets, 0.0).sum(-1, keepdims=True) / count
+    squares = jnp.where(sets[None], jnp.square(members_of_sets - mean), 0.0).sum(-1)
     keep = sets[jnp.argmax(squares, axis=1)]  # bool[P, N]
     return jnp.zeros(values.shape, bool).at[order].set(keep.reshape(-1))

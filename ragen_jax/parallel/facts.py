@@ -22,16 +22,20 @@ def of_run(settings: Settings) -> dict[str, str]:
     Code: this package, its main libraries, and the user's own Python files.
     """
     leaves = settings_lib.flatten(settings_lib.to_dict(settings))
-    found = {key: json.dumps(v) for key, v in leaves.items() if key not in _MAY_DIFFER}
-    found["the code of ragen_jax"] = code_version()
+    facts = {
+        key: json.dumps(value)
+        for key, value in leaves.items()
+        if key not in _MAY_DIFFER
+    }
+    facts["the code of ragen_jax"] = code_version()
     for package in ("jax", "jaxlib", "orbax-checkpoint", "numpy"):
-        found[f"the version of {package}"] = importlib.metadata.version(package)
+        facts[f"the version of {package}"] = importlib.metadata.version(package)
     for name in settings.files():
         with contextlib.suppress(SettingsError, OSError):  # Reported when it is loaded.
             path = user_modules.resolved(name)
             if path.is_file():
-                found[f"the file {name}"] = user_modules.digest(path)[:16]
-    return found
+                facts[f"the file {name}"] = user_modules.digest(path)[:16]
+    return facts
 
 
 def code_version() -> str:
@@ -45,16 +49,16 @@ def code_version() -> str:
 
 def difference(process: int, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """A sentence about how a process's facts differ from process 0's, or ""."""
-    found = [
+    differences = [
         f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
         for key in sorted({*theirs, *ours})
         if theirs.get(key) != ours.get(key)
     ]
-    if not found:
+    if not differences:
         return ""
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
     return (
         f"process {process} was started for another run than process 0:"
-        f" {'; '.join(found[:3])}{more}: start all of them with the same settings, code"
-        " and model"
+        f" {'; '.join(differences[:3])}{more}: start all of them with the same"
+        " settings, code and model"
     )

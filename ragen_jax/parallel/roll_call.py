@@ -163,8 +163,8 @@ def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> 
             time.sleep(0.2)
     with connection:
         try:
-            own = f" {json.dumps(facts)}" if facts else ""
-            greeting = f"ragen_jax {place.process} of {place.processes}{own}\n"
+            own_facts = f" {json.dumps(facts)}" if facts else ""
+            greeting = f"ragen_jax {place.process} of {place.processes}{own_facts}\n"
             connection.sendall(greeting.encode())
             # Process 0 may have started later, and waits as long from then.
             verdict = _read_line(connection, seconds + 10)

@@ -133,16 +133,16 @@ def _rollouts(settings: Settings) -> Iterator[_Rollout]:
             slots=0,  # Checked for the whole batch.
         )
     for test in ("", "test_"):
-        prompts, each = (
+        prompts, rollouts = (
             getattr(evaluation, f"{test}{name}") for name in ("prompts", "rollouts")
         )
         yield _Rollout(
             prompts_key=f"evaluation.{test}prompts",
             prompts=prompts,
             group_key=f"evaluation.{test}rollouts",
-            group_size=each,
+            group_size=rollouts,
             slots_key="evaluation.slots",
-            slots=min(evaluation.slots, prompts * each),
+            slots=min(evaluation.slots, prompts * rollouts),
         )
 
 
@@ -365,10 +365,10 @@ def _check_episode_split(rollout: _Rollout, shards: int) -> None:
 
 def _splits_evenly(prompts: int, group_size: int, shards: int) -> bool:
     """Whether each shard gets as many whole groups, or an equal part of one group."""
-    each, rest = divmod(prompts * group_size, shards)
-    if rest or not each:
+    per_shard, rest = divmod(prompts * group_size, shards)
+    if rest or not per_shard:
         return False
-    return each % group_size == 0 or group_size % each == 0
+    return per_shard % group_size == 0 or group_size % per_shard == 0
 
 
 def _evenly_split_slots(rollout: _Rollout, shards: int) -> int:

@@ -383,12 +383,12 @@ class Settings:
         """
         rollout = self.rollout
         actions = task.actions or rollout.actions
-        each = rollout.actions_per_turn
+        most_per_turn = rollout.actions_per_turn
         if task.actions:
-            each = min(each, actions)
+            most_per_turn = min(most_per_turn, actions)
         return dataclasses.replace(
             task,
             turns=task.turns or rollout.turns,
-            actions_per_turn=task.actions_per_turn or each,
+            actions_per_turn=task.actions_per_turn or most_per_turn,
             actions=actions,
         )

@@ -36,8 +36,11 @@ def split(names: Sequence[str], jobs: int) -> list[str]:
     At most `jobs` values, at most one per GPU, and none without a GPU.
     """
     count = min(jobs, len(names))
-    each = len(names) // max(count, 1)
-    return [",".join(names[n * each : (n + 1) * each]) for n in range(count)]
+    per_run = len(names) // max(count, 1)
+    return [
+        ",".join(names[index * per_run : (index + 1) * per_run])
+        for index in range(count)
+    ]
 
 
 def _listed() -> str:
