@@ -66,6 +66,11 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
 
     found = checkpoints.find(path)
     info = checkpoints.read_info(found.directory, found.step)
+    if not isinstance(info.get("settings"), dict):
+        raise UserError(
+            f"{found.directory / str(found.step)} was saved without settings: give a"
+            " checkpoint of a training run"
+        )
     try:
         settings = settings_lib.from_dict(info["settings"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
