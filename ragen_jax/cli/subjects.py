@@ -67,6 +67,11 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
     checkpoint = checkpoints.find(path)
     step_folder = checkpoint.directory / str(checkpoint.step)
     info = checkpoints.read_info(checkpoint.directory, checkpoint.step)
+    if not isinstance(info.get("settings"), dict):
+        raise UserError(
+            f"{step_folder} was saved without settings: give a"
+            " checkpoint of a training run"
+        )
     try:
         settings = settings_lib.from_dict(info["settings"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:

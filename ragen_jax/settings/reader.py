@@ -4,7 +4,6 @@
 settings dataclass is read by `env_settings`.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import math
@@ -34,6 +33,7 @@ _MAY_DIFFER = (
     "health.",
     "loss.logprob_gap_limit",
 )
+_MOST_LISTED = 8  # settings that differ, in one sentence
 
 
 # Nonzero floats must have a size in this range, which float32 holds with some room for
@@ -138,12 +138,21 @@ def check_same_run(
     A setting that is newer than the saved run counts as its default (see schema.py), so
     that a run can resume with a later version of the code.
     """
-    with contextlib.suppress(SettingsError):  # An unknown key is reported below.
+    remedy = "Go back to the saved values"
+    try:
         saved = to_dict(from_dict(saved))
+    except SettingsError:  # What cannot be read is reported below.
+        remedy = (
+            "This version cannot use the saved settings: take the one that wrote them,"
+            " or restore settings.json from a copy,"
+        )
     if changes := differences(saved, now):
+        listed = "; ".join(changes[:_MOST_LISTED])
+        if len(changes) > _MOST_LISTED:
+            listed += f"; and {len(changes) - _MOST_LISTED} more"
         raise SettingsError(
-            f"{where} holds a run made with other settings: {'; '.join(changes)}. Go"
-            " back to the saved values or choose another --workdir"
+            f"{where} holds a run made with other settings: {listed}. {remedy} or"
+            " choose another --workdir"
         )
 
 

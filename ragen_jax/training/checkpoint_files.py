@@ -188,8 +188,10 @@ def read_record(folder: Path) -> dict[str, Any]:
             " folder that name again, or delete it."
         )
     if record["format"] == FORMAT:
-        digests = read_digests(folder)
-        if problem := _problem(folder, str(INFO), digests.get(str(INFO), (-1, ""))):
+        digest = read_digests(folder).get(str(INFO))
+        if digest is None:
+            raise damage(folder, DIGESTS, f"lacks {INFO}")
+        if problem := _problem(folder, str(INFO), digest):
             raise damage(folder, str(INFO), problem)
     return record
 

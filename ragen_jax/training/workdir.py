@@ -60,8 +60,8 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
             raise UserError(
-                f"{path} is not readable as JSON; give another --workdir, or delete"
-                f" {workdir} to start again"
+                f"{path} is not readable as JSON: restore it from a copy (the info.json"
+                " of each checkpoint holds the settings too), or give another --workdir"
             ) from None
         steps = checkpoints.scores(workdir / checkpoints.FOLDER)
         # Read in any case: a damaged line is named before anything is compiled.

@@ -8,6 +8,7 @@ from helpers import runs
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli import subjects
+from ragen_jax.errors import UserError
 from ragen_jax.training import checkpoints, model, weights
 
 
@@ -56,3 +57,12 @@ def test_an_agent_is_played_without_a_kernel_that_only_its_gpu_had(
         saved.save(1, {"actor": jnp.zeros(1)}, info, score=None)
     _, settings = subjects.find_checkpoint(str(tmp_path))
     assert settings.model.attention == settings.rollout.decode_attention == played
+
+
+@pytest.mark.parametrize("info", [{}, {"settings": None}, {"settings": [1]}])
+def test_a_checkpoint_of_something_else_than_a_run_is_refused(info, tmp_path):
+    directory = tmp_path / checkpoints.FOLDER
+    with checkpoints.Checkpoints(directory, keep_last=1, keep_best=0) as saved:
+        saved.save(1, {"actor": jnp.zeros(1)}, info, score=None)
+    with pytest.raises(UserError, match=r"/1 was saved without settings: give a check"):
+        subjects.find_checkpoint(str(tmp_path))

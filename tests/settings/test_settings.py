@@ -546,6 +546,16 @@ def test_a_setting_that_only_the_saved_run_knew_is_a_difference():
     saved["rollout"]["colour"] = "red"
     message = refusal(settings.check_same_run, saved, now, "runs/a")
     assert "rollout.colour was 'red' and is absent" in message
+    assert "take the one that wrote them" in message and "Go back" not in message
+
+
+def test_of_many_settings_that_differ_the_first_are_listed_and_the_rest_counted():
+    now = settings.to_dict(read())
+    saved = {key: value for key, value in now.items() if key != "rollout"}
+    message = refusal(settings.check_same_run, saved, now, "runs/a")
+    assert message.count("was absent and is") == 8
+    differing = len(settings.differences(saved, now))
+    assert f"; and {differing - 8} more. This version cannot use" in message
 
 
 def test_settings_are_frozen_and_can_be_static_arguments():

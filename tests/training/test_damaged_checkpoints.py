@@ -95,6 +95,10 @@ DAMAGE = {
         lambda f: (f / "digests.json").write_text('{"crc32": {"a": 3}}'),
         "digests.json",
     ),
+    "digests of no file": (
+        lambda f: (f / "digests.json").write_text('{"crc32": {}}'),
+        "digests.json lacks info/info.json",
+    ),
     "a list": (lambda f: write_record(f, lambda record: [record]), "not a ragen_jax"),
     "info a list": (
         lambda f: write_record(f, lambda record: {**record, "info": [1]}),

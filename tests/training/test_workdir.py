@@ -45,3 +45,23 @@ def test_a_run_that_came_and_went_since_the_workdir_was_checked_is_not_trained_o
         only_run(tmp_path, own, print),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("settings.json", '{"seed"', "restore it from a copy"),
+        ("settings.json", "[]", "restore it from a copy"),
+        ("settings.json", '{"seed": 0, "new": {"key": 1}}', "take the one that wrote"),
+        ("metrics.jsonl", '{"iteration": 1, "train/success": "1"}\n', "Line 1 of"),
+    ],
+)
+def test_a_damaged_file_is_named_before_a_run_begins(tmp_path, name, text, words):
+    (tmp_path / "checkpoints").mkdir()
+    claim_workdir(tmp_path, runs.settings())
+    (tmp_path / metrics.FILE).write_text('{"iteration": 1}\n')
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as caught:
+        check_workdir(tmp_path, runs.settings())
+    assert words in str(caught.value)
+    assert (tmp_path / name).read_text() == text
