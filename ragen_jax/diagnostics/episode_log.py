@@ -3,7 +3,7 @@
 WORKDIR/episodes.jsonl.gz, one JSON object an episode. Each write is a gzip member of
 its own, so that a kill costs the last write at most. A file that is damaged otherwise
 is set aside before it is written to. The file is bounded: when it holds more than
-MOST_EPISODES, every second iteration's are dropped.
+MOST_EPISODES, it is thinned.
 """
 
 import dataclasses
@@ -196,12 +196,30 @@ def append(workdir: str | Path, episodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The episodes without those of every second recorded iteration of training."""
-    trained = [e["iteration"] for e in episodes if e["phase"] == "train"]
-    dropped = set(sorted(set(trained))[1::2])
-    return [
-        e for e in episodes if e["phase"] != "train" or e["iteration"] not in dropped
-    ]
+    """At most MOST_EPISODES of them, by dropping every second recorded iteration's.
+
+    The first and the last iteration stay. Where these alone are too many, the first
+    episodes of each stay, as do the first of each of the two tests.
+    """
+    places: dict[str, list[int]] = {phase: [] for phase in PHASES}
+    for place, episode in enumerate(episodes):
+        places[episode["phase"]].append(place)
+    trained = places.pop("train")
+    tests = [place for own in places.values() for place in own[: MOST_EPISODES // 4]]
+    of_iteration: dict[int, list[int]] = {}
+    for place in trained:
+        of_iteration.setdefault(episodes[place]["iteration"], []).append(place)
+    room = MOST_EPISODES - len(tests)
+    while dropped := sorted(of_iteration)[1:-1:2]:
+        for iteration in dropped:
+            del of_iteration[iteration]
+        if sum(map(len, of_iteration.values())) <= room:
+            break
+    if sum(map(len, of_iteration.values())) > room:
+        share = room // len(of_iteration)
+        of_iteration = {i: own[:share] for i, own in of_iteration.items()}
+    kept = sorted([*tests, *(place for own in of_iteration.values() for place in own)])
+    return [episodes[place] for place in kept]
 
 
 def trim(workdir: str | Path, iteration: int, report: Callable[[str], None]) -> None:

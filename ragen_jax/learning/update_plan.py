@@ -42,10 +42,11 @@ class UpdatePlan:
 def check_record(plan: UpdatePlan, rows: Rows, episodes: Episodes) -> None:
     """Refuses a record of other sizes than the plan's, part of which would be ignored.
 
-    Checks shapes alone, so it is free after tracing.
+    It checks shapes, so it is free after tracing; and, called with numbers, as from a
+    notebook, that rows begin with the plan's prefix, which is not read from them.
 
     Raises:
-      ValueError: naming the sizes.
+      ValueError: naming the sizes, or the row that begins otherwise.
     """
     length, rollout = rows.tokens.shape[1], plan.settings.rollout
     if length != plan.lengths[-1]:
@@ -59,6 +60,21 @@ def check_record(plan: UpdatePlan, rows: Rows, episodes: Episodes) -> None:
             f"there are B = {episodes.turns.shape[0]} episodes, and rollout.prompts *"
             f" rollout.group_size = {rollout.prompts} * {rollout.group_size}: make a"
             " plan of settings for as many"
+        )
+    if plan.prefix and not isinstance(rows.tokens, jax.core.Tracer):
+        _check_prefix(plan, rows)
+
+
+def _check_prefix(plan: UpdatePlan, rows: Rows) -> None:
+    """Raises ValueError for a row that learns, and does not begin with the prefix."""
+    prefix = jnp.array(plan.prefix)[None]
+    begins = (rows.tokens[:, : prefix.shape[1]] == prefix).all(axis=1)
+    others = jnp.flatnonzero(~begins & rows.is_reply.any(axis=1))
+    if len(others):
+        raise ValueError(
+            f"row {int(others[0])} does not begin with the {len(plan.prefix)} tokens"
+            " of the plan's prefix, which is computed once for all rows: begin it with"
+            " those, or score by dataclasses.replace(plan, prefix=())"
         )
 
 

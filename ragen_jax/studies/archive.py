@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.errors import UserError
-from ragen_jax.studies import run_record
+from ragen_jax.studies import record_checks
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.run_record import RunRecord
 
@@ -84,8 +84,8 @@ def read(pages: Path) -> dict[Key, RunRecord]:
                 records[key_of(item)] = _record(item)
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path} is not the data of a study ({run_record.why(error)}): move it"
-                " away, or restore it"
+                f"{path} is not the data of a study ({record_checks.why(error)}):"
+                " move it away, or restore it"
             ) from error
     return records
 
@@ -108,14 +108,14 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
-    "arm": run_record.check_text,
-    "seed": run_record.check_seed,
-    "arguments": run_record.check_words,
-    "diagnose": run_record.check_words,
-    "series": run_record.check_series,
-    "test": run_record.check_test,
-    "diagnoses": run_record.check_diagnoses,
-    "rollbacks": run_record.check_rollbacks,
+    "arm": record_checks.check_text,
+    "seed": record_checks.check_seed,
+    "arguments": record_checks.check_words,
+    "diagnose": record_checks.check_words,
+    "series": record_checks.check_series,
+    "test": record_checks.check_test,
+    "diagnoses": record_checks.check_diagnoses,
+    "rollbacks": record_checks.check_rollbacks,
 }
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
-from ragen_jax.studies import gpus, run_record
+from ragen_jax.studies import gpus, record_checks, run_record
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import atomic_files, endings, folder_lock
 
@@ -72,8 +72,8 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
-        earlier = run_record.read_json(
-            workdir / _ARGUMENTS, "a list of arguments", run_record.check_words
+        earlier = record_checks.read_json(
+            workdir / _ARGUMENTS, "a list of arguments", record_checks.check_words
         )
         gone = [argument for argument in earlier if argument not in _arguments(run)]
         new = [argument for argument in _arguments(run) if argument not in earlier]
@@ -86,8 +86,8 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     if not (workdir / _SETTINGS).is_file():
         return
     # Older folders lack that file: compare the settings that the study sets today.
-    settings = run_record.read_json(
-        workdir / _SETTINGS, "a run's settings", run_record.check_object
+    settings = record_checks.read_json(
+        workdir / _SETTINGS, "a run's settings", record_checks.check_object
     )
     changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
     for key, chosen in changes.items():

@@ -285,6 +285,30 @@ def test_a_log_that_grows_too_long_is_thinned(tmp_path, monkeypatch):
     assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 3]
 
 
+@pytest.mark.parametrize("count", [1, 5, 12, 30])
+def test_a_log_stays_short_and_holds_the_newest_however_many_are_recorded_at_once(
+    tmp_path, monkeypatch, count
+):
+    monkeypatch.setattr(episode_log, "MOST_EPISODES", 20)
+
+    def record(iteration, phase):
+        new = [
+            {"iteration": iteration, "phase": phase, "rollout": i} for i in range(count)
+        ]
+        episode_log.append(tmp_path, new)
+        found = episode_log.read(tmp_path)
+        assert len(found) <= 20
+        mine = [e for e in found if (e["iteration"], e["phase"]) == (iteration, phase)]
+        assert mine and mine == new[: len(mine)]
+        return found
+
+    for iteration in range(1, 30):
+        assert record(iteration, "train")[0]["iteration"] == 1
+    record(0, "before")
+    found = record(29, "after")
+    assert {e["phase"] for e in found} == set(episode_log.PHASES)
+
+
 def test_a_write_that_was_cut_short_costs_itself_alone(tmp_path):
     for iteration in (1, 2):
         episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])

@@ -1,5 +1,6 @@
 """A record made by hand is scored whole, or refused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from helpers import models, updates
 
 from ragen_jax import starpo
-from ragen_jax.learning.update_plan import UpdatePlan
+from ragen_jax.learning.update_plan import UpdatePlan, check_record
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,21 @@ def test_a_record_of_other_sizes_than_the_plans_is_refused(more, groups, message
         return
     with pytest.raises(ValueError, match=message):
         score(*record)
+
+
+def test_a_row_that_does_not_begin_with_the_plans_prefix_is_refused():
+    chosen = updates.settings()
+    plan = UpdatePlan(
+        chosen, updates.CONFIG, None, jnp.float32, None, (updates.LENGTH,),
+        updates.OPENING,
+    )  # fmt: skip
+    rows, episodes = updates.record()
+    check_record(plan, rows, episodes)
+    padding = rows.replace(  # A row of padding may hold anything.
+        tokens=rows.tokens.at[3].set(0), is_reply=rows.is_reply.at[3].set(False)
+    )
+    check_record(plan, padding, episodes)
+    other = rows.replace(tokens=rows.tokens.at[5, 1].add(1))
+    with pytest.raises(ValueError, match="row 5 does not begin with the 3 tokens of"):
+        starpo.score(plan, updates.new_state(chosen), {}, {}, other, episodes)
+    check_record(dataclasses.replace(plan, prefix=()), other, episodes)
