@@ -197,9 +197,15 @@ def finish() -> None:
     """Ends this process's part as planned, once all processes have come so far.
 
     Without the wait JAX would wait for them when Python exits, and end in a dump if one
-    fails by then or takes longer than 300 s.
+    fails by then or takes longer than 300 s. And JAX is left here, while hearts beat,
+    since Python may exit at once: without process 0, which serves JAX, the others would
+    be aborted.
     """
     meet("the end")
+    if _heartbeats:
+        import jax
+
+        jax.distributed.shutdown()
     while _heartbeats:
         _heartbeats.pop().stop()
 

@@ -86,6 +86,31 @@ def main():
 cli.run(main)
 """
 
+# The first of two processes speaks, to whoever listens.
+SPEAKING = """
+import sys
+
+from ragen_jax import cli
+from ragen_jax.parallel import distributed
+from ragen_jax.reporting.console import Console
+from ragen_jax.utils import endings
+
+endings.install()
+place, index = sys.argv[1], int(sys.argv[2])
+del sys.argv[1:]
+
+
+def main():
+    distributed.start(place, 2, index)
+    if index == 0:
+        console = Console(sys.stdout)
+        with console.on_lost_reader(lambda: None):
+            console.line("a line")
+
+
+cli.run(main)
+"""
+
 # One of two processes is killed while both write a checkpoint.
 KILLED = """
 import os
@@ -242,6 +267,18 @@ def test_a_process_at_its_end_hears_that_another_is_lost(tmp_path, failing):
     *_, errors = errors.splitlines()  # JAX may notice process 0's end first.
     assert errors.startswith(f"error: process {failing}"), errors
     assert "has ended; the same command on all" in errors
+
+
+def test_a_first_process_to_which_nobody_listens_does_not_abort_the_others(tmp_path):
+    """It ends by a pipe's code, without Python's end, in which JAX takes its leave."""
+    script = tmp_path / "speaking.py"
+    script.write_text(SPEAKING)
+    place = f"127.0.0.1:{runs.free_port()}"
+    buffered = {"PYTHONUNBUFFERED": ""}
+    both = [runs.start([place, str(i)], script, buffered) for i in (0, 1)]
+    both[0].stdout.close()
+    both[0].stdout = None
+    assert [runs.finish(process, 120)[::2] for process in both] == [(141, ""), (0, "")]
 
 
 def test_a_save_that_a_lost_process_cuts_short_is_not_blamed_on_the_disk(tmp_path):
