@@ -50,6 +50,7 @@ _GGUF = (
 
 def main() -> None:
     out = _check_flags()
+    cli.check_alone("an export")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax

@@ -64,6 +64,7 @@ def main() -> None:
         console.line(study.listing(plan))
         return
     if not _REPORT.value:
+        cli.check_alone("a study")  # Each run would look for those of its cluster.
         study.run(
             plan,
             jobs=_JOBS.value,

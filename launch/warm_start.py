@@ -48,6 +48,7 @@ def main() -> None:
     config = _CONFIG.value
     stage_names = _stages(checks.check_model(config))
     checks.check(config, stage_names, SHAPES[config.model].vocabulary)
+    cli.check_alone("a supervised start")
     out = cli.check_out_folder(_OUT.value)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax

@@ -25,6 +25,7 @@ from ragen_jax.cli.flags import (  # noqa: E402
 from ragen_jax.cli.help_text import group as group_flags
 from ragen_jax.cli.planning import PlanFlags, plan_for_target
 from ragen_jax.cli.startup import (
+    check_alone,
     check_out,
     check_out_folder,
     enable_compilation_cache,
@@ -41,6 +42,7 @@ from ragen_jax.cli.startup import (
 __all__ = [
     "PlanFlags",
     "changed_keys",
+    "check_alone",
     "check_out",
     "check_out_folder",
     "chooses_config",

@@ -102,8 +102,9 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
 
     _collect_garbage_seldom()
     if jax.distributed.is_initialized():
-        from ragen_jax.parallel import program_cache
+        from ragen_jax.parallel import groups, program_cache
 
+        groups.connect_all()
         warning = program_cache.keep_if_shared()
         if warning and jax.process_index() == 0:
             print(warning, file=sys.stderr, flush=True)
@@ -121,6 +122,21 @@ def start_jax_alone(settings: Settings, what: str) -> None:
     Raises:
       UserError: if several processes were started, before they connect.
     """
+    check_alone(what)
+    _set_xla_flags(settings)
+    _collect_garbage_seldom()
+    _give_collectives_threads(settings)
+
+
+def check_alone(what: str) -> None:
+    """Refuses several processes, before they connect, for what each would do by itself.
+
+    Args:
+      what: the process is to do, such as "a diagnosis".
+
+    Raises:
+      UserError: if several processes were started.
+    """
     place = distributed.find_place(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
     if place is not None:
         raise UserError(
@@ -128,9 +144,6 @@ def start_jax_alone(settings: Settings, what: str) -> None:
             " one, without --coordinator, --processes and --process, or outside of the"
             " cluster's launcher"
         )
-    _set_xla_flags(settings)
-    _collect_garbage_seldom()
-    _give_collectives_threads(settings)
 
 
 def _set_xla_flags(settings: Settings) -> None:
@@ -219,6 +232,8 @@ def user_mistakes() -> Iterator[None]:
         sentence = machine_errors.sentence(error)
         if isinstance(error, RuntimeError) and not sentence:
             raise
+        if not sentence:  # It may be of an exchange with a process that is lost.
+            distributed.wait_for_verdict()
         raise UserError(sentence or one_line(error)) from error
 
 

@@ -194,9 +194,30 @@ def _has_device(plugin: str) -> bool:
 
 
 def finish() -> None:
-    """Tells the other processes, if there are any, that this one ends as planned."""
+    """Ends this process's part as planned, once all processes have come so far.
+
+    Without the wait JAX would wait for them when Python exits, and end in a dump if one
+    fails by then or takes longer than 300 s. And JAX is left here, while hearts beat,
+    since Python may exit at once: without process 0, which serves JAX, the others would
+    be aborted.
+    """
+    meet("the end")
+    if _heartbeats:
+        import jax
+
+        jax.distributed.shutdown()
     while _heartbeats:
         _heartbeats.pop().stop()
+
+
+def meet(where: str) -> None:
+    """Waits for all processes, if there are several, without a collective.
+
+    Args:
+      where: for the sentence if some do not come, such as "the end".
+    """
+    for heart in _heartbeats:
+        heart.meet(where)
 
 
 def is_awaited() -> bool:

@@ -11,8 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ragen_jax.parallel import backend
-from ragen_jax.parallel.agreement import agreed_number
+from ragen_jax.parallel import backend, distributed
+from ragen_jax.parallel import mesh as meshes
+
+
+def connect_all() -> None:
+    """Connects all processes, before their first exchange; as `connect`."""
+    connect(meshes.make_mesh(backend.device_count(), 1, 1))
 
 
 def connect(mesh: Mesh) -> None:
@@ -40,5 +45,5 @@ def connect(mesh: Mesh) -> None:
         out_shardings=NamedSharding(mesh, replicated),
     )
     compiled = program.lower().compile()
-    agreed_number(0)  # All have compiled it.
+    distributed.meet("their first exchange")  # All have compiled it.
     jax.block_until_ready(compiled())

@@ -8,10 +8,14 @@ the state is in the last checkpoint.
 
 Process 0 leaves last. It runs JAX's service, without which JAX aborts the others at
 once and with a dump: if process 0 is killed, they have to end faster than that.
+
+Beats also say what a process waits for all others at, `meet`: JAX's own waits end in a
+dump, after 30 s at the first exchange of CPUs and after 300 s at the end of a process.
 """
 
 import contextlib
 import json
+import math
 import os
 import re
 import selectors
@@ -27,8 +31,10 @@ SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not delay beats
 BEAT_SECONDS = 2.0
 GRACE_SECONDS = 5.0  # for a process to report its own error first
 LAST_SECONDS = 15.0  # in which the others leave before process 0 does
+MEETING_SECONDS = 3600.0  # for all to come to where the others wait
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may succeed
 
+_REACHED = re.compile(rb'"reached": (\d+)')
 _REMEDY = "the same command on all of them resumes from the last checkpoint"
 
 
@@ -60,6 +66,10 @@ class Heartbeat:
         """
         self._own, self._lost, self._silent = own, lost, silent_seconds
         self._is_first = is_first
+        self._at = 0  # meetings that this process has come to
+        self._reached = dict.fromkeys(peers, 0.0)  # and each peer; inf: it has left
+        self._met = 0.0  # meetings that all are known to have come to
+        self._meeting = threading.Condition()
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._names = dict(peers)
         self._ended = threading.Event()
@@ -67,6 +77,23 @@ class Heartbeat:
             peer.setblocking(False)
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+
+    def meet(self, where: str, seconds: float = MEETING_SECONDS) -> None:
+        """Returns once all processes have called it as often, or have ended as planned.
+
+        Args:
+          where: for the sentence if some do not come, such as "the end".
+          seconds: after which this process calls `lost`.
+        """
+        self._at += 1
+        self._take({})
+        self._say_where()
+        with self._meeting:
+            if self._meeting.wait_for(lambda: self._met >= self._at, seconds):
+                return
+        late = [name for p, name in self._names.items() if self._reached[p] < self._at]
+        who = ", ".join(late) if self._is_first else "another process"
+        self._lost(f"{who} did not come to {where} within {seconds:g} s")
 
     def stop(self) -> None:
         """Tells the peers that this process ends as planned, and stops watching."""
@@ -98,7 +125,7 @@ class Heartbeat:
             while self._heard and not self._ended.is_set():
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_SECONDS
-                    self._say({"beat": self._own})
+                    self._say_where()
                 began = time.monotonic()
                 events = selector.select(timeout=min(0.5, BEAT_SECONDS))
                 # This process itself was suspended: the others' beats are still unread.
@@ -111,13 +138,15 @@ class Heartbeat:
                         continue
                     buffers[peer] += data
                     *lines, buffers[peer] = buffers[peer].split(b"\n")
-                    is_over = not data or any(b'"bye"' in line for line in lines)
+                    is_bye = any(b'"bye"' in line for line in lines)
+                    is_over = not data or is_bye
                     if news := _lost_in(lines):
                         return self._end(news)
+                    self._take({peer: math.inf if is_bye else _reached_in(lines)})
                     if is_over:
                         selector.unregister(peer)
                         del self._heard[peer]
-                        if not any(b'"bye"' in line for line in lines):
+                        if not is_bye:
                             news = f"{self._names[peer]} has ended"
                             return self._end(news, at_once=not self._is_first)
                     else:
@@ -129,6 +158,23 @@ class Heartbeat:
                             f" {self._silent:g} s"
                         )
 
+    def _take(self, reached: dict[socket.socket, float]) -> None:
+        """Notes what peers have reached; process 0 tells all when all are there."""
+        with self._meeting:
+            for peer, number in reached.items():
+                self._reached[peer] = max(self._reached[peer], number)
+            met = min(self._reached.values(), default=math.inf)
+            has_news = met > self._met
+            self._met = max(met, self._met)
+            self._meeting.notify_all()
+        if has_news and self._is_first:
+            self._say_where()
+
+    def _say_where(self) -> None:
+        """A beat. Process 0 says of the meetings that all have come to, itself too."""
+        reached = min(self._at, self._met) if self._is_first else self._at
+        self._say({"beat": self._own, "reached": reached})
+
     def _end(self, news: str, *, at_once: bool = False) -> None:
         self._say({"lost": news})
         # All processes may have met the same error, and this one be about to report it.
@@ -138,7 +184,7 @@ class Heartbeat:
         if not self._ended.is_set():
             self._lost(news)
 
-    def _say(self, message: dict[str, str]) -> None:
+    def _say(self, message: dict[str, Any]) -> None:
         line = (json.dumps(message) + "\n").encode()
         for peer in list(self._names):
             # A peer that cannot be reached is noticed by its silence.
@@ -200,6 +246,11 @@ def _lost_in(lines: list[bytes]) -> str:
             if isinstance(found := json.loads(line), dict) and "lost" in found:
                 return str(found["lost"])
     return ""
+
+
+def _reached_in(lines: list[bytes]) -> float:
+    """The last meeting that received lines say the sender has come to, from 1; or 0."""
+    return max((float(n) for line in lines for n in _REACHED.findall(line)), default=0)
 
 
 def _read_line(connection: socket.socket) -> str:

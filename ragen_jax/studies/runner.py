@@ -69,7 +69,7 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     A folder is named after its arm, whose changes may have been edited since.
     """
     workdir = workdir_of(folder, run)
-    if not ((workdir / "test.json").is_file() or _has_checkpoint(workdir)):
+    if not ((workdir / run_record.TEST).is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
         earlier = record_checks.read_json(
@@ -116,7 +116,7 @@ def _missing_steps(
 ) -> list[list[str]]:
     """The steps that a run still needs, each a script and its arguments."""
     steps = []
-    if not (workdir / "test.json").is_file():
+    if not (workdir / run_record.TEST).is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
     out = workdir / run_record.DIAGNOSIS
     if run.diagnose and not out.is_file():

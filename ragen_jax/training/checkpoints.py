@@ -27,6 +27,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import distributed
 from ragen_jax.parallel.agreement import agreed_flag, agreed_step
 from ragen_jax.training import checkpoint_files as files
 from ragen_jax.training import checkpoint_leaves as leaves
@@ -130,12 +131,7 @@ class Checkpoints:
             return False
         if score is not None and not np.isfinite(score):
             score = None
-        record = {
-            "format": files.FORMAT,
-            "step": step,
-            "score": score,
-            "info": dict(info),
-        }
+        record = dict(format=files.FORMAT, step=step, score=score, info=dict(info))
         json.dumps(record)  # A TypeError belongs here and not in the writer's thread.
         arguments = ocp.args.Composite(
             state=ocp.args.PyTreeSave(leaves.flat_arrays(state)),
@@ -301,6 +297,7 @@ class Checkpoints:
 
     def _unwritten(self, step: int, error: Exception) -> UserError:
         """The error for a step that could not be written; deletes what was."""
+        distributed.wait_for_verdict()  # The cause may be a lost process.
         if jax.process_index() == 0:
             files.clear_leftovers(self.directory)
         last = max(self._scores, default=None)
@@ -369,6 +366,7 @@ def restore(
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # Orbax raises a bare Exception, too.
+        distributed.wait_for_verdict()  # The cause may be a lost process.
         # After verification it is not damage: this machine or its disk cannot read it.
         kind = UserError if has_digests else DamagedError
         raise kind(

@@ -32,6 +32,7 @@ _installed: list[bool] = []  # Not empty between `install` and `release`.
 _watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
 _scratch: list[Path] = []  # Folders that `exit_at_once` deletes.
 _last_calls: list[Callable[[], None]] = []  # `exit_at_once` calls them last.
+_ending = threading.Lock()  # Taken by the thread that ends the process.
 
 
 def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn:
@@ -46,6 +47,9 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
       line: printed to stderr first.
       forced: end the process even if `install` was not called.
     """
+    ends = bool(_installed) or forced
+    if ends and not _ending.acquire(blocking=False):
+        threading.Event().wait()  # Another thread is ending the process.
     if line:
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr)
@@ -53,7 +57,7 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
         # Another thread may hold the stream's lock, and a pipe may be closed.
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
             stream.flush()
-    if not (_installed or forced):
+    if not ends:
         sys.exit(code)
     for folder in list(_scratch):
         shutil.rmtree(folder, ignore_errors=True)

@@ -50,6 +50,14 @@ with atomic_files.new_folder(folder) as scratch, endings.temporary_folder("x") a
     print("installed", flush=True)
     time.sleep(60)
 """
+# A script that ends on a signal while the last calls of another end are under way.
+ENDING = """
+import signal, sys, time
+from ragen_jax.utils import endings
+endings.install()
+endings.before_exit(lambda: (print("installed", flush=True), time.sleep(2)))
+endings.exit_on_signal(signal.SIGINT)
+"""
 
 
 def start(script: str, *arguments: str, **variables: str) -> subprocess.Popen:
@@ -78,6 +86,13 @@ def test_a_signal_ends_a_script_at_any_moment_in_one_line(number, code, line):
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output, errors) == (code, "", line)
+
+
+def test_a_signal_while_a_script_ends_adds_no_line():
+    process = start(ENDING)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

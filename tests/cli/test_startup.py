@@ -80,14 +80,26 @@ def test_a_job_of_one_process_asks_the_cluster_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("script", "what"), [("diagnose", "a diagnosis"), ("benchmark", "a benchmark")]
+    ("script", "what"),
+    [
+        ("diagnose", "a diagnosis"),
+        ("benchmark", "a benchmark"),
+        ("study", "a study"),
+        ("warm_start", "a supervised start"),
+        ("export", "an export"),
+    ],
 )
 def test_what_one_process_makes_is_refused_to_several_at_once(tmp_path, script, what):
     """They printed and wrote all of it twice, and ended in a traceback."""
     place = ["--coordinator=127.0.0.1:1", "--processes=2", "--process=1"]
-    own = [f"--config={CONFIGS / 'frozenlake.py'}:smoke"]
-    if script == "diagnose":
-        own = [f"--checkpoint={_checkpoint(tmp_path / 'run')}"]
+    own = {
+        "benchmark": [f"--config={CONFIGS / 'frozenlake.py'}:smoke"],
+        "study": [f"--study={CONFIGS / 'studies' / 'stabilized.py'}"],
+        "warm_start": [f"--config={CONFIGS / 'warm_start.py'}"],
+    }.get(script) or [f"--checkpoint={_checkpoint(tmp_path / 'run')}"]
+    if script in ("study", "warm_start", "export"):
+        folder = "folder" if script == "study" else "out"
+        own.append(f"--{folder}={tmp_path / 'new'}")
     ended = warm_process.attempt(
         ROOT / "launch" / f"{script}.py", own + place, tmp_path
     )
@@ -97,6 +109,7 @@ def test_what_one_process_makes_is_refused_to_several_at_once(tmp_path, script, 
         " --coordinator, --processes and --process, or outside of the cluster's"
         " launcher\n"
     )
+    assert not (tmp_path / "new").exists()
 
 
 def _checkpoint(workdir: Path) -> Path:

@@ -146,6 +146,60 @@ def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
     assert lost == []
 
 
+@pytest.fixture
+def hearts():
+    """Three processes' hearts in this one, and what each says when one is lost."""
+    said: list[list[str]] = [[] for _ in range(PROCESSES)]
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    others = [
+        heartbeat.join(i, address, lost=said[i].append) for i in range(1, PROCESSES)
+    ]
+    first = heartbeat.listen(PROCESSES, server, 30, lost=said[0].append)
+    yield [first, *others], said
+    for heart in (*others, first):
+        heart.stop()
+
+
+@pytest.mark.parametrize("last", range(PROCESSES))
+def test_processes_wait_for_the_last_to_come_twice_over(hearts, last):
+    hearts, said = hearts
+    waiting = [heart for heart in hearts if heart is not hearts[last]]
+    for _ in range(2):
+        threads = [
+            threading.Thread(target=heart.meet, args=["the end"]) for heart in waiting
+        ]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.3)
+        assert all(thread.is_alive() for thread in threads)
+        hearts[last].meet("the end", 30)
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+    assert said == [[], [], []]
+
+
+def test_who_does_not_come_to_where_all_wait_is_named_by_the_first_process(hearts):
+    hearts, said = hearts
+    thread = threading.Thread(target=hearts[1].meet, args=["the end", 0.5])
+    thread.start()
+    thread.join()
+    hearts[0].meet("the end", 0.5)
+    (own,), (other,), _ = said
+    assert own.startswith("process 2 (host ")
+    assert own.endswith(") did not come to the end within 0.5 s")
+    assert other == "another process did not come to the end within 0.5 s"
+
+
+def test_nobody_waits_for_processes_that_have_ended_as_planned(hearts):
+    hearts, said = hearts
+    for heart in hearts[1:]:
+        heart.stop()
+    hearts[0].meet("the end", 30)
+    assert said == [[], [], []]
+
+
 def test_processes_that_come_to_their_end_disturb_nobody(together):
     for child in together:
         child.stdin.write("end\n")

@@ -60,6 +60,127 @@ def main():
 cli.run(main)
 """
 
+# One of two processes ends as planned while the other still works, and then is lost.
+LATER = """
+import os
+import signal
+import sys
+import time
+
+from ragen_jax import cli
+from ragen_jax.parallel import distributed
+from ragen_jax.utils import endings
+
+endings.install()
+place, index, failing = sys.argv.pop(), *map(int, sys.argv[:0:-1])
+del sys.argv[1:]
+
+
+def main():
+    distributed.start(place, 2, index)
+    if index == failing:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+cli.run(main)
+"""
+
+# The first of two processes speaks, to whoever listens.
+SPEAKING = """
+import sys
+
+from ragen_jax import cli
+from ragen_jax.parallel import distributed
+from ragen_jax.reporting.console import Console
+from ragen_jax.utils import endings
+
+endings.install()
+place, index = sys.argv[1], int(sys.argv[2])
+del sys.argv[1:]
+
+
+def main():
+    distributed.start(place, 2, index)
+    if index == 0:
+        console = Console(sys.stdout)
+        with console.on_lost_reader(lambda: None):
+            console.line("a line")
+
+
+cli.run(main)
+"""
+
+# One of two processes is killed while both write a checkpoint.
+KILLED = """
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ragen_jax import cli
+from ragen_jax.parallel import distributed, groups
+from ragen_jax.utils import endings
+
+endings.install()
+folder, place, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+del sys.argv[1:]
+
+
+def die_when_step_2_is_begun():
+    while not any(any(path.iterdir()) for path in folder.glob("2.*")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    distributed.start(place, 2, index)
+    import jax
+
+    from ragen_jax.parallel import mesh as meshes
+    from ragen_jax.training import checkpoint_leaves
+    from ragen_jax.training.checkpoints import Checkpoints
+
+    mesh = meshes.make_mesh(1, 2, 1)
+    groups.connect(mesh)
+    half = jax.NamedSharding(mesh, jax.P("fsdp"))
+    state = {"x": jax.jit(lambda: jax.numpy.arange(8.0), out_shardings=half)()}
+    with Checkpoints(folder, keep_last=1, keep_best=0) as saved:
+        saved.save(1, state, {}, score=None, wait=True)
+        if index == 1:
+            threading.Thread(target=die_when_step_2_is_begun, daemon=True).start()
+        saved.save(2, state, {}, score=None, wait=True)
+
+
+cli.run(main)
+"""
+
+# The first exchange of two processes, for which one is late.
+LATE = """
+import sys
+import time
+
+from ragen_jax import cli
+from ragen_jax.cli import startup
+from ragen_jax.parallel import distributed
+from ragen_jax.utils import endings
+
+endings.install()
+settings, start = cli.read_settings(cli.load_config(sys.argv.pop())), distributed.start
+
+
+def start_late(*given):
+    start(*given)
+    if "--process=1" in sys.argv:
+        time.sleep(33)
+
+
+distributed.start = start_late
+cli.run(lambda: cli.start_jax(settings))
+"""
+
 # The plan as one of the processes shows it, without what it takes to make one.
 PLANNING = """
 import sys
@@ -130,6 +251,61 @@ def test_a_process_that_fails_ends_the_others_and_itself_at_once(
     assert code == 75
     assert errors.startswith(f"error: process {failing} (host "), errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_process_at_its_end_hears_that_another_is_lost(tmp_path, failing):
+    """JAX would wait for that one for 300 s, and end in a dump."""
+    script = tmp_path / "later.py"
+    script.write_text(LATER)
+    place = f"127.0.0.1:{runs.free_port()}"
+    both = [runs.start([str(failing), str(index), place], script) for index in (0, 1)]
+    ended = [runs.finish(process, 120) for process in both]
+    assert ended[failing][0] == -signal.SIGKILL
+    code, _, errors = ended[1 - failing]
+    assert code == 75
+    *_, errors = errors.splitlines()  # JAX may notice process 0's end first.
+    assert errors.startswith(f"error: process {failing}"), errors
+    assert "has ended; the same command on all" in errors
+
+
+def test_a_first_process_to_which_nobody_listens_does_not_abort_the_others(tmp_path):
+    """It ends by a pipe's code, without Python's end, in which JAX takes its leave."""
+    script = tmp_path / "speaking.py"
+    script.write_text(SPEAKING)
+    place = f"127.0.0.1:{runs.free_port()}"
+    buffered = {"PYTHONUNBUFFERED": ""}
+    both = [runs.start([place, str(i)], script, buffered) for i in (0, 1)]
+    both[0].stdout.close()
+    both[0].stdout = None
+    assert [runs.finish(process, 120)[::2] for process in both] == [(141, ""), (0, "")]
+
+
+def test_a_save_that_a_lost_process_cuts_short_is_not_blamed_on_the_disk(tmp_path):
+    """Exit code 75 says that the same command resumes, 2 that it will not."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    folder = tmp_path / checkpoints.FOLDER
+    place = [str(folder), f"127.0.0.1:{runs.free_port()}"]
+    both = [runs.start([*place, str(index)], script) for index in (0, 1)]
+    (code, _, errors), (its_code, *_) = [runs.finish(process, 120) for process in both]
+    assert (code, its_code) == (75, -signal.SIGKILL), errors
+    assert errors.startswith("error: process 1 (host "), errors
+    assert errors.count("\n") == 1
+    assert list(checkpoints.scores(folder)) == [1]
+
+
+def test_a_process_may_be_half_a_minute_late_for_the_first_exchange(tmp_path):
+    """Gloo waits 30 s for processes that it has not connected."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    place = [f"--coordinator=127.0.0.1:{runs.free_port()}", "--processes=2"]
+    both = [
+        runs.start([*place, f"--process={index}", str(runs.CONFIG)], script)
+        for index in (0, 1)
+    ]
+    for code, _, errors in [runs.finish(process) for process in both]:
+        assert (code, errors) == (0, "")
 
 
 def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):

@@ -219,6 +219,17 @@ def test_a_checkpoint_of_two_processes_is_resumed_by_two(story):
     assert runs.steps(workdir)[-1] == last + 1
 
 
+def test_two_processes_that_were_stopped_end_in_the_bits_of_two_that_were_not(
+    story, tmp_path
+):
+    _, workdir, last, _ = story
+    processes = start(tmp_path / "run", tmp_path / "notes", 2, iterations=last + 1)
+    assert [runs.finish(process)[0] for process in processes] == [0, 0]
+    one, other = (runs.leaves(run, last + 1) for run in (workdir, tmp_path / "run"))
+    runs.assert_same_leaves(one, other)
+    assert repr(runs.records(workdir)) == repr(runs.records(tmp_path / "run"))
+
+
 def test_each_iteration_is_written_once_by_the_first_process(story):
     _, workdir, last, _ = story
     records = [r for r in runs.records(workdir) if "train/success" in r]
