@@ -10,7 +10,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import runs, updates
+from helpers import runs
 
 from ragen_jax.cli import diagnosis
 from ragen_jax.diagnostics import (
@@ -167,7 +167,16 @@ def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
         workdir_lib.check_workdir(tmp_path, fewer)
 
 
-@pytest.mark.parametrize("text", ['[{"from": 11, "t', "{}", '[{"from": 11}]', "[[]]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"from": 11, "t',
+        "{}",
+        "[[]]",
+        '[{"from": 11, "to": 0}]',
+        '[{"from": 11, "to": null, "why": ""}]',
+    ],
+)
 def test_damaged_rollbacks_are_named_wherever_they_are_read(tmp_path, text):
     settings = runs.settings(health__on_collapse="rollback")
     workdir_lib.claim_workdir(tmp_path, settings)
@@ -220,30 +229,6 @@ def test_each_iteration_has_its_indicators(rolled_back):
     assert len(dict(state.alarm.tracks)["train/success"].values) == 4
 
 
-class _ScoredError(Exception):
-    pass
-
-
-def test_recorded_episodes_are_scored_with_the_filter_that_they_were_learned_with(
-    tmp_path,
-):
-    """The share that is kept, and the weight of a KL term in the reward, may move."""
-    settings = updates.settings(filter__fraction_end=0.75, health__record_every=1)
-    before = updates.new_state(settings).replace(iteration=jnp.int32(4))
-    after = before.replace(iteration=before.iteration + 1)
-
-    def score(state, *_):
-        assert int(state.iteration) == 4
-        raise _ScoredError
-
-    made = monitor.Monitor(measure=lambda *_: {}, score=score, readers=(), labels=())
-    run = types.SimpleNamespace(settings=settings)
-    programs = types.SimpleNamespace(frozen={}, reference={})
-    rollout = types.SimpleNamespace(rows=None, episodes=None)
-    with pytest.raises(_ScoredError):
-        monitor.record(made, run, programs, after, rollout, tmp_path, 5)
-
-
 @pytest.mark.slow
 def test_episodes_are_recorded_with_what_their_tokens_were_worth(rolled_back):
     workdir, *_ = rolled_back
@@ -271,42 +256,6 @@ def test_a_report_of_a_real_run_holds_its_episodes(rolled_back):
     workdir, *_ = rolled_back
     text = report.write_report(workdir).read_text()
     assert "side by side" in text and '"phase":"after"' in text
-
-
-def test_a_log_that_grows_too_long_is_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(episode_log, "MOST_EPISODES", 6)
-    for iteration in range(1, 8):
-        one = {"iteration": iteration, "phase": "train"}
-        episode_log.append(tmp_path, [one])
-    kept = [e["iteration"] for e in episode_log.read(tmp_path)]
-    assert kept == [1, 3, 5, 7]
-    episode_log.trim(tmp_path, 4)
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 3]
-
-
-def test_a_write_that_was_cut_short_costs_itself_alone(tmp_path):
-    for iteration in (1, 2):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    path = tmp_path / episode_log.FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1]
-
-
-def test_what_is_written_behind_a_write_that_was_cut_short_is_found(tmp_path):
-    for iteration in (1, 2):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    path = tmp_path / episode_log.FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    episode_log.trim(tmp_path, 1)  # As a resumed run does.
-    for iteration in (2, 3):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3]
-
-
-def test_the_best_and_the_worst_of_each_group_are_chosen():
-    returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
-    assert episode_log.choose_episodes(returns, group, 9) == [1, 0, 3, 5]
-    assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
 
 
 @pytest.mark.parametrize(
