@@ -117,6 +117,16 @@ def test_parameters_of_float32_compute_in_the_dtype_asked_for():
     assert 0 < jnp.abs(states.astype(jnp.float32) - exact).mean() < 0.1
 
 
+def test_the_gradient_of_a_frequent_tokens_embedding_adds_up_in_float32():
+    def total(embedding):
+        tokens = jnp.zeros((1, 300), jnp.int32)
+        found = transformer.embed({"embedding": embedding}, tokens, jnp.bfloat16)
+        return found.sum(dtype=jnp.float32)
+
+    # A sum in bfloat16 would stop at 256.
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((1, 1))), 300)
+
+
 def test_a_tied_model_reads_its_logits_from_the_embedding():
     config = dataclasses.replace(CONFIG, tied=True)
     weights = models.random_parameters(config)
