@@ -140,13 +140,6 @@ def test_overlap_equals_the_definition_on_random_records(seed, length):
     assert float(repeats.top_share) == pytest.approx(top)
 
 
-def test_spread_counts_groups_whose_returns_are_equal():
-    episodes = records.episodes_of(
-        [[1], [1], [0], [1], [0], [0]], group=[0, 0, 1, 1, 2, 2]
-    )
-    assert float(indicators.zero_spread(episodes, 3)) == pytest.approx(2 / 3)
-
-
 def test_first_action_entropy_is_computed_by_hand():
     episodes = records.episodes_of([[0]] * 6, group=[0, 0, 1, 1, 2, 2])
     action = jnp.array([0, 0, 0, 1, -1, 1])

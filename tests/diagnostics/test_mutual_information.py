@@ -199,6 +199,7 @@ def markov_model() -> tuple[ModelConfig, dict]:
     }
 
 
+@pytest.mark.slow  # Scores and estimates together; each is tested by itself.
 def test_the_information_of_a_model_known_in_closed_form_is_found():
     config, parameters = markov_model()
     x, z = channel_samples().T
