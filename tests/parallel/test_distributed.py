@@ -390,7 +390,14 @@ def test_strangers_at_the_port_are_ignored(address):
     first.join()
 
 
-def test_a_first_process_that_ends_while_others_wait_is_reported():
+def test_a_first_process_that_ends_while_others_wait_is_reported(monkeypatch):
+    """They wait longer than it does, since it may have started later than they."""
+    read_line, waits = roll_call._read_line, []
+    monkeypatch.setattr(
+        roll_call,
+        "_read_line",
+        lambda connection, seconds: waits.append(seconds) or read_line(connection, 20),
+    )
     with socket.create_server(("127.0.0.1", 0)) as first:
         place = Place(f"127.0.0.1:{first.getsockname()[1]}", 2, 1)
         hangs_up = threading.Thread(target=lambda: first.accept()[0].close())
@@ -398,3 +405,4 @@ def test_a_first_process_that_ends_while_others_wait_is_reported():
         (error,) = call([place], 20)
         hangs_up.join()
     assert "ended before all processes were there" in error
+    assert waits == [30]
