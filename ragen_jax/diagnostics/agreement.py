@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragen_jax import trajectory
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.text.reply_automaton import END_THINK
@@ -35,8 +34,6 @@ def thought_agreement(
         reader = readers[int(episodes.environment[index])]
         row = row_of[index, turn]
         tokens = rows.tokens[row][(rows.turn[row] == turn) & rows.is_reply[row]]
-        if episodes.reply_end[index, turn] in trajectory.SAMPLED_STOPS:
-            tokens = tokens[:-1]
         reply = transcripts.spoken_bytes(reader, tokens)
         thought, closing, _ = reply.partition(END_THINK)
         actions = transcripts.action_names(reader, reply)

@@ -67,7 +67,6 @@ def describe(
     *,
     iteration: int,
     phase: str,
-    first_level: int = 0,
     numbers: TokenNumbers | None = None,
 ) -> list[dict[str, Any]]:
     """The chosen episodes, ready for JSON.
@@ -79,7 +78,6 @@ def describe(
       chosen: indices into the episodes.
       iteration: finished iterations; 0 is before training.
       phase: one of PHASES.
-      first_level: added to `episodes.group` where levels are played in batches.
       numbers: advantages and values of the rows that were learned from.
     """
     found = []
@@ -100,7 +98,7 @@ def describe(
                 "iteration": iteration,
                 "phase": phase,
                 "environment": labels[environment],
-                "level": first_level + transcript.level,
+                "level": transcript.level,
                 "rollout": int(np.flatnonzero(members == index)[0]),
                 "success": transcript.success,
                 "return": round(sum(turn.reward for turn in transcript.turns), 4),

@@ -138,7 +138,7 @@ def thought_hashes(
     turns = episodes.thought_tokens.shape[1]
     place = jnp.maximum(reply_places(rows), 0)
     owner = jnp.maximum(rows.episode, 0) * turns + jnp.maximum(rows.turn, 0)
-    owner = jnp.where(is_thought, owner, 0).reshape(-1)
+    owner = owner.reshape(-1)
     count = episodes.thought_tokens.size
     halves = []
     for seed in _SEEDS:

@@ -108,8 +108,7 @@ def assemble(trainable: Parameters, base: Parameters, adapters: Adapters) -> Par
     """
     layers = dict(base["layers"])
     for name, pair in trainable["layers"].items():
-        weight = jax.lax.stop_gradient(layers[name])
-        layers[name] = Adapted(weight, pair["a"], pair["b"], adapters.scale)
+        layers[name] = Adapted(layers[name], pair["a"], pair["b"], adapters.scale)
     tree = {**base, "layers": layers}
     if "value_head" in trainable:
         tree.pop("head", None)

@@ -130,7 +130,7 @@ def _misfit(place: Place, present: set[int], process: int, processes: int) -> st
             f"process {process} was started with --processes={processes}, process 0"
             f" with --processes={place.processes}: give all of them the same"
         )
-    if process in present or process == 0:
+    if process in present:
         return (
             f"two processes were started with --process={process}: number them from 0"
             f" to {place.processes - 1}"

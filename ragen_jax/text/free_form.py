@@ -72,11 +72,10 @@ def read_answer(
     ends_here = jnp.ones(answer_bytes + 1, bool)
     for offset, byte in enumerate(END_ANSWER):
         ends_here &= text[offset : offset + answer_bytes + 1] == byte
-    is_readable = reply_parser.is_closed(tables, reply) & ends_here.any()
-    length = jnp.argmax(ends_here)
+    length = jnp.argmax(ends_here)  # 0 if the answer is too long: it has no segments.
     texts, lengths = _segments(text[:answer_bytes], length, max_actions)
     read_actions = jax.vmap(read_action)(texts, lengths)
-    is_there = (lengths > 0) & is_readable
+    is_there = (lengths > 0) & reply_parser.is_closed(tables, reply)
     # The first number of an action says whether it is one.
     is_known = is_there & (read_actions.reshape(max_actions, -1)[:, 0] >= 0)
     is_known_number = is_known.reshape((max_actions,) + (1,) * (read_actions.ndim - 1))
@@ -119,8 +118,8 @@ def _segments(
     ends = jnp.where(is_in_segment, position[None] + 1, 0).max(axis=1)
     lengths = jnp.maximum(ends - starts, 0) * is_in_segment.any(axis=1)
     lower = jnp.where((text >= ord("A")) & (text <= ord("Z")), text + 32, text)
-    source = jnp.minimum(starts[:, None] + position[None], text.shape[0] - 1)
-    texts = jnp.where(position[None] < lengths[:, None], lower[source], 0)
+    shifted = lower[starts[:, None] + position[None]]  # Beyond the text: not taken.
+    texts = jnp.where(position[None] < lengths[:, None], shifted, 0)
     return texts.astype(jnp.uint8), lengths.astype(jnp.int32)
 
 

@@ -121,7 +121,10 @@ def test_a_process_ends_with_the_same_sentence_and_caches_no_program(
         ((b"</think>", b"<answer>", b"Up", b"</answer>"), 4),
         ((b"</think><answer>", b"Down", b"Up</answer>"), 2),
         ((b"</think><answer>", b"</answer>", b"Jump||", b"U", b"p"), 4),
-        ((b"</think><answer>Jump</answer>", b"</think><answer>Up</answer>"), 1),
+        (
+            (b"</think><answer>Jump||Up</answer>", b"</think><answer>", b"Up</answer>"),
+            2,
+        ),
         ((b"</think><answer>", b"U", b"p", b"<", b"/answer>", b""), 5),
     ],
 )

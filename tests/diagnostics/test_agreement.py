@@ -21,6 +21,8 @@ SAID = (
     b"<answer>Left</answer>",  # 5
     b"<answer>Down</answer>",
     b"",  # the end of a turn
+    b"Left, right?",  # a message of the environment, which no thought holds
+    b"Right</answer>",
 )
 REPLIES = [
     [[0, 3, 4], [1, 3, 6]],  # both agree: Right, whatever its case, and Down
@@ -41,7 +43,7 @@ def record(replies):
     """(rows, episodes) of replies that each end in the end of a turn."""
     lines = ["".join("o" + "r" * len(r) + "R" for r in one if r) for one in replies]
     width = max(map(len, lines))
-    tokens = [[t for r in one if r for t in (7, *r, 7)] for one in replies]
+    tokens = [[t for r in one if r for t in (8, *r, 7)] for one in replies]
     rows = records.rows_of(
         *(line.ljust(width, ".") for line in lines), episode=[*range(len(lines))]
     )
@@ -65,3 +67,7 @@ def test_two_of_three_thoughts_name_what_is_done(reader):
 def test_without_a_thought_there_is_no_agreement_to_speak_of(reader):
     rows, episodes = record([[[2, 3, 5]]])
     assert math.isnan(thought_agreement([reader], rows, episodes))
+    answers = dataclasses.replace(reader.dialogue, reply_prefix="<answer>")
+    answering = dataclasses.replace(reader, dialogue=answers)
+    rows, episodes = record([[[9]]])
+    assert math.isnan(thought_agreement([answering], rows, episodes))

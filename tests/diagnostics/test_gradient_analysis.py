@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from helpers import models, updates
 
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
-from ragen_jax.learning.batch import reply_lengths
+from ragen_jax.learning.batch import Batch, reply_lengths
 from ragen_jax.learning.update_plan import UpdatePlan
 
 CHANGES = dict(
@@ -64,6 +65,17 @@ def test_fixed_buckets_hold_their_lower_edge():
     buckets = analysis.fixed_buckets(np.array([0.0, 0.99, 1.0, 4.5, 5.0, 80.0]))
     assert [b.groups.tolist() for b in buckets] == [[0, 1], [2], [], [], [3], [4, 5]]
     assert buckets[-1].name == "spread_5_inf"
+
+
+def test_a_minibatch_has_its_longest_rows_first_and_is_filled_with_none():
+    is_reply = np.array([[0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]], bool)
+    numbers = np.arange(12).reshape(3, 4)
+    weight = np.array([3.0, 1.0, 2.0])
+    batch = Batch(numbers, is_reply, *[numbers] * 5, weight)
+    found = jax.device_get(analysis.minibatch_of(batch, np.array([0, 2]), 4))
+    assert found.weight.tolist() == [2, 3, 0, 0]
+    assert found.tokens[:2].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert found.is_reply.sum(axis=1).tolist() == [2, 1, 0, 0]
 
 
 @pytest.mark.slow
@@ -205,13 +217,14 @@ def test_a_group_without_spread_has_no_task_gradient():
     assert values["flat/task"] == 0 < values["flat/entropy"]
 
 
+def plan_of_half() -> UpdatePlan:
+    """Of a filter that keeps every other group."""
+    half = dict(filter__strategy="top_fraction", filter__fraction=0.5)
+    return dataclasses.replace(plan(), settings=updates.settings(**CHANGES | half))
+
+
 def test_the_batch_of_kept_rows_is_the_updates_own():
-    few = dataclasses.replace(
-        plan(),
-        settings=updates.settings(
-            **CHANGES | dict(filter__strategy="top_fraction", filter__fraction=0.5)
-        ),
-    )
+    few = plan_of_half()
     rows, episodes = updates.record()
     reference = updates.reference(few.settings)
     found = scored_batch.make_scoring(few, keep_all=False)(
@@ -222,3 +235,23 @@ def test_the_batch_of_kept_rows_is_the_updates_own():
     ]
     assert np.asarray(found.keep).sum() == 8
     assert set(kept) == set(np.flatnonzero(found.keep))
+
+
+def test_where_all_rows_are_scored_the_runs_filter_still_says_which_it_keeps(
+    monkeypatch,
+):
+    seen, zero = {}, jnp.zeros(())
+
+    def note(name: str, **result):
+        def called(first, *_):
+            settings = getattr(first, "settings", first)
+            seen[name] = settings.filter.strategy
+            return types.SimpleNamespace(**result)
+
+        return called
+
+    score, keep = note("rows", kept=zero, batch=zero), note("keep", keep=zero, std=zero)
+    monkeypatch.setattr(scored_batch.starpo, "score", score)
+    monkeypatch.setattr(scored_batch, "uncertainty_filter", keep)
+    scored_batch.make_scoring(plan_of_half(), keep_all=True)(NOBODY, {}, {}, {}, {})
+    assert seen == {"rows": "none", "keep": "top_fraction"}

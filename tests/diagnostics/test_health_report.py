@@ -151,6 +151,11 @@ def test_runs_that_differ_in_the_seed_alone_are_one_series(tmp_path):
         "train/return_with_penalty",
     ]
     assert found["tests"][0]["gain"] == 0.4
+    # Of runs whose settings are not known it is not known that they are the same.
+    for folder in runs:
+        (folder / "settings.json").unlink()
+    found = data_lib.gather(runs)
+    assert [one["runs"] for one in found["series"]] == [[0], [1]]
 
 
 def test_the_alarm_marks_the_collapse(run):
@@ -192,12 +197,15 @@ def test_the_record_of_the_test_ends_no_mark(run):
 def test_a_test_says_after_which_iteration_it_was(run):
     """While a run that had ended is continued, its test is an old one."""
     (unknown,) = data_lib.gather([run])["tests"]
-    assert unknown["iteration"] is None
+    assert unknown["iteration"] is None and unknown["environment"] == ""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines.insert(30, json.dumps({"iteration": 30, "test/success": 0.5}))
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (found,) = data_lib.gather([run])["tests"]
-    assert found["iteration"] == 30
+    test = json.loads((run / "test.json").read_text())
+    (run / "test.json").write_text(json.dumps({"lake": test, "room": test}))
+    lake, room = data_lib.gather([run])["tests"]
+    assert lake["iteration"] == room["iteration"] == 30
+    assert (lake["environment"], room["environment"]) == ("lake", "room")
 
 
 def test_what_a_test_of_one_level_does_not_know_is_no_obstacle(run):
@@ -312,8 +320,9 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path):
 
 
 def test_data_that_holds_the_templates_marks_is_put_in_as_it_is():
-    text = page.embedded({"a": "@@STYLE@@</script>\u2028"})
-    assert json.loads(text) == {"a": "@@STYLE@@</script>\u2028"}
+    text = page.embedded({"a": "@@STYLE@@</script>\u2028\ud800"})
+    # A half of a character, which no file can hold, becomes a question mark.
+    assert json.loads(text.encode()) == {"a": "@@STYLE@@</script>\u2028?"}
     assert "<" not in text and "\u2028" not in text
 
 

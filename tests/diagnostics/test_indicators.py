@@ -140,13 +140,6 @@ def test_overlap_equals_the_definition_on_random_records(seed, length):
     assert float(repeats.top_share) == pytest.approx(top)
 
 
-def test_spread_counts_groups_whose_returns_are_equal():
-    episodes = records.episodes_of(
-        [[1], [1], [0], [1], [0], [0]], group=[0, 0, 1, 1, 2, 2]
-    )
-    assert float(indicators.zero_spread(episodes, 3)) == pytest.approx(2 / 3)
-
-
 def test_first_action_entropy_is_computed_by_hand():
     episodes = records.episodes_of([[0]] * 6, group=[0, 0, 1, 1, 2, 2])
     action = jnp.array([0, 0, 0, 1, -1, 1])
@@ -177,6 +170,7 @@ def test_first_actions_of_two_environments_are_not_the_same_actions():
     assert float(group) == pytest.approx(math.log(2) / 3)
 
 
+@pytest.mark.slow
 def test_the_first_actions_are_those_that_the_replies_name():
     task, rollout = models.usual_task(), models.sample_usual()
     rows, episodes = rollout.rows, rollout.episodes
@@ -196,16 +190,39 @@ def test_the_first_actions_are_those_that_the_replies_name():
     assert len(set(wanted)) > 2
 
 
-def test_all_indicators_of_a_rollout_are_within_their_bounds():
-    task, rollout = models.usual_task(), models.sample_usual()
+def test_all_indicators_are_computed_by_hand():
+    """Answers are Up, and then Down, Down, two free texts, and one that is open."""
+    rows, episodes = record(
+        [[[1, 2, 3, 4], []], [[1, 2, 3, 4]], [[9, 1, 2, 3, 4]], [[5, 5]], [[]]],
+        [0, 0, 1, 1, 2],
+    )
+    answers = b"Up</answer>", b"Down</answer>", b"Up"
+    said = [b"</answer>", *[b""] * 96, *(b"</think><answer>" + x for x in answers)]
+    tables = reply_parser.reply_tables(said, ("Up", "Down"), b"<think>", True)
+    ends = jnp.array([5, 7, 5, 1]), jnp.array([97, 98, 98, 99])
+    rows = rows.replace(
+        tokens=rows.tokens.at[jnp.array([0, 0, 1, 4]), ends[0]].set(ends[1])
+    )
+    episodes = episodes.replace(
+        environment=jnp.array([0, 0, 1, 1, 0]),
+        reply_tokens=jnp.array([[5, 1], [5, 0], [6, 0], [3, 0], [1, 0]]),
+        reward=episodes.reward.at[0, 1].set(1),
+    )
     compute = jax.jit(
-        lambda rows, episodes, tables: indicators.indicators(
-            rows, episodes, tables, actions=(4,), groups=4, reply_tokens=5
+        lambda rows, episodes: indicators.indicators(
+            rows, episodes, (tables, None), actions=(2, 0), groups=3, reply_tokens=6
         )
     )
-    found = compute(rollout.rows, rollout.episodes, (task.tokens.replies,))
-    values = {name: float(value) for name, value in found.items()}
-    entropies = [values.pop(n) for n in list(values) if n.startswith("first_action")]
-    assert 0 < entropies[1] <= entropies[0] <= math.log(5)
-    assert all(0 <= value <= 1 for value in values.values()), values
-    assert 0 < values["distinct_thoughts"] < 1
+    # 12 23 34 twice, 91 12 23 34 and 55; of four tokens 1234 twice, 9123 and 1234.
+    assert jax.tree.map(float, compute(rows, episodes)) == pytest.approx(
+        {
+            "zero_spread_groups": 2 / 3,
+            "distinct_thoughts": 3 / 4,
+            "top_thought_share": 2 / 4,
+            "distinct_bigrams": 5 / 11,
+            "overlap_within": 2 / 4,
+            "overlap_across": 3 / 4,
+            "first_action_entropy": math.log(3),
+            "first_action_entropy_in_group": 2 / 3 * math.log(2),
+        }
+    )

@@ -1,7 +1,6 @@
 """Health in whole runs: what is measured and recorded, rollbacks, and diagnosis."""
 
 import dataclasses
-import gzip
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import runs, updates
+from helpers import runs
 
 from ragen_jax.cli import diagnosis
 from ragen_jax.diagnostics import (
@@ -168,7 +167,16 @@ def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
         workdir_lib.check_workdir(tmp_path, fewer)
 
 
-@pytest.mark.parametrize("text", ['[{"from": 11, "t', "{}", '[{"from": 11}]', "[[]]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"from": 11, "t',
+        "{}",
+        "[[]]",
+        '[{"from": 11, "to": 0}]',
+        '[{"from": 11, "to": null, "why": ""}]',
+    ],
+)
 def test_damaged_rollbacks_are_named_wherever_they_are_read(tmp_path, text):
     settings = runs.settings(health__on_collapse="rollback")
     workdir_lib.claim_workdir(tmp_path, settings)
@@ -221,30 +229,6 @@ def test_each_iteration_has_its_indicators(rolled_back):
     assert len(dict(state.alarm.tracks)["train/success"].values) == 4
 
 
-class _ScoredError(Exception):
-    pass
-
-
-def test_recorded_episodes_are_scored_with_the_filter_that_they_were_learned_with(
-    tmp_path,
-):
-    """The share that is kept, and the weight of a KL term in the reward, may move."""
-    settings = updates.settings(filter__fraction_end=0.75, health__record_every=1)
-    before = updates.new_state(settings).replace(iteration=jnp.int32(4))
-    after = before.replace(iteration=before.iteration + 1)
-
-    def score(state, *_):
-        assert int(state.iteration) == 4
-        raise _ScoredError
-
-    made = monitor.Monitor(measure=lambda *_: {}, score=score, readers=(), labels=())
-    run = types.SimpleNamespace(settings=settings)
-    programs = types.SimpleNamespace(frozen={}, reference={})
-    rollout = types.SimpleNamespace(rows=None, episodes=None)
-    with pytest.raises(_ScoredError):
-        monitor.record(made, run, programs, after, rollout, tmp_path, 5)
-
-
 @pytest.mark.slow
 def test_episodes_are_recorded_with_what_their_tokens_were_worth(rolled_back):
     workdir, *_ = rolled_back
@@ -272,119 +256,6 @@ def test_a_report_of_a_real_run_holds_its_episodes(rolled_back):
     workdir, *_ = rolled_back
     text = report.write_report(workdir).read_text()
     assert "side by side" in text and '"phase":"after"' in text
-
-
-def test_a_log_that_grows_too_long_is_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(episode_log, "MOST_EPISODES", 6)
-    for iteration in range(1, 8):
-        one = {"iteration": iteration, "phase": "train"}
-        episode_log.append(tmp_path, [one])
-    kept = [e["iteration"] for e in episode_log.read(tmp_path)]
-    assert kept == [1, 3, 5, 7]
-    episode_log.trim(tmp_path, 4, print)
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 3]
-
-
-@pytest.mark.parametrize("count", [1, 5, 12, 30])
-def test_a_log_stays_short_and_holds_the_newest_however_many_are_recorded_at_once(
-    tmp_path, monkeypatch, count
-):
-    monkeypatch.setattr(episode_log, "MOST_EPISODES", 20)
-
-    def record(iteration, phase):
-        new = [
-            {"iteration": iteration, "phase": phase, "rollout": i} for i in range(count)
-        ]
-        episode_log.append(tmp_path, new)
-        found = episode_log.read(tmp_path)
-        assert len(found) <= 20
-        mine = [e for e in found if (e["iteration"], e["phase"]) == (iteration, phase)]
-        assert mine and mine == new[: len(mine)]
-        return found
-
-    for iteration in range(1, 30):
-        assert record(iteration, "train")[0]["iteration"] == 1
-    record(0, "before")
-    found = record(29, "after")
-    assert {e["phase"] for e in found} == set(episode_log.PHASES)
-
-
-def test_a_write_that_was_cut_short_costs_itself_alone(tmp_path):
-    for iteration in (1, 2):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    path = tmp_path / episode_log.FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1]
-
-
-def test_what_is_written_behind_a_write_that_was_cut_short_is_found(tmp_path):
-    for iteration in (1, 2):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    path = tmp_path / episode_log.FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    episode_log.trim(tmp_path, 1, print)  # As a resumed run does.
-    for iteration in (2, 3):
-        episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3]
-
-
-def damaged_log(workdir, damage):
-    """Three writes, of iterations 1 to 3, one of them damaged; the file's new bytes."""
-    writes = []
-    for iteration in (1, 2, 3):
-        before = sum(map(len, writes))
-        episode_log.append(workdir, [{"iteration": iteration, "phase": "train"}])
-        writes.append((workdir / episode_log.FILE).read_bytes()[before:])
-    whole = damage(writes)
-    (workdir / episode_log.FILE).write_bytes(whole)
-    return whole
-
-
-DAMAGES = {
-    "a flipped bit": lambda w: (
-        w[0] + w[1][:20] + bytes([w[1][20] ^ 1]) + w[1][21:] + w[2]
-    ),
-    "a lost piece": lambda w: w[0] + w[1][:-9] + w[2],
-    "plain text": lambda w: w[0] + b'{"iteration": 2, "phase": "train"}\n',
-    "no episode": lambda w: w[0] + gzip.compress(b'{"iteration": "2"}\n') + w[2],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_log_is_set_aside_whole_and_the_run_goes_on(tmp_path, damage):
-    whole = damaged_log(tmp_path, damage)
-    with pytest.raises(UserError, match=r"jsonl\.gz is damaged behind its first 1 epi"):
-        episode_log.read(tmp_path)
-    reported = []
-    episode_log.trim(tmp_path, 3, reported.append)  # As a resumed run does.
-    (line,) = reported
-    assert line.startswith("warning: ") and line.endswith(
-        "as episodes.jsonl.gz.damaged"
-    )
-    assert (tmp_path / f"{episode_log.FILE}.damaged").read_bytes() == whole
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1]
-
-
-def test_what_is_damaged_while_a_run_records_is_not_lost_either(tmp_path):
-    for name in ("episodes.jsonl.gz.damaged", "episodes.jsonl.gz.damaged1"):
-        whole = damaged_log(tmp_path, DAMAGES["plain text"])
-        episode_log.append(tmp_path, [{"iteration": 4, "phase": "train"}])
-        assert (tmp_path / name).read_bytes() == whole
-        assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 4]
-        (tmp_path / episode_log.FILE).unlink()
-
-
-def test_zeros_behind_the_last_write_cost_nothing(tmp_path):
-    damaged_log(tmp_path, lambda writes: b"".join(writes) + bytes(40))
-    episode_log.append(tmp_path, [{"iteration": 4, "phase": "train"}])
-    assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3, 4]
-    assert [path.name for path in tmp_path.iterdir()] == [episode_log.FILE]
-
-
-def test_the_best_and_the_worst_of_each_group_are_chosen():
-    returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
-    assert episode_log.choose_episodes(returns, group, 9) == [1, 0, 3, 5]
-    assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,18 @@ def test_the_smoothed_std_begins_with_the_first_and_then_moves_a_tenth():
     assert dict(state.values) == {"a": pytest.approx(1.9), "b": 5.0}
 
 
+def test_a_reported_z_score_has_the_smoothed_std():
+    scores = jnp.array([[9.0, 1, 2, 3], [9, 1, 2, 3], [3, 0, 2, 1], [3, 2, 1, 0]])
+    before = mi.SmoothedStd((("x/sequence", 2.0),))
+    pairs = pairs_of([0, 1, 2, 3], 4, [1] * 4)
+    values, after = mi.report(scores, pairs, "x", before)
+    std = 0.9 * 2 + 0.1 * values["x/sequence/marginal_std"]
+    assert dict(after.values)["x/sequence"] == pytest.approx(std)
+    z = values["x/sequence/mutual"] / (std + 1e-3)
+    assert values["x/sequence/zscore_ema"] == pytest.approx(z)
+    assert values["x/sequence/marginal_std_ema"] == pytest.approx(std)
+
+
 # The model's side ---------------------------------------------------------------------
 
 
@@ -187,6 +199,7 @@ def markov_model() -> tuple[ModelConfig, dict]:
     }
 
 
+@pytest.mark.slow  # Scores and estimates together; each is tested by itself.
 def test_the_information_of_a_model_known_in_closed_form_is_found():
     config, parameters = markov_model()
     x, z = channel_samples().T
@@ -259,6 +272,13 @@ def test_a_thought_is_what_lies_before_its_closing_tag():
     assert turns.start.tolist() == [2] * 5
 
 
+def test_turns_are_found_in_the_order_of_their_episodes():
+    rows = jax.device_get(records.rows_of("orRorR", "orRorR", episode=[1, 0]))
+    turns = thought_samples.find_turns(rows, BYTES)
+    assert turns.row.tolist() == [1, 1, 0, 0]
+    assert turns.turn.tolist() == [0, 1, 0, 1]
+
+
 def test_first_turns_have_a_column_for_each_prompt():
     replies = [[1, 5], [6, 5], [1, 1, 5], [2, 2]]
     rows = sampled_record(replies)
@@ -270,8 +290,35 @@ def test_first_turns_have_a_column_for_each_prompt():
     assert pairs.thought_lengths.tolist() == [1, 1, 2]
     assert pairs.thoughts[:, :2].tolist() == [[1, 0], [6, 0], [1, 1]]
     assert pairs.is_same.all()  # The two prompts are the same tokens here.
-    few = thought_samples.sample_first_turns(rows, turns, group, samples=2, seed=0)
-    assert len(few.own) == 2
+    for seed in range(9):  # No thought twice.
+        few = thought_samples.sample_first_turns(
+            rows, turns, group, samples=2, seed=seed
+        )
+        assert len(few.own) == len({*map(tuple, few.thoughts.tolist())}) == 2
+
+
+@pytest.mark.parametrize("samples", [0, 2, 9])
+def test_trajectories_are_drawn_by_episode_and_at_most_as_often_as_there_are_turns(
+    samples,
+):
+    """The first has two turns with a thought, the second one and the third none."""
+    rows = jax.device_get(
+        records.rows_of("orRorR", "oorR..", "oorR..", episode=[0, 1, 2])
+    )
+    tokens = np.array([[1, 1, 5, 1, 1, 5], [6, 6, 6, 5, 0, 0], [1, 1, 1, 1, 0, 0]])
+    rows, of_second = rows.replace(tokens=tokens), []
+    turns = thought_samples.find_turns(rows, BYTES)
+    for seed in range(200):
+        pairs = thought_samples.sample_trajectories(
+            rows, turns, samples=samples, seed=seed
+        )
+        count = samples if samples == 2 else 3
+        assert pairs.own.tolist() == list(range(count))
+        is_second = pairs.thoughts[:, 0] == 6
+        of_second += is_second.tolist()
+        assert set(pairs.prompt_lengths[is_second].tolist()) <= {2}
+        assert set(pairs.prompt_lengths[~is_second].tolist()) <= {1, 4}
+    assert abs(np.mean(of_second) - 1 / 2) < 0.1
 
 
 @pytest.mark.slow

@@ -92,6 +92,20 @@ def test_a_rollback_returns_to_the_best_validation_even_through_a_checkpoint():
     assert record["iteration"] == 70 and decision.healthy_until == 10
 
 
+def test_the_first_best_validation_is_healthy_though_a_sign_began_before_it():
+    """Replies get worse from 37 on; validation is best at 40, and again at 50."""
+    state = health.HealthState()
+    asked = HealthSettings(on_collapse="rollback")
+    for iteration in range(1, 71):
+        line = {"rollout/valid_reply_rate": 1.0 if iteration < 37 else 0.9}
+        if iteration % 10 == 0:
+            success = {10: 0.2, 20: 0.4, 30: 0.6, 40: 0.8, 50: 0.8}.get(iteration, 0.5)
+            line["validation/success"] = success
+        state, decision = health.observe(state, iteration, line, asked)
+    assert state.alarm.calm_before_signs(70) == 36
+    assert decision.action == health.ROLLBACK and decision.healthy_until == 40
+
+
 def test_a_checkpoint_from_before_validations_were_watched_still_counts():
     saved = alarm.to_json(alarm.AlarmState())
     del saved["validation"]

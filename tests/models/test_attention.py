@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.models import attention
+from ragen_jax.models.row_attention import row_attention
 from ragen_jax.parallel import backend_choices
 
 PATHS = {
@@ -120,3 +121,14 @@ def test_attention_in_bfloat16_takes_its_softmax_in_float32(path):
     mixed = jax.jit(PATHS[path])(ones, ones, ones)
     assert mixed.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(mixed, np.float32), 1, atol=0.01)
+
+
+def test_a_gradient_in_bfloat16_cancels_in_float32():
+    """All values are alike, so that no query matters: 257 - 257, which is no bfloat16.
+
+    A sum of 256 would leave 1.
+    """
+    ones = jnp.ones((1, 3, 2, 8), jnp.bfloat16)
+    upstream = jnp.zeros_like(ones).at[..., 0].set(256).at[..., 1].set(1)
+    _, back = jax.vjp(lambda query: row_attention(query, ones, ones), ones)
+    np.testing.assert_array_equal(back(upstream)[0].astype(jnp.float32), 0)

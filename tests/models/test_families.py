@@ -224,6 +224,27 @@ REFUSALS = {
         _edited("llama", attention_chunk_size=8),
         "attention_chunk_size = 8 is ambiguous for llama",
     ),
+    "a truth instead of a number": (
+        _edited("llama", num_hidden_layers=True),
+        "num_hidden_layers = True cannot be used; take the config.json",
+    ),
+    "a truth instead of a fraction": (
+        _edited("llama", rms_norm_eps=True),
+        "rms_norm_eps = True cannot be used",
+    ),
+    "nothing in float32": (
+        _edited("llama", rms_norm_eps=1e-38),
+        "rms_norm_eps = 1e-38 cannot be used",
+    ),
+    "more than int32 counts": (
+        _edited("llama", vocab_size=2**31),
+        "vocab_size = 2147483648 cannot be used",
+    ),
+    "half a pair": (_edited("llama", head_dim=7), "head_dim = 7 cannot be used"),
+    "groups of unequal size": (
+        _edited("llama", num_key_value_heads=3),
+        "num_key_value_heads = 3 cannot be used",
+    ),
     "not an object": (
         _edited("llama3", rope_scaling="llama3"),
         "rope_scaling = 'llama3' cannot be used",
@@ -248,6 +269,22 @@ def test_what_transformers_would_guess_must_be_written(key):
         config["rope_scaling"] = scaling
     text = _refusal(model_config.from_hugging_face, config, "config.json")
     assert text.startswith(f"config.json lacks the key '{key}'; take the config.json")
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("llama", dict(rope_parameters={"rope_theta": None, "rope_type": "default"})),
+        ("llama", dict(rope_theta=7, rope_parameters={"rope_theta": 1000.0})),
+        ("llama3", dict(rope_parameters={"rope_type": "default"})),
+        ("qwen2", dict(attention_bias=True)),  # It knows no such key.
+    ],
+)
+def test_where_a_file_has_a_number_twice_the_one_counts_that_transformers_takes(
+    case, changes
+):
+    read = model_config.from_hugging_face
+    assert read(_edited(case, **changes), "") == read(CONFIGS[case], "")
 
 
 def test_a_llama_file_without_a_rotary_base_means_what_transformers_takes():

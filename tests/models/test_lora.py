@@ -65,6 +65,9 @@ def test_a_forward_pass_with_adapters_is_that_of_the_merged_weights(base, traine
     assembled = lora.assemble(trained, base, ADAPTERS)
     merged = lora.merge(assembled)
     assert jax.tree.map(jnp.shape, merged) == jax.tree.map(jnp.shape, base)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    copy = jax.eval_shape(lora.merge, lora.assemble(trained, half, ADAPTERS))
+    assert {x.dtype for x in jax.tree.leaves(copy)} == {jnp.dtype("bfloat16")}
     hidden, plain, before = (
         transformer.hidden_states(tree, tokens, CONFIG)
         for tree in (assembled, merged, base)
@@ -75,6 +78,10 @@ def test_a_forward_pass_with_adapters_is_that_of_the_merged_weights(base, traine
 
 def test_fresh_adapters_change_nothing_and_a_critic_keeps_its_own_head(base):
     declared = lora.declare_adapters(CONFIG, ADAPTERS, value_head=True)
+    output = declared["layers"]["output"]  # Of four heads of four features.
+    assert output["a"].axes == ("layers", "heads", None, None)
+    assert output["b"].axes == ("layers", None, "embed")
+    assert output["a"].scale == pytest.approx(48**-0.5) and output["b"].scale == 0
     fresh = parameters.initialize(jax.random.key(0), declared)
     critic = lora.merge(lora.assemble(fresh, base, ADAPTERS))
     wanted = parameters.shapes(parameters.declare(CONFIG, value_head=True))

@@ -10,6 +10,7 @@ from helpers import models
 
 from ragen_jax.models import parameters as model_parameters
 from ragen_jax.models import transformer
+from ragen_jax.models.attention import causal_attention
 
 CONFIG = models.small_config(40)
 
@@ -76,6 +77,39 @@ def test_rows_do_not_see_each_other():
     np.testing.assert_allclose(states(tokens)[jnp.array([2, 0, 1])], turned, atol=1e-5)
 
 
+def test_partial_results_are_combined_before_they_are_added():
+    """As if the matrices that write the results were two and three times as large."""
+    layer = jax.tree.map(lambda x: x[0], models.random_parameters(CONFIG)["layers"])
+    larger = layer | dict(output=2 * layer["output"], down=3 * layer["down"])
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 3, 32)), jnp.float32)
+
+    @jax.jit
+    def states(layer, heads, mlp):
+        places, attend = jnp.arange(3)[None], lambda *qkv: (causal_attention(*qkv), 0)
+        combine = lambda y: heads * y, lambda y: mlp * y
+        return transformer.block(layer, x, places, CONFIG, attend, *combine)[0]
+
+    one, other = states(layer, 2.0, 3.0), states(larger, 1.0, 1.0)
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_behind_a_prefix_have_the_states_of_whole_rows():
+    weights = models.random_parameters(CONFIG)
+    tokens = np.random.default_rng(1).integers(0, 40, (2, 9))
+    tokens[1, :4] = tokens[0, :4]
+
+    @jax.jit
+    def both(tokens):
+        prefix = transformer.prefix_keys_and_values(weights, tokens[0, :4], CONFIG)
+        behind = tokens[:, 4:]
+        return (
+            transformer.hidden_states(weights, behind, CONFIG, prefix=prefix),
+            transformer.hidden_states(weights, tokens, CONFIG)[:, 4:],
+        )
+
+    np.testing.assert_allclose(*both(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_recomputing_layers_leaves_gradients_as_they_are():
     weights = models.random_parameters(CONFIG)
@@ -115,6 +149,16 @@ def test_parameters_of_float32_compute_in_the_dtype_asked_for():
     assert logits.dtype == jnp.float32 and logits.shape == (2, 6, 40)
     exact = transformer.hidden_states(weights, tokens, CONFIG)
     assert 0 < jnp.abs(states.astype(jnp.float32) - exact).mean() < 0.1
+
+
+def test_the_gradient_of_a_frequent_tokens_embedding_adds_up_in_float32():
+    def total(embedding):
+        tokens = jnp.zeros((1, 300), jnp.int32)
+        found = transformer.embed({"embedding": embedding}, tokens, jnp.bfloat16)
+        return found.sum(dtype=jnp.float32)
+
+    # A sum in bfloat16 would stop at 256.
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((1, 1))), 300)
 
 
 def test_a_tied_model_reads_its_logits_from_the_embedding():

@@ -46,27 +46,25 @@ def test_what_the_settings_say_is_not_chosen_for_them():
         assert plan(window=2, context=301).context == 301
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
-def test_decode_attention_is_cudnns_where_it_has_a_kernel(capability):
-    bf16 = jnp.dtype(jnp.bfloat16)
-    with backend.targeting(target(capability=capability)):
-        assert backend_choices.decode_attention("auto", bf16, 64) == "cudnn"
-        assert backend_choices.decode_attention("xla", bf16, 64) == "xla"
-        assert backend_choices.decode_attention("auto", jnp.float32, 64) == "xla"
-    assert backend_choices.decode_attention("auto", bf16, 64) == "xla"
-
-
-@pytest.mark.slow
-def test_whole_rows_take_the_kernel_of_the_settings_or_what_suits_the_device():
+def test_attention_takes_the_kernel_of_the_settings_or_what_suits_the_device():
     bf16, f32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
-    chosen = backend_choices.row_attention
+    decode, rows = backend_choices.decode_attention, backend_choices.row_attention
     with backend.targeting(target()):
-        assert chosen("auto", bf16, 64) == chosen("cudnn", bf16, 64) == "cudnn"
-        assert chosen("xla", bf16, 64) == chosen("auto", f32, 64) == "xla"
+        for chosen in (decode, rows):
+            assert chosen("auto", bf16, 64) == chosen("cudnn", bf16, 64) == "cudnn"
+            assert chosen("xla", bf16, 64) == chosen("auto", f32, 64) == "xla"
     with backend.targeting(target("cpu", None)):
-        assert chosen("auto", f32, 64) == "rows"
-        assert chosen("xla", f32, 64) == "xla"
+        assert decode("auto", bf16, 64) == "xla"
+        assert rows("auto", f32, 64) == "rows"
+        assert rows("xla", f32, 64) == "xla"
+
+
+def test_rows_are_whole_tiles_on_a_gpu_and_a_failure_leaves_its_target():
+    assert backend_choices.row_length(65) == 65
+    with pytest.raises(KeyError), backend.targeting(target()):
+        assert [backend_choices.row_length(n) for n in (64, 65)] == [64, 128]
+        raise KeyError
+    assert backend.name() == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_devices_of_a_process_have_threads_to_wait_in_and_a_users_number_wins(
     monkeypatch.setenv("NPROC", "3")
     distributed.give_collectives_threads()
     assert os.environ["NPROC"] == "3"
-    for flags, threads in ((f"--xla_{_FORCED}=8", "34"), (f"--xla_{_FORCED}=2", "10")):
+    eight, two = (f"--xla_{_FORCED}={count}" for count in (8, 2))
+    for flags, threads in ((eight, "34"), (two, "10"), ("", "6")):
         monkeypatch.delenv("NPROC")
         monkeypatch.setenv("XLA_FLAGS", flags)
         distributed.give_collectives_threads()
@@ -104,9 +105,10 @@ def test_a_plugin_for_gpus_that_are_not_there_leaves_cpus_their_threads(
         file.touch()
         distributed.give_collectives_threads()
         assert "NPROC" not in os.environ
-        with monkeypatch.context() as hidden:
-            hidden.setenv("CUDA_VISIBLE_DEVICES", "")
-            assert distributed._is_on_cpus(None)
+        for none in ("", "-1"):
+            with monkeypatch.context() as hidden:
+                hidden.setenv("CUDA_VISIBLE_DEVICES", none)
+                assert distributed._is_on_cpus(None)
         file.unlink()
         distributed.give_collectives_threads()
         assert "NPROC" in os.environ

@@ -10,7 +10,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax.errors import UserError
-from ragen_jax.parallel import distributed, heartbeat, roll_call
+from ragen_jax.parallel import agreement, distributed, heartbeat, roll_call
 from ragen_jax.parallel import facts as facts_lib
 from ragen_jax.parallel.roll_call import Place
 
@@ -80,9 +80,15 @@ def test_a_slurm_task_finds_its_place(cluster):
     assert distributed.place_in_cluster(1) == Place("gpu07:61497", 4, 2, (0,))
 
 
-def test_a_slurm_task_that_is_alone_on_its_host_takes_all_gpus(cluster):
-    cluster(STEP, SLURM_STEP_TASKS_PER_NODE="3,1")
-    assert distributed.place_in_cluster(1).devices is None
+@pytest.mark.parametrize(
+    ("tasks", "devices"), [("3,1", None), ("1(x2)", None), ("1,3", (0,)), ("", (0,))]
+)
+def test_only_a_slurm_task_that_is_alone_on_its_host_takes_all_gpus(
+    cluster, tasks, devices
+):
+    """The second host's; of one that is not said to be alone JAX's word is taken."""
+    cluster(STEP, SLURM_STEP_TASKS_PER_NODE=tasks)
+    assert distributed.place_in_cluster(1).devices == devices
 
 
 def test_a_slurm_task_that_sees_one_gpu_takes_it_whatever_its_number(cluster):
@@ -121,6 +127,8 @@ def test_an_open_mpi_process_finds_its_place(cluster):
     cluster(MPIRUN)
     # 61440 + 1531576320 / 4096 % 4096 = 61440 + 373920 % 4096 = 61440 + 1184
     assert distributed.place_in_cluster(1) == Place("10.96.0.1:62624", 2, 1, (1,))
+    cluster(OMPI_COMM_WORLD_LOCAL_SIZE="1")
+    assert distributed.place_in_cluster(1).devices is None
 
 
 def test_open_mpi_5_is_refused_with_a_remedy(cluster):
@@ -152,7 +160,7 @@ def test_a_pod_of_an_indexed_job_does_not_start_alone_by_mistake(cluster):
         (("a:1", 2, None), ["belong together", "give all three", "process=None"]),
         ((None, None, 1), ["belong together", "coordinator=None"]),
         (("node1", 2, 0), ["--coordinator=node1 is not HOST:PORT", "node1:29400"]),
-        (("node1:99999", 2, 0), ["--coordinator=node1:99999 is not HOST:PORT"]),
+        (("node1:65536", 2, 0), ["--coordinator=node1:65536 is not HOST:PORT"]),
         (("a:1", 2, 2), ["--process=2 of --processes=2", "from 0 to one less"]),
         (("a:1", 0, 0), ["--process=0 of --processes=0"]),
         (("a:1", 2, -1), ["--process=-1 of --processes=2"]),
@@ -183,12 +191,19 @@ def test_jax_leaves_processes_alone_that_were_suspended_together(monkeypatch):
     assert given["heartbeat_timeout_seconds"] >= 24 * 3600
 
 
+def test_a_process_that_is_alone_agrees_with_itself():
+    """Step 0 is a step."""
+    assert [agreement.agreed_step(step) for step in (None, 0, 7)] == [None, 0, 7]
+
+
 def test_processes_with_different_numbers_of_devices_are_refused_in_a_sentence():
     """JAX would fail in the first exchange between them, with a reshape's error."""
     one, two = SimpleNamespace(process_index=0), SimpleNamespace(process_index=1)
     distributed.check_even([one, two, one, two])
     with pytest.raises(UserError, match="^process 1 has 2 devices and process 0 has 1"):
         distributed.check_even([one, two, two])
+    with pytest.raises(UserError, match="^process 1 has 1 device and process 0 has 2"):
+        distributed.check_even([one, two, one])
 
 
 # Roll call ---------------------------------------------------------------------------
@@ -246,6 +261,9 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     told = facts_lib.difference(2, other, found)
     assert "process 2 " in told and "seed is 4 there and 3 here" in told
     assert "iterations is 7 there and 4 here" in told
+    for keys, more in (("abc", ""), ("abcd", " and 1 more")):
+        told = facts_lib.difference(1, dict.fromkeys(keys, "0"), {})
+        assert f"c is 0 there and absent here{more}: start all" in told
 
 
 def test_whoever_comes_after_a_misfit_is_told_the_same(address):
@@ -322,6 +340,18 @@ def test_processes_that_count_differently_are_refused(address):
     )
 
 
+def test_a_misfit_is_told_soon_though_others_are_absent(address, monkeypatch):
+    monkeypatch.setattr(roll_call, "_LATE_SECONDS", 0.1)
+    began = time.monotonic()
+    first, other = call([Place(address, 3, 0), Place(address, 4, 1)], 30)
+    assert first == other and first.startswith("process 1 was started with --proc")
+    assert time.monotonic() - began < 20
+
+
+def test_an_address_of_ipv6_is_read_without_its_brackets():
+    assert roll_call.host_and_port("[::1]:29400") == ("::1", 29400)
+
+
 def test_two_processes_of_one_number_are_refused(address):
     errors = call([Place(address, 3, i) for i in (0, 1, 1)], 20)
     assert errors == 3 * [
@@ -360,7 +390,14 @@ def test_strangers_at_the_port_are_ignored(address):
     first.join()
 
 
-def test_a_first_process_that_ends_while_others_wait_is_reported():
+def test_a_first_process_that_ends_while_others_wait_is_reported(monkeypatch):
+    """They wait longer than it does, since it may have started later than they."""
+    read_line, waits = roll_call._read_line, []
+    monkeypatch.setattr(
+        roll_call,
+        "_read_line",
+        lambda connection, seconds: waits.append(seconds) or read_line(connection, 20),
+    )
     with socket.create_server(("127.0.0.1", 0)) as first:
         place = Place(f"127.0.0.1:{first.getsockname()[1]}", 2, 1)
         hangs_up = threading.Thread(target=lambda: first.accept()[0].close())
@@ -368,3 +405,4 @@ def test_a_first_process_that_ends_while_others_wait_is_reported():
         (error,) = call([place], 20)
         hangs_up.join()
     assert "ended before all processes were there" in error
+    assert waits == [30]

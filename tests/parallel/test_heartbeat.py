@@ -1,11 +1,13 @@
 """Processes that are killed, stopped or fail: the others end in time and say whose."""
 
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from helpers import runs
@@ -130,6 +132,32 @@ def test_a_killed_first_process_is_left_without_a_time_of_grace(monkeypatch):
     assert said == ["process 0 has ended"]
 
 
+def test_silence_counts_and_not_the_sleep_of_the_process_that_listens(monkeypatch):
+    """Beats every 25 s after a suspension of 100 s, and then none."""
+    ours, theirs = socket.socketpair()
+    steps = iter([(100, b""), *[(25, b'{"beat": ""}\n')] * 5, *[(25, b"")] * 3])
+    now, is_lost, said = [0], threading.Event(), []
+
+    class Selector(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            seconds, beat = next(steps)
+            now[0] += seconds
+            theirs.send(beat)
+            return super().select(0)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    waiting = types.SimpleNamespace(DefaultSelector=Selector, EVENT_READ=1)
+    monkeypatch.setattr(heartbeat, "time", clock)
+    monkeypatch.setattr(heartbeat, "selectors", waiting)
+    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 600.0)  # Not for the silent.
+    lost = lambda news: (said.append((now[0], news)), is_lost.set())
+    beating = heartbeat.Heartbeat("0", {ours: "process 1"}, lost, is_first=True)
+    assert is_lost.wait(30)
+    beating.stop()
+    theirs.close()
+    assert said == [(100 + 125 + 75, "process 1 was not heard of for 60 s")]
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n"])
 def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
     server = socket.create_server(("127.0.0.1", 0))
@@ -141,7 +169,9 @@ def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
         joined = heartbeat.join(1, address, lost=lost.append)
         first = heartbeat.listen(2, server, 30, lost=lost.append)
         assert list(first._names.values()) == [heartbeat.name(1)]
+    assert joined.is_awaited()
     joined.stop()
+    assert not joined.is_awaited()
     first.stop()
     assert lost == []
 

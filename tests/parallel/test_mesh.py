@@ -57,6 +57,14 @@ def test_heads_that_the_tensor_axis_does_not_divide_stay_whole_together():
     assert not meshes.shards_heads(4, 2, meshes.make_mesh(8, 1, 1))
 
 
+def test_an_axis_shards_parameters_if_it_shares_any_of_them():
+    declared = parameters.declare(CONFIG)
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    shared = [meshes.shards_parameters(declared, sizes, axis) for axis in meshes.AXES]
+    assert shared == [False, True, True]
+    assert not meshes.shards_parameters(declared, sizes | {"tensor": 7}, "tensor")
+
+
 def test_a_dimension_that_an_axis_does_not_divide_stays_whole():
     specs = _specs(meshes.make_mesh(1, 2, 4), vocabulary=41, mlp_width=50)
     assert specs["embedding"] == P(None, "fsdp")

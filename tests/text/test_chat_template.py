@@ -15,7 +15,7 @@ from helpers.paths import GOLDEN
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
-from ragen_jax.text import chat_template, template_process
+from ragen_jax.text import chat_template, pinned_date, template_process
 
 # In the manner of Llama 3: a header around each role, a pinned date, texts trimmed.
 LLAMA = """\
@@ -68,9 +68,9 @@ QWEN3 = (GOLDEN / "qwen3.jinja").read_text()
 CHAT_ML = {"smollm2": SMOLLM2, "qwen2": QWEN2, "qwen3": QWEN3}
 # In the manner of Zephyr: plain role names, an end of sentence after each message.
 ZEPHYR = """\
-{%- for message in messages -%}
-{{- '<' + message['role'] + '>\n' + message['content'] + eos_token + '\n' -}}
-{%- endfor -%}
+{% for message in messages %}
+{{ '<' + message['role'] + '>\n' + message['content'] + eos_token }}
+  {% endfor %}
 {%- if add_generation_prompt -%}{{- '<assistant>\n' -}}{%- endif -%}
 """
 _START = "{%- for message in messages -%}"
@@ -100,7 +100,7 @@ REFUSED = {
         "System role not supported",
     ),
     "closes a reply with plain text": (
-        f"{_START}{{{{- message['role'] + ': ' + message['content'] + '\n' -}}}}{_END}",
+        f"{_START}{{{{- message['role'] + ': ' + message['content'] + '.' -}}}}{_END}",
         "does not begin with a control token",
     ),
     "opens a new reply in another way": (
@@ -196,6 +196,9 @@ def test_a_date_that_the_template_asks_for_is_pinned(format):
     )
     assert pieces.join(texts) == whole
     assert tokenizer.chat_template == template
+    pinned = pinned_date.pin(template)
+    assert pinned_date.pin(pinned) == pinned
+    assert pinned_date.unpin(pinned) == template
 
 
 def test_an_end_of_text_token_stops_a_reply_too():
@@ -297,6 +300,17 @@ def test_a_template_is_read_where_memory_cannot_be_limited():
         text=True,
     )
     assert json.loads(done.stdout) == {"texts": ["<user>\nhi.\n<assistant>\n"]}
+
+
+def test_a_template_writes_json_as_it_is_and_no_more_than_a_megabyte_of_text():
+    """Jinja's own filter writes "<" so that HTML may hold it."""
+    given = dict(tokens={}, conversations=[[{"content": "<é>"}]])
+    template = "{{ messages | tojson }}"
+    found = template_process._render(given | dict(template=template))
+    assert found == {"texts": ['[{"content": "<é>"}]']}
+    template = "{{ 'x' * 1048577 }}"
+    with pytest.raises(ValueError, match="it writes 1048577 characters"):
+        template_process._render(given | dict(template=template))
 
 
 def test_a_template_cannot_read_what_python_holds():

@@ -31,6 +31,7 @@ PIECES = (
     b"",
     b"(1, ",
     b"2)",
+    b"(/, /)",
 )
 
 
@@ -127,27 +128,50 @@ def test_random_replies_are_read_as_the_reference_reads_them(thinking):
 
 
 def test_a_thought_ends_where_the_answers_text_begins_in_whichever_token():
-    """Answers "u b||12" and, begun within a token, "ab||u"; the third is none."""
+    """Answers "u b||12" and, begun within a token, "ab||u"; the others have none.
+
+    The first thought also writes what the place (-1, -1), which is none, would be.
+    """
     replies = (
-        (b"(1, ", b"2)", b"</think>", b" ", b"<answer>", b"U b", b"||", b"12"),
+        (
+            b"(/, /)",
+            b"(1, ",
+            b"2)",
+            b"</think>",
+            b" ",
+            b"<answer>",
+            b"U b",
+            b"||",
+            b"12",
+        ),
         (b"(1, ", b"</thin", b"k><answer>ab||", b"u"),
         (b"(1, ", b"2)", b" ", b"(1, "),
+        (b"u",),
     )
-    ends = (b"</answer>",), (b"</answer>",), ()
-    tokens, counts = np.zeros((3, TOKENS), np.int32), np.zeros(3, np.int32)
+    ends = (b"</answer>",), (b"</answer>",), (), (b"</answer>",)
+    tokens, counts = np.zeros((4, TOKENS), np.int32), np.zeros(4, np.int32)
     for row, (reply, end) in enumerate(zip(replies, ends, strict=True)):
         counts[row] = len(reply + end)
         tokens[row, : counts[row]] = [PIECES.index(piece) for piece in reply + end]
     actions, valid, closed, thought, grounded = read_all(True, tokens, counts)
     none = reply_parser.NO_ACTION
-    assert actions.tolist() == [[247, 99, none], [195, 117, none], [none] * 3]
-    assert valid.tolist() == closed.tolist() == [True, True, False]
-    assert thought.tolist() == [4, 2, 4]
-    assert grounded.tolist() == [1.0, 0.0, 1.0]
+    assert actions.tolist() == [[247, 99, none], [195, 117, none], *[[none] * 3] * 2]
+    assert valid.tolist() == closed.tolist() == [True, True, False, False]
+    assert thought.tolist() == [5, 2, 4, 2]
+    assert grounded.tolist() == [1.0, 0.0, 1.0, 0.0]
     # Of two places one is named, and of none none.
     half = read_all(True, tokens, counts, ((1, 2), (1, 3)))[-1]
-    assert half.tolist() == [0.5, 0.0, 0.5]
+    assert half.tolist() == [0.5, 0.0, 0.5, 0.0]
     assert not read_all(True, tokens, counts, ((-1, -1), (-1, -1)))[-1].any()
+
+
+def test_the_bytes_of_a_reply_begin_where_they_are_asked_for_and_end_in_zeros():
+    """The third token is not of the reply "(1, 2)"."""
+    tokens = jnp.array([PIECES.index(piece) for piece in (b"(1, ", b"2)", b"12")])
+    text = tables(True).text
+    read = jax.jit(free_form.reply_bytes, static_argnums=4)
+    found = read(text, tokens, jnp.int32(2), jnp.int32(3), 5)
+    assert found.tolist() == [*b" 2)", 0, 0]
 
 
 @pytest.mark.parametrize(

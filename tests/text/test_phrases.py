@@ -2,6 +2,7 @@
 
 import functools
 import random
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 from helpers.models import make_tokenizer
 
-from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
+from ragen_jax.errors import UserError
+from ragen_jax.text.phrases import (
+    PhraseTokens,
+    encode,
+    join_phrases,
+    tokenize_phrases,
+)
 
 CAPACITY = 24
 join = jax.jit(jax.vmap(functools.partial(join_phrases, capacity=CAPACITY), (None, 0)))
@@ -56,6 +63,24 @@ def test_phrases_are_tokenized_one_by_one_and_control_tokens_recognized():
     for phrase, row, length in zip(phrases, table.tokens, table.lengths, strict=True):
         assert tokenizer.decode(row[:length]) == phrase
         assert not row[length:].any()
+
+
+class _PanicError(BaseException):
+    """As the tokenizers' library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "caught"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (_PanicError, UserError)],
+)
+def test_a_tokenizer_that_breaks_down_is_named_and_ctrl_c_still_works(raised, caught):
+    def fail(*given, **options):
+        raise raised("stack")
+
+    tokenizer = types.SimpleNamespace(encode=fail, name_or_path="folder/x")
+    said = "^folder/x: the tokenizer cannot cut 'a b' .*Error: stack|^stack$"
+    with pytest.raises(caught, match=said):
+        encode(tokenizer, "a b")
 
 
 def test_joined_phrases_read_as_the_joined_texts():

@@ -323,6 +323,14 @@ def test_another_stop_token_ends_a_reply_without_closing_its_turn():
     assert np.flatnonzero(stops).tolist() == sorted([0, end])
 
 
+def test_of_free_form_answers_the_text_is_found_too(grid):
+    free = dataclasses.replace(grid.env, read_action=lambda *given: jnp.int32(0))
+    found = prompts_lib.tokenize_dialogue(
+        grid.texts, free, grid.pieces, grid.tokenizer, tiny_tokenizer.VOCABULARY
+    )
+    assert grid.tokens.replies.text is None and found.replies.text is not None
+
+
 def _space_first(written: dict) -> None:
     written["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
 

@@ -1,5 +1,6 @@
 """token_bytes against the tokenizer's own decoding."""
 
+import copy
 import random
 
 import pytest
@@ -63,11 +64,15 @@ def test_every_single_byte_has_a_token(tokenizer):
 
 def test_special_tokens_and_ids_without_a_token_give_no_bytes(tokenizer):
     used = len(token_bytes(tokenizer))
+    assert token_bytes(tokenizer, vocab_size=used) == token_bytes(tokenizer)
     table = token_bytes(tokenizer, vocab_size=used + 7)
     assert len(table) == used + 7
     assert table[tokenizer.convert_tokens_to_ids("<|im_end|>")] == b""
     assert table[tokenizer.convert_tokens_to_ids("<tool call>")] == b"<tool call>"
     assert table[used:] == (b"",) * 7
+    named = copy.deepcopy(tokenizer)
+    named.pad_token = "<tool call>"  # Special by its role.
+    assert token_bytes(named)[named.convert_tokens_to_ids("<tool call>")] == b""
 
 
 def test_rejects_a_vocabulary_smaller_than_the_tokenizers(tokenizer):

@@ -1,5 +1,6 @@
 """What a resumed run still knows: of its health, and of what was validated how."""
 
+import dataclasses
 import io
 
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ def test_a_fall_that_another_evaluation_makes_is_no_decline(tmp_path, now, level
     before = runs.settings(health__on_collapse="rollback")
     after = runs.settings(health__on_collapse="rollback", **now)
     state, _ = validated(health.HealthState(), 10, 0.8, before)
+    state = dataclasses.replace(state, stops=health.StopCounts(low_validation=3))
     info = {
         "settings": settings_lib.to_dict(before),
         "health": health.to_json(state),
@@ -40,6 +42,7 @@ def test_a_fall_that_another_evaluation_makes_is_no_decline(tmp_path, now, level
     with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
         saved.save(10, {"x": jnp.zeros(1)}, info, score=0.8)
         state = resumed.health_state(saved, 10, 0, after)
+    assert state.stops.low_validation == (3 if level == alarm.COLLAPSE else 0)
     for iteration in (20, 30):
         state, decision = validated(state, iteration, 0.5, after)
     assert decision.verdict.level == level
