@@ -31,7 +31,7 @@ from ragen_jax.studies import (
     study,
     verdicts,
 )
-from ragen_jax.studies.definition import Claim, Study, planned_runs
+from ragen_jax.studies.definition import Claim, PlannedRun, Study, planned_runs
 from ragen_jax.studies.measures import RunRecord
 
 STUDY = Study(
@@ -628,6 +628,32 @@ def test_a_page_keeps_its_runs_where_their_workdirs_are_gone(tmp_path):
     path.write_text(STUDY_FILE.replace('"kept"', '"again"'))
     again = study.prepare(choice)
     assert [again.state_of(run) for run in again.runs] == states
+
+
+def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rolls_back(
+    tmp_path,
+):
+    def planned(*diagnose, **changes):
+        changes = {key.replace("__", "."): value for key, value in changes.items()}
+        return PlannedRun("one", 0, "configs/bandit.py", changes, diagnose)
+
+    def is_there(run):
+        return archive.key(run) in archive.read(tmp_path)
+
+    def keep(run):
+        item = archive.entry(run, record(0, [1.0]), ())
+        (tmp_path / "a.json").write_text(json.dumps({"runs": [item]}))
+
+    saving = dict(every__checkpoint=10, checkpoint__keep_last=20)
+    keep(planned("--all", iterations=9, **saving))
+    assert is_there(planned(iterations=9))
+    assert is_there(planned("--all", iterations=9))
+    assert not is_there(planned("--all", "--nogradients", iterations=9))
+    assert not is_there(planned(iterations=8, **saving))
+    rollback = dict(health__on_collapse="rollback")
+    keep(planned(**rollback, **saving))
+    assert is_there(planned(**rollback, **saving))
+    assert not is_there(planned(**rollback))
 
 
 def test_a_run_that_came_into_the_data_file_meanwhile_is_not_lost(tmp_path):
