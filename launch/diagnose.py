@@ -37,6 +37,9 @@ _PROMPTS = flags.DEFINE_integer(
 _GROUP = flags.DEFINE_integer(
     "group_size", 0, "Episodes per prompt; 0: as in training.", lower_bound=0
 )
+_SAME_PROMPTS = flags.DEFINE_boolean(
+    "same_prompts", False, "Measure every step on the first one's prompts."
+)
 _SAMPLES = flags.DEFINE_integer(
     "samples", 64, "Thoughts that --information is measured on; 0: all.", lower_bound=0
 )
@@ -65,19 +68,20 @@ def main() -> None:
     from ragen_jax.utils.atomic_files import new_file
     from ragen_jax.utils.finite import finite
 
-    options = diagnosis.DiagnosisOptions(
-        information=_INFORMATION.value,
-        gradients=_GRADIENTS.value,
-        samples=_SAMPLES.value,
-        buckets=_BUCKETS.value,
-        may_lack_thoughts=_ALL.value,
-    )
     with cli.user_mistakes():
         run = diagnosis.prepare(settings)
     out = cli.check_out(_OUT.value or str(found.workdir / "diagnosis.json"))
     steps = [found.step]
     if _ALL.value:
         steps = sorted(checkpoints.scores(found.directory))
+    options = diagnosis.DiagnosisOptions(
+        information=_INFORMATION.value,
+        gradients=_GRADIENTS.value,
+        samples=_SAMPLES.value,
+        buckets=_BUCKETS.value,
+        may_lack_thoughts=_ALL.value,
+        prompts_of=steps[0] if _SAME_PROMPTS.value else None,
+    )
     smoothed, results = SmoothedStd(), []
     for step in steps:
         one, smoothed = diagnosis.diagnose(

@@ -59,10 +59,16 @@ def get_study() -> Study:
         curves=("validation/success", "rollout/entropy"),
         claims=claims,
         paper={"iterations": 400, "rollout.actions_per_turn": 2},
-        diagnose=("--all", "--nogradients"),
+        diagnose=(
+            "--all",
+            "--nogradients",
+            "--same_prompts",
+            "--prompts=32",
+            "--group_size=4",
+        ),
         notes="PPO without a KL term; every tenth iteration's checkpoint is measured on"
-        " a batch of its own. The source pools all of its runs and reports +0.39 for"
-        " the z-score and -0.14 for the entropy given the prompt; here each run has its"
-        " own correlation, over 20 checkpoints of rising training: what merely moves"
-        " with time correlates too.",
+        " the same 32 prompts, four episodes of each. The source pools all of its runs"
+        " and reports +0.39 for the z-score and -0.14 for the entropy given the prompt;"
+        " here each run has its own correlation, over 20 checkpoints of rising"
+        " training: what merely moves with time correlates too.",
     )

@@ -47,6 +47,9 @@ class DiagnosisOptions:
     # Whether to skip mutual information, instead of failing, for a checkpoint whose
     # replies have no thoughts: among several, a collapsed one is worth comparing.
     may_lack_thoughts: bool = False
+    # The iteration whose prompts and noise are drawn; None: the checkpoint's own, so
+    # that two checkpoints differ by their levels' difficulty too.
+    prompts_of: int | None = None
 
 
 def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
@@ -246,7 +249,8 @@ def diagnose(
         parts["critic"] = state.critic
     restored = checkpoints.restore(folder, step, parts, partial=True)
     actor = programs.merge(restored["actor"], programs.frozen)
-    rollout = sample(run, programs, actor, step)
+    drawn = step if options.prompts_of is None else options.prompts_of
+    rollout = sample(run, programs, actor, drawn)
     numbers: dict[str, Any] = {
         "step": step,
         "text": text_statistics(run, plan, rollout),

@@ -7,7 +7,7 @@ run with the same arguments.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,31 @@ KEPT = (
     "time/iteration_seconds",
 )
 
-# The identity of a run: sorted arguments of launch/train.py, those of its diagnosis.
+# The identity of a run: sorted arguments of launch/train.py that its figures depend on,
+# those of its diagnosis.
 Key = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+# When checkpoints are written, and how many stay, changes none of a run's figures,
+# except where it returns to one of them.
+_SAVING = ("--config.every.checkpoint=", "--config.checkpoint.")
+_ROLLBACK = "--config.health.on_collapse=rollback"
 
 
 def key(run: PlannedRun) -> Key:
     """A run's identity: equal for runs of different studies that are the same run."""
-    return tuple(sorted(run.arguments())), tuple(run.diagnose)
+    return _key(run.arguments(), run.diagnose)
 
 
 def key_of(item: dict[str, Any]) -> Key:
     """The key of an entry's run."""
-    return tuple(sorted(item["arguments"])), tuple(item["diagnose"])
+    return _key(item["arguments"], item["diagnose"])
+
+
+def _key(arguments: Sequence[str], diagnose: Sequence[str]) -> Key:
+    if _ROLLBACK not in arguments:
+        arguments = [a for a in arguments if not a.startswith(_SAVING)]
+    return tuple(sorted(arguments)), tuple(diagnose)
 
 
 def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str, Any]:
@@ -81,7 +94,10 @@ def read(pages: Path) -> dict[Key, RunRecord]:
                 raise ValueError("it has no list of runs")
             for number, item in enumerate(runs):
                 _check(number, item)
-                records[key_of(item)] = _record(item)
+                arguments, diagnose = key_of(item)
+                records[arguments, diagnose] = record = _record(item)
+                # It serves a study that diagnoses nothing as well.
+                records.setdefault((arguments, ()), record)
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path} is not the data of a study ({record_checks.why(error)}):"

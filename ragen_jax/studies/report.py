@@ -24,13 +24,13 @@ class _Results:
     counts: Mapping[str, int]  # finished runs of each arm
     table: Mapping[str, Mapping[str, Interval]]  # arm -> measure -> mean over seeds
     verdicts: Sequence[Verdict]
-    failed: Sequence[str]  # labels of runs
+    failed: Mapping[str, str]  # label of a run -> why it failed
 
 
 def write(
     study: Study,
     runs: Mapping[str, Sequence[RunRecord]],
-    failed: Sequence[str],
+    failed: Mapping[str, str],
     folder: Path,
     *,
     command: str,
@@ -42,7 +42,7 @@ def write(
     Args:
       study: the definition.
       runs: arm -> finished runs, an empty list for an arm without one.
-      failed: labels of the runs that failed.
+      failed: label -> reason, of the runs that failed.
       folder: where pages are.
       command: the one that trains these runs and makes this page.
       scale: of the runs.
@@ -118,7 +118,8 @@ def _page(
         runs = "1 run" if counts[arm] == 1 else f"{counts[arm]} runs"
         lines.append(f"* **{arm}**: {settings}; {runs} finished")
     if results.failed:
-        lines += ["", f"Failed and left out: {', '.join(results.failed)}."]
+        lines += ["", "Failed and left out:", ""]
+        lines += [f"* {label}: {reason}" for label, reason in results.failed.items()]
     return "\n".join([*lines, "", f"Data: [{data}]({data}).", ""])
 
 

@@ -63,6 +63,15 @@ def state_of(folder: Path, run: PlannedRun) -> str:
     return FAILED if (workdir / _FAILURE).is_file() else MISSING
 
 
+def failure_of(folder: Path, run: PlannedRun) -> str:
+    """Why a FAILED run failed: its exit code and the last line of its log."""
+    path = workdir_of(folder, run) / _FAILURE
+    failure = record_checks.read_json(
+        path, "a run's failure", record_checks.check_object
+    )
+    return f"exit code {failure.get('exit_code')}: {failure.get('last_line')}"
+
+
 def check_begun(folder: Path, run: PlannedRun) -> None:
     """Raises UserError if the workdir of a run holds one with other settings.
 
@@ -344,7 +353,7 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
     lines = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
     last = lines[-1] if lines else ""
     record = {"exit_code": code, "last_line": last}
-    (item.workdir / _FAILURE).write_text(json.dumps(record) + "\n")
+    atomic_files.write_text(item.workdir / _FAILURE, json.dumps(record) + "\n")
     console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
     return FAILED
 

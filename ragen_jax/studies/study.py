@@ -157,7 +157,8 @@ def write_page(plan: StudyPlan) -> Path:
     kept = {**plan.kept, **archive.read(plan.choice.pages)}
     plan = dataclasses.replace(plan, kept=kept)
     runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
-    failed, entries = [], []
+    failed: dict[str, str] = {}
+    entries = []
     for planned in plan.reported:
         state = plan.state_of(planned)
         if state == runner.FINISHED:
@@ -165,7 +166,7 @@ def write_page(plan: StudyPlan) -> Path:
             runs[planned.arm].append(record)
             entries.append(archive.entry(planned, record, plan.study.curves))
         elif state == runner.FAILED:
-            failed.append(planned.label)
+            failed[planned.label] = runner.failure_of(plan.folder, planned)
     # Entries of the earlier file that this page does not report, as of former arms.
     reported = {archive.key(planned) for planned in plan.reported}
     earlier = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")

@@ -306,6 +306,28 @@ def test_a_checkpoint_is_diagnosed(run, rolled_back):
     assert len(diagnosis.table([found]).splitlines()) == 2
 
 
+@pytest.mark.slow
+def test_two_checkpoints_are_diagnosed_on_the_same_prompts_where_that_is_asked(
+    run, rolled_back, monkeypatch
+):
+    drawn = []
+
+    def draw(*given):
+        drawn.append(given[-1])
+        raise UserError("enough")
+
+    monkeypatch.setattr(diagnosis, "sample", draw)
+    for options in (
+        diagnosis.DiagnosisOptions(),
+        diagnosis.DiagnosisOptions(prompts_of=2),
+    ):
+        for step in (2, 4):
+            with pytest.raises(UserError, match="enough"):
+                folder = rolled_back[0] / checkpoints.FOLDER
+                diagnosis.diagnose(run, folder, step, options, SmoothedStd())
+    assert drawn == [2, 4, 2, 2]
+
+
 def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
     verdict = alarm.Verdict(alarm.COLLAPSE, (), "a collapse")
     decision = health.Decision(health.ROLLBACK, "a collapse", verdict, 37)

@@ -31,7 +31,7 @@ from ragen_jax.studies import (
     study,
     verdicts,
 )
-from ragen_jax.studies.definition import Claim, Study, planned_runs
+from ragen_jax.studies.definition import Claim, PlannedRun, Study, planned_runs
 from ragen_jax.studies.run_record import RunRecord, read_run
 
 STUDY = Study(
@@ -362,9 +362,8 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
         ],
         "other, too": [record(s, np.arange(100) < 30, success=(0.3,)) for s in (0, 1)],
     }
-    page = report.write(
-        STUDY, runs, ["one-seed7"], tmp_path, command="python x", scale="tiny"
-    )
+    failed = {"one-seed7": "exit code 2: error: no luck"}
+    page = report.write(STUDY, runs, failed, tmp_path, command="python x", scale="tiny")
     text = page.read_text()
     assert STUDY.question in text and "python x" in text
     assert (
@@ -373,7 +372,7 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     alone = report.write(
         STUDY,
         runs | {"other, too": []},
-        [],
+        {},
         tmp_path / "alone",
         command="python x",
         scale="tiny",
@@ -381,7 +380,10 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert "Not judged, for want of runs:" in alone
     assert "(no run of other, too)" in alone and "**holds" not in alone
     assert "| one | 2 |" in alone and "| other, too |" not in alone
-    assert "| one | 2 | 80.0 % [" in text and "left out: one-seed7" in text
+    assert (
+        "| one | 2 | 80.0 % [" in text
+        and "* one-seed7: exit code 2: error: no luck" in text
+    )
     data = json.loads((tmp_path / "two.json").read_text())
     assert data["claims"][0]["verdict"] == "holds"
     assert data["runs"] == []
@@ -410,7 +412,7 @@ def test_a_mean_of_fewer_seeds_than_an_arm_has_says_so(tmp_path):
     level = {"health/level": [0.0, 2.0]}
     some = [record(0, np.ones(3), **level), record(1, np.ones(3), success=(0.3,))]
     page = report.write(
-        study, {"one": some, "other, too": []}, [], tmp_path, command="x", scale="tiny"
+        study, {"one": some, "other, too": []}, {}, tmp_path, command="x", scale="tiny"
     )
     (row,) = [line for line in page.read_text().splitlines() if "| one |" in line]
     assert row.endswith(" | 2.000 (no interval), 1 of 2 seeds |")
@@ -533,7 +535,7 @@ def test_a_page_of_the_papers_scale_says_what_its_runs_were_given(tmp_path):
         paper_arms={"one": {"optimizer.actor_lr": 5.0}},
     )
     runs = {"one": [record(0, [1])], "other, too": [record(0, [0])]}
-    page = report.write(study, runs, [], tmp_path, command="x", scale="paper")
+    page = report.write(study, runs, {}, tmp_path, command="x", scale="paper")
     text = page.read_text()
     assert "`configs/frozenlake.py:paper` with `iterations=200`." in text
     assert "* **one**: `optimizer.actor_lr=5.0`; 1 run " in text
@@ -554,7 +556,7 @@ def test_the_figure_of_a_page_appears_whole_or_not_at_all(tmp_path, monkeypatch)
     (tmp_path / "two.png").write_text("old")
     runs = {arm: [record(0, [True, False], success=(0.3,))] for arm in STUDY.arms}
     with pytest.raises(KeyboardInterrupt):
-        report.write(STUDY, runs, [], tmp_path, command="python x", scale="tiny")
+        report.write(STUDY, runs, {}, tmp_path, command="python x", scale="tiny")
     assert (tmp_path / "two.png").read_text() == "old"
 
 
@@ -563,14 +565,14 @@ def test_a_page_says_that_what_a_claim_is_about_never_happened(tmp_path):
     study = dataclasses.replace(STUDY, claims=(early,), measures=("std_lead",))
     steady = [record(s, np.ones(10), success=(0.5, 0.5)) for s in (0, 1)]
     runs = {"one": steady, "other, too": []}
-    page = report.write(study, runs, [], tmp_path, command="x", scale="tiny")
+    page = report.write(study, runs, {}, tmp_path, command="x", scale="tiny")
     assert "**not judged: no seed has a std_lead in one" in page.read_text()
 
 
 def test_a_page_links_only_to_files_that_are_beside_it(tmp_path):
     def links():
         runs = {"one": [record(0, [1])], "other, too": []}
-        page = report.write(STUDY, runs, [], tmp_path, command="x", scale="tiny")
+        page = report.write(STUDY, runs, {}, tmp_path, command="x", scale="tiny")
         return re.findall(r"\]\((.*?)\)", page.read_text())
 
     assert links() and all((tmp_path / link).is_file() for link in links())
@@ -626,6 +628,32 @@ def test_a_page_keeps_its_runs_where_their_workdirs_are_gone(tmp_path):
     path.write_text(STUDY_FILE.replace('"kept"', '"again"'))
     again = study.prepare(choice)
     assert [again.state_of(run) for run in again.runs] == states
+
+
+def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rolls_back(
+    tmp_path,
+):
+    def planned(*diagnose, **changes):
+        changes = {key.replace("__", "."): value for key, value in changes.items()}
+        return PlannedRun("one", 0, "configs/bandit.py", changes, diagnose)
+
+    def is_there(run):
+        return archive.key(run) in archive.read(tmp_path)
+
+    def keep(run):
+        item = archive.entry(run, record(0, [1.0]), ())
+        (tmp_path / "a.json").write_text(json.dumps({"runs": [item]}))
+
+    saving = dict(every__checkpoint=10, checkpoint__keep_last=20)
+    keep(planned("--all", iterations=9, **saving))
+    assert is_there(planned(iterations=9))
+    assert is_there(planned("--all", iterations=9))
+    assert not is_there(planned("--all", "--nogradients", iterations=9))
+    assert not is_there(planned(iterations=8, **saving))
+    rollback = dict(health__on_collapse="rollback")
+    keep(planned(**rollback, **saving))
+    assert is_there(planned(**rollback, **saving))
+    assert not is_there(planned(**rollback))
 
 
 def test_a_run_that_came_into_the_data_file_meanwhile_is_not_lost(tmp_path):
@@ -780,6 +808,7 @@ def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
     assert states == ["finished", "finished", "failed", "finished"]
     assert "failed    one-seed1  (exit code 2" in out.getvalue()
     assert "error: no luck" in out.getvalue()
+    assert runner.failure_of(folder, failed[0]) == "exit code 2: error: no luck"
     out.seek(0)
     out.truncate()
     assert [run.label for run in go()] == ["one-seed1"]

@@ -84,6 +84,15 @@ def test_a_run_of_an_arm_that_was_edited_since_is_neither_taken_for_it_nor_conti
     runner.check_begun(tmp_path, run)  # Nothing is there that could be continued.
 
 
+def test_the_arms_of_the_slip_sweep_slip_as_often_as_their_names_say():
+    runs = planned_runs(definition.load(ROOT / "configs" / "studies" / "slip.py"))
+    assert len(runs) == 42
+    for run in runs:
+        percent = float(run.arm.split()[1])
+        options = dict(settings_of(run).env.options)
+        assert options["success_probability"] == pytest.approx(1 - percent / 100)
+
+
 def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):
     path = ROOT / "configs" / "studies" / "reuse.py"
     choice = study.Choice(
