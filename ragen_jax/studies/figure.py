@@ -143,6 +143,9 @@ def _align_limits(column: Any) -> None:
     """
     filled = [axis for axis in column if axis.lines] or column
     for side in ("xlim", "ylim"):
-        low, high = zip(*(axis.properties()[side] for axis in filled), strict=True)
+        limits = np.array([axis.properties()[side] for axis in filled])
+        low, high = limits[:, 0].min(), limits[:, 1].max()
+        # A panel with a small range has a small margin of its own.
+        margin = 0.03 * (high - low) if len(filled) > 1 else 0.0
         for axis in column:
-            axis.set(**{side: (min(low), max(high))})
+            axis.set(**{side: (low - margin, high + margin)})
