@@ -123,7 +123,7 @@ def has_cudnn_attention(dtype, head_dim: int) -> bool:
     return capability is not None and capability >= (8, 0)  # Ampere and later.
 
 
-def decode_attention(wanted: str, dtype, head_dim: int) -> str:
+def decode_attention(kernel: str, dtype, head_dim: int) -> str:
     """The kernel of decode attention: "cudnn" or "xla".
 
     cuDNN's kernel reads no key beyond a slot's length; plain operations read the whole
@@ -132,19 +132,19 @@ def decode_attention(wanted: str, dtype, head_dim: int) -> str:
     a cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
 
     Args:
-      wanted: rollout.decode_attention, "auto", "xla" or "cudnn".
+      kernel: rollout.decode_attention, "auto", "xla" or "cudnn".
       dtype: of the computation.
       head_dim: features of a head.
 
     Raises:
       SettingsError: if cuDNN is wanted and has no such kernel.
     """
-    if _takes_cudnn("rollout.decode_attention", wanted, dtype, head_dim):
+    if _takes_cudnn("rollout.decode_attention", kernel, dtype, head_dim):
         return "cudnn"
     return "xla"
 
 
-def row_attention(wanted: str, dtype, head_dim: int) -> str:
+def row_attention(kernel: str, dtype, head_dim: int) -> str:
     """The kernel of whole rows, in the update and of prompts: "cudnn", "xla" or "rows".
 
     cuDNN's kernel writes no scores to memory. Plain operations, "xla", are for a card
@@ -153,28 +153,28 @@ def row_attention(wanted: str, dtype, head_dim: int) -> str:
     after the other, for CPUs.
 
     Args:
-      wanted: model.attention, "auto", "xla" or "cudnn".
+      kernel: model.attention, "auto", "xla" or "cudnn".
       dtype: of the computation.
       head_dim: features of a head.
 
     Raises:
       SettingsError: if cuDNN is wanted and has no such kernel.
     """
-    if _takes_cudnn("model.attention", wanted, dtype, head_dim):
+    if _takes_cudnn("model.attention", kernel, dtype, head_dim):
         return "cudnn"
-    return "rows" if wanted == "auto" and choices().has_row_loop else "xla"
+    return "rows" if kernel == "auto" and choices().has_row_loop else "xla"
 
 
-def _takes_cudnn(setting: str, wanted: str, dtype, head_dim: int) -> bool:
+def _takes_cudnn(setting: str, kernel: str, dtype, head_dim: int) -> bool:
     has_cudnn = has_cudnn_attention(dtype, head_dim)
-    if wanted == "cudnn" and not has_cudnn:
+    if kernel == "cudnn" and not has_cudnn:
         raise SettingsError(
             f"{setting} = 'cudnn' needs an NVIDIA GPU of compute"
             " capability 8.0 or later, bfloat16, and heads of at most 128 features, a"
             f" multiple of 8; here are {backend.name()}, {jnp.dtype(dtype).name} and"
             f" {head_dim}: set it to 'auto'"
         )
-    return has_cudnn and wanted != "xla"
+    return has_cudnn and kernel != "xla"
 
 
 def check_cuda_graph(wanted: bool) -> None:

@@ -164,9 +164,10 @@ def _build_row(
       first: int32[], a turn.
     """
     position = jnp.arange(row.tokens.shape[0])
+    is_opening = position < opening
     # The position in (old row + message) that each token is copied from.
     source = jnp.where(
-        position < opening, position, position + candidates.start[first] - opening
+        is_opening, position, position + candidates.start[first] - opening
     )
     is_old = source < row.length
     take = lambda x, index: x[jnp.clip(index, 0, x.shape[0] - 1)]
@@ -174,7 +175,7 @@ def _build_row(
         is_old, take(row.tokens, source), take(message.tokens, source - row.length)
     )
     turns = jnp.where(is_old, take(row.turn, source), turn + 1)
-    turns = jnp.where(position < opening, first, turns)
+    turns = jnp.where(is_opening, first, turns)
     length = candidates.length[first]
     is_real = position < length
     return Row(

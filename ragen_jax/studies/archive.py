@@ -1,4 +1,4 @@
-"""Finished runs, kept in a study's data file.
+"""Finished runs, archived in a study's data file.
 
 A study may take longer than one machine is available, and two studies may plan the same
 run. So NAME.json, beside the page, holds all that a page needs of each run: a run in
@@ -16,8 +16,8 @@ from ragen_jax.studies import record_checks
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.run_record import RunRecord
 
-# Metrics that measures read. The curves of a study are kept too.
-KEPT = (
+# Metrics that measures read. The curves of a study are archived too.
+ARCHIVED_METRICS = (
     "train/success",
     "train/return",
     "validation/success",
@@ -62,7 +62,7 @@ def _key(arguments: Sequence[str], diagnose: Sequence[str]) -> Key:
 def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str, Any]:
     """A run, ready for JSON; values of series have six digits."""
     series = {}
-    for name in dict.fromkeys((*KEPT, *curves)):
+    for name in dict.fromkeys((*ARCHIVED_METRICS, *curves)):
         iterations, values = record.series(name)
         if len(values):
             short = [float(f"{value:.6g}") for value in values]

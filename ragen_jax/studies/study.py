@@ -34,11 +34,11 @@ class StudyPlan:
     runs: tuple[PlannedRun, ...]  # to do now
     reported: tuple[PlannedRun, ...]  # on the page
     folder: Path  # of this study's runs
-    kept: Mapping[archive.Key, RunRecord]  # finished runs in data files
+    archived: Mapping[archive.Key, RunRecord]  # finished runs in data files
 
     def state_of(self, planned: PlannedRun) -> str:
         """As `runner.state_of`; a run in a data file is FINISHED too."""
-        if archive.key(planned) in self.kept:
+        if archive.key(planned) in self.archived:
             return runner.FINISHED
         return runner.state_of(self.folder, planned)
 
@@ -47,7 +47,7 @@ class StudyPlan:
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
             return read_run(workdir, planned.seed)
-        return self.kept[archive.key(planned)]
+        return self.archived[archive.key(planned)]
 
 
 def prepare(choice: Choice) -> StudyPlan:
@@ -80,7 +80,7 @@ def prepare(choice: Choice) -> StudyPlan:
         runs = [planned[choice.run]]
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
-    kept = archive.read(choice.pages)
+    archived = archive.read(choice.pages)
     earlier = archive.entries(choice.pages / f"{folder.name}.json")
     # A page shows all seeds: the study's, this command's, and the earlier page's.
     further = (*(seeds or ()), *(item["seed"] for item in earlier))
@@ -88,7 +88,7 @@ def prepare(choice: Choice) -> StudyPlan:
     reported = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     for run in reported:
         runner.check_begun(folder, run)
-    return StudyPlan(study, choice, tuple(runs), tuple(reported), folder, kept)
+    return StudyPlan(study, choice, tuple(runs), tuple(reported), folder, archived)
 
 
 def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
@@ -128,12 +128,12 @@ def run(
 ) -> None:
     """Trains the missing runs of a plan; see `runner.run_missing`."""
     console.line(f"{plan.study.name}: {plan.study.question}")
-    unkept = [run for run in plan.runs if archive.key(run) not in plan.kept]
-    if len(unkept) < len(plan.runs):
-        count = len(plan.runs) - len(unkept)
+    remaining = [run for run in plan.runs if archive.key(run) not in plan.archived]
+    if len(remaining) < len(plan.runs):
+        count = len(plan.runs) - len(remaining)
         console.line(f"{count} runs are in the data files of {plan.choice.pages}")
     failed = runner.run_missing(
-        unkept,
+        remaining,
         plan.folder,
         jobs=jobs,
         train=train,
@@ -154,8 +154,8 @@ def write_page(plan: StudyPlan) -> Path:
 
     Data files are read again: others may have been added while the runs trained.
     """
-    kept = {**plan.kept, **archive.read(plan.choice.pages)}
-    plan = dataclasses.replace(plan, kept=kept)
+    archived = {**plan.archived, **archive.read(plan.choice.pages)}
+    plan = dataclasses.replace(plan, archived=archived)
     runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
     failed: dict[str, str] = {}
     entries = []

@@ -1,0 +1,37 @@
+"""A study of two arms, and records of runs that were never trained."""
+
+import numpy as np
+
+from ragen_jax.studies.definition import Claim, Study
+from ragen_jax.studies.run_record import RunRecord
+
+STUDY = Study(
+    name="two",
+    question="Is one better than other?",
+    source="nothing",
+    config="configs/frozenlake.py",
+    changes={"iterations": 10},
+    arms={"one": {"seed": 5}, "other, too": {"config": "configs/bandit.py"}},
+    seeds=(0, 1),
+    claims=(Claim("one is better", "one", "other, too"),),
+    smoke={"iterations": 1},
+)
+
+
+def record(seed, levels, success=(), **series):
+    """A run with these successes by test level and a series of each metric."""
+    series = {"validation/success": success} | series
+    length = max(len(values) for values in series.values())
+    records = [
+        {"iteration": i + 1} | {k: v[i] for k, v in series.items() if i < len(v)}
+        for i in range(length)
+    ]
+    levels = np.asarray(levels, float)
+    test = {
+        "before": {"success": 0.25},
+        "after": {"success": levels.mean()},
+        "gain": levels.mean() - 0.25,
+        "after_by_level": levels.tolist(),
+        "before_by_level": np.full(len(levels), 0.25).tolist(),
+    }
+    return RunRecord(seed, records, test)
