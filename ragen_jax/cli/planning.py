@@ -18,7 +18,7 @@ class PlanFlags:
     plan: bool
     target: str | None  # of planning/device_data
     devices: int  # of all hosts
-    hosts: int
+    hosts: int | None  # None: one, and as many as a slice of TPUs has
     replies: tuple[str, ...]  # mean tokens of a reply
     shape: str | None  # of models/presets.py
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ragen_jax.errors import UserError
 from ragen_jax.planning.target import Target
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import validation
@@ -66,9 +67,16 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
 
 
 def compile_program(target: Target, traced: Lowered) -> Program:
-    """Compiles one program for the target, which can take minutes."""
+    """Compiles one program for the target, which can take minutes.
+
+    Raises:
+      UserError: if a TPU has too little memory for it.
+    """
     started = time.perf_counter()
-    compiled = target.compile(traced.lowered)
+    try:
+        compiled = target.compile(traced.lowered)
+    except UserError as error:
+        raise UserError(f"for the {traced.name} {error}") from error
     seconds = time.perf_counter() - started
     memory = compiled.memory_analysis()
     return Program(

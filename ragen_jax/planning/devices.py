@@ -1,11 +1,13 @@
-"""Descriptions of GPUs to plan for, read from device_data/*.toml.
+"""Descriptions of devices to plan for, read from device_data/*.toml.
 
 target.py gives them to XLA's compiler, work.py takes its figures from them.
 """
 
 import dataclasses
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ragen_jax.errors import UserError
 
@@ -45,16 +47,29 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What the compiler and the roofline need to know of a device."""
+    """What a plan needs to know of any device."""
 
     name: str  # "h100"
-    title: str  # the driver's name for it
+    title: str  # "NVIDIA H100 80GB HBM3", the name that a plan is headed by
     per_host: int  # devices in a typical host
+    memory: int  # bytes: of a GPU all that the driver reports, of a TPU XLA's limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu(Description):
+    """What the compiler and the roofline need to know of an NVIDIA GPU."""
+
     capability: tuple[int, int]  # CUDA's compute capability
-    memory: int  # bytes that the driver reports
     l2_cache: int  # bytes
     figures: Figures
     target_config: str  # XLA's GpuTargetConfigProto in text form
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu(Description):
+    """What the compiler needs to know of a TPU, which it knows the rest of itself."""
+
+    slices: Mapping[int, str]  # by the number of devices, such as 8: "2x4"
 
 
 def names() -> list[str]:
@@ -74,9 +89,23 @@ def read(name: str) -> Description:
             f" {', '.join(names())}"
         )
     values = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
+    return (_read_tpu if "slices" in values else _read_gpu)(name, values)
+
+
+def _read_tpu(name: str, values: dict[str, Any]) -> Tpu:
+    return Tpu(
+        name=name,
+        title=values["title"],
+        per_host=values["per_host"],
+        memory=values["memory_bytes"],
+        slices={int(count): shape for count, shape in values["slices"].items()},
+    )
+
+
+def _read_gpu(name: str, values: dict[str, Any]) -> Gpu:
     compiler = values["compiler"]
     major, minor = map(int, compiler["compute_capability"].split("."))
-    return Description(
+    return Gpu(
         name=name,
         title=values["title"],
         per_host=values["per_host"],

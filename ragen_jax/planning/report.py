@@ -6,13 +6,16 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 
 import jax
 
+from ragen_jax.errors import UserError
 from ragen_jax.models.io.sources import Source
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.planning import compiling, programs, roofline
 from ragen_jax.planning.compiling import ROLLOUT, UPDATE, Program
+from ragen_jax.planning.devices import Gpu
 from ragen_jax.planning.model import ShapeSource
 from ragen_jax.planning.programs import Block, Collective
 from ragen_jax.planning.roofline import Iteration, RolloutParts
@@ -39,8 +42,9 @@ class Plan:
     compiled: dict[str, Program]  # by name
     trees: dict[str, Block]  # the same programs, parsed
     needs: Needs  # memory
-    parts: RolloutParts  # costs of the rollout's passes
-    iterations: tuple[Iteration, ...]  # an estimate for each mean reply length
+    parts: RolloutParts | None  # costs of the rollout's passes; None: not of a GPU
+    # An estimate for each mean reply length; of a TPU none.
+    iterations: tuple[Iteration, ...]
 
 
 def make(
@@ -58,15 +62,20 @@ def make(
       settings: of the run.
       source: of the model; its weights are not read.
       target: the devices.
-      replies: mean reply lengths, in tokens, for which to estimate an iteration; none:
-        1/8, 3/8 and all of `rollout.reply_tokens`.
+      replies: mean reply lengths, in tokens, for which to estimate an iteration of
+        GPUs; none: 1/8, 3/8 and all of `rollout.reply_tokens`.
       names: of the programs to compile besides ROLLOUT and UPDATE, as for
         `compiling.lower`; none: all.
       status: called with a line of progress before each program.
 
     Raises:
-      UserError: if devices, model, environments and settings do not fit together.
+      UserError: if devices, model, environments and settings do not fit together, a TPU
+        has too little memory, or times are wanted for TPUs.
     """
+    if replies and not isinstance(target.device, Gpu):
+        raise UserError(
+            "--target-replies: times are estimated for GPUs alone: leave it out"
+        )
     program_names = (*names, ROLLOUT, UPDATE) if names else ()
     compiled, record = {}, None
     with target.tracing():
@@ -104,6 +113,8 @@ def assemble(
         },
     )
     device, per_host = target.device, target.count // target.hosts
+    if not isinstance(device, Gpu):
+        return Plan(run, target, compiled, trees, needs, None, ())
     costs = Costs(device.figures, per_host, device.l2_cache)
     parts = roofline.read_rollout(run, trees[ROLLOUT], costs)
     most = run.settings.rollout.reply_tokens
@@ -116,14 +127,12 @@ def assemble(
 
 def text(plan: Plan) -> str:
     """The plan as text for the console."""
-    sections = (
-        _heading(plan),
-        _memory(plan),
-        _programs(plan),
-        _passes(plan),
-        _collectives(plan),
-        _iterations(plan),
-    )
+    sections = [_heading(plan), _memory(plan), _programs(plan)]
+    if plan.parts is not None:
+        sections.append(_passes(plan, plan.parts))
+    sections.append(_collectives(plan))
+    if plan.parts is not None:
+        sections.append(_iterations(plan))
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -141,11 +150,19 @@ def _heading(plan: Plan) -> Iterator[str]:
             f"model: the shape of {run.model.source.shape}; texts are tokenized by"
             " tiny's tokenizer, with which rows are longer than with the model's own"
         )
-    yield f"compiled by XLA of jax {jax.__version__}, without autotuning"
+    yield f"compiled by XLA of jax {jax.__version__}, {_compiler(plan)}"
+
+
+def _compiler(plan: Plan) -> str:
+    if isinstance(plan.target.device, Gpu):
+        return "without autotuning"
+    return f"libtpu {version('libtpu')}; times are estimated for GPUs alone"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     yield memory_plan.report(plan.run, plan.needs)
+    if not isinstance(plan.target.device, Gpu):
+        return
     whole, share = plan.target.device.memory, memory_fraction()
     yield (
         f"(Available is what JAX allocates, {share:.0%} of {whole / _MIB:,.1f};"
@@ -168,19 +185,19 @@ def _programs(plan: Plan) -> Iterator[str]:
         yield f"  {name:28s} {columns} {each.seconds:10.1f}"
 
 
-def _passes(plan: Plan) -> Iterator[str]:
+def _passes(plan: Plan, parts: RolloutParts) -> Iterator[str]:
     yield "cost of each pass of the rollout, on one device"
     titles = f"{'GB moved':>10s} {'within L2':>10s} {'GFLOP':>10s} {'ms':>8s}"
     yield f"  {'':28s} {'kernels':>8s} {titles}"
     buckets = plan.run.plan.buckets
-    named = {"start: levels and prompts": plan.parts.start}
-    for index in range(len(plan.parts.decode)):
-        bucket = buckets[index] if len(plan.parts.decode) > 1 else buckets[-1]
-        full, empty = (roofline.decode_at(plan.parts, index, x) for x in (1.0, 0.0))
+    named = {"start: levels and prompts": parts.start}
+    for index in range(len(parts.decode)):
+        bucket = buckets[index] if len(parts.decode) > 1 else buckets[-1]
+        full, empty = (roofline.decode_at(parts, index, x) for x in (1.0, 0.0))
         named[f"decode, cache of {bucket}"] = full
         if empty != full:  # The kernel reads only the filled part of each slot.
-            named["  20% of it filled"] = roofline.decode_at(plan.parts, index, 0.2)
-    named["environment step and feed"] = plan.parts.feed
+            named["  20% of it filled"] = roofline.decode_at(parts, index, 0.2)
+    named["environment step and feed"] = parts.feed
     for name, each in named.items():
         yield (
             f"  {name:28s} {each.kernels:8.0f} {each.bytes / _GIGA:10.3f}"

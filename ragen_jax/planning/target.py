@@ -1,15 +1,17 @@
-"""Absent GPUs as a target for compilation. Nothing is ever run on them.
+"""Absent GPUs and TPUs as a target for compilation. Nothing is ever run on them.
 
 XLA needs only a description of a GPU to compile for it, on any machine with the plugin
 (`pip install -e .[plan-gpu]`). It cannot autotune, so tile sizes and the choice between
 Triton and cuBLAS may differ from those on the device. Structure, copies, loops, memory
-and collectives do not.
+and collectives do not. Its compiler for TPUs, in libtpu (`.[plan-tpu]`), knows them by
+name and needs no device to choose.
 """
 
 import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -19,11 +21,19 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel import backend
 from ragen_jax.parallel.backend import Backend
 from ragen_jax.planning import devices
-from ragen_jax.planning.devices import Description
+from ragen_jax.planning.devices import Description, Gpu, Tpu
 
 # The share of a GPU's memory that JAX allocates by default.
 _MEMORY_FRACTION = 0.75
 _FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+# libtpu would ask Google Cloud, and warn, which TPU this machine has, and let one
+# process at a time use it.
+_NO_TPU_HERE = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +43,8 @@ class Target:
     device: Description
     hosts: int
     backend: Backend  # as which tracing sees the devices
-    deterministic: bool = False  # refuse operations with varying results
+    # Compiler options, and those to try where XLA fails with the ones before.
+    attempts: tuple[dict[str, int | bool], ...]
 
     @property
     def count(self) -> int:
@@ -43,7 +54,9 @@ class Target:
     @property
     def available(self) -> int:
         """Bytes of one device's memory that JAX would allocate."""
-        return int(self.device.memory * memory_fraction())
+        if isinstance(self.device, Gpu):
+            return int(self.device.memory * memory_fraction())
+        return self.device.memory
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -52,64 +65,61 @@ class Target:
             yield
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compiles a program for these devices, which allocates nothing on them."""
-        options: dict[str, int | bool] = {"xla_gpu_autotune_level": 0}
-        if self.deterministic:
-            options["xla_gpu_exclude_nondeterministic_ops"] = True
-            # A Triton product here falls back on cuBLASLt, whose algorithms can only be
-            # listed on a device.
-            options["xla_gpu_enable_triton_gemm"] = False
+        """Compiles a program for these devices, which allocates nothing on them.
+
+        Raises:
+          UserError: if the compiler finds that a device has too little memory. Only
+            that for TPUs looks.
+        """
+        *firsts, last = self.attempts
         with _without_cache():
+            for options in firsts:
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    return lowered.compile(compiler_options=options)
             try:
-                return lowered.compile(compiler_options=options)
-            except jax.errors.JaxRuntimeError:
-                if self.deterministic:  # Without Triton already.
+                return lowered.compile(compiler_options=last)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
-                # Triton has no kernel for some fusions, such as those of attention by
-                # plain operations. On a device the autotuner would choose cuBLAS.
-                options["xla_gpu_enable_triton_gemm"] = False
-                return lowered.compile(compiler_options=options)
+                raise UserError(
+                    f"a {self.device.title} has too little memory"
+                    f" ({' '.join(str(error).split())[:200]}): set"
+                    " model.remat = True, lower optimizer.microbatch or rollout.slots,"
+                    " or divide the state over more devices with mesh.fsdp"
+                ) from error
 
 
 def make_target(
-    name: str, count: int = 1, hosts: int = 1, *, deterministic: bool = False
+    name: str,
+    count: int = 1,
+    hosts: int | None = None,
+    *,
+    deterministic: bool = False,
 ) -> Target:
     """Makes a target of absent devices.
 
     Args:
       name: of a file in device_data, such as "h100".
       count: devices of all hosts together.
-      hosts: over which they are divided evenly, with one process each.
-      deterministic: as settings.deterministic.
+      hosts: over which they are divided evenly, with one process each; None: one, and
+        as many as a slice of TPUs has.
+      deterministic: as settings.deterministic; programs for TPUs always are.
 
     Raises:
-      UserError: if `hosts` does not divide `count`, the device has no description, or
-        XLA's compiler for it is not installed.
+      UserError: if `hosts` does not divide `count`, the device has no description,
+        TPUs come in no such number, or XLA's compiler for them is not installed.
     """
-    if count < 1 or hosts < 1 or count % hosts:
-        raise UserError(
-            f"--target-devices={count}, of all hosts together, is not a multiple of"
-            f" --target-hosts={hosts}: give every host as many devices"
-        )
     device = devices.read(name)
-    topology = _absent_devices(device.target_config, hosts, count // hosts)
-    return Target(
-        device=device,
-        hosts=hosts,
-        backend=Backend(
-            name="gpu",
-            devices=topology,
-            local_devices=topology[: count // hosts],
-            cuda_capability=device.capability,
-        ),
-        deterministic=deterministic,
-    )
+    if isinstance(device, Tpu):
+        return _tpus(device, count, hosts)
+    assert isinstance(device, Gpu)
+    return _gpus(device, count, 1 if hosts is None else hosts, deterministic)
 
 
-def is_available() -> bool:
-    """Whether XLA's compiler for NVIDIA GPUs is installed; no GPU is needed."""
+def is_available(name: str) -> bool:
+    """Whether XLA's compiler for this device is installed; no device is needed."""
     try:
-        make_target("h100")
+        make_target(name)
     except UserError:
         return False
     return True
@@ -139,23 +149,82 @@ def memory_fraction() -> float:
     return _MEMORY_FRACTION
 
 
-def _absent_devices(target_config: str, hosts: int, each: int) -> tuple:
+def _gpus(device: Gpu, count: int, hosts: int, deterministic: bool) -> Target:
+    """Absent GPUs. Raises UserError as `make_target` does."""
+    if count < 1 or hosts < 1 or count % hosts:
+        raise UserError(
+            f"--target-devices={count}, of all hosts together, is not a multiple of"
+            f" --target-hosts={hosts}: give every host as many devices"
+        )
+    absent = _absent_devices(
+        device,
+        "cuda",
+        target_config=device.target_config,
+        topology=f"1x{hosts}x{count // hosts}",  # slices x hosts x devices of a host
+    )
+    seen = Backend("gpu", absent, absent[: count // hosts], device.capability)
+    return Target(device, hosts, seen, gpu_attempts(deterministic))
+
+
+def gpu_attempts(deterministic: bool) -> tuple[dict[str, int | bool], ...]:
+    """`Target.attempts` for GPUs."""
+    options: dict[str, int | bool] = {"xla_gpu_autotune_level": 0}
+    # Triton has no kernel for some fusions, such as those of attention by plain
+    # operations. On a device the autotuner would choose cuBLAS.
+    without_triton = options | {"xla_gpu_enable_triton_gemm": False}
+    if not deterministic:
+        return options, without_triton
+    # A Triton product here falls back on cuBLASLt, whose algorithms can only be listed
+    # on a device.
+    return (without_triton | {"xla_gpu_exclude_nondeterministic_ops": True},)
+
+
+def _tpus(device: Tpu, count: int, hosts: int | None) -> Target:
+    """A slice of absent TPUs. Raises UserError as `make_target` does."""
+    if count not in device.slices:
+        raise UserError(
+            f"--target-devices={count}: choose a slice of {device.title} of"
+            f" {', '.join(map(str, device.slices))} devices"
+        )
+    in_host = min(count, device.per_host)
+    if hosts not in (None, count // in_host):
+        raise UserError(
+            f"--target-hosts={hosts}: {count} x {device.title} have {in_host} in each"
+            f" host: leave it out, or set it to {count // in_host}"
+        )
+    for variable, value in _NO_TPU_HERE.items():
+        os.environ.setdefault(variable, value)
+    shape = device.slices[count]
+    one = {"chips_per_host_bounds": [1, 1, 1]} if count == 1 else {}
+    absent = _absent_devices(device, "tpu", f"{device.name}:{shape}", **one)
+    seen = Backend("tpu", absent, absent[:in_host], cuda_capability=None)
+    return Target(device, count // in_host, seen, ({},))
+
+
+def _absent_devices(
+    device: Description, platform: str, name: str = "", **described: Any
+) -> tuple[Any, ...]:
     """JAX's descriptions of absent devices.
 
+    Args:
+      device: which they are.
+      platform: "cuda" or "tpu".
+      name: of the topology, for TPUs.
+      **described: what XLA's compiler for them wants to know.
+
     Raises:
-      UserError: if XLA's compiler for NVIDIA GPUs is not installed.
+      UserError: if that compiler is not installed.
     """
     try:
-        topology = topologies.get_topology_desc(
-            platform="cuda",
-            target_config=target_config,
-            topology=f"1x{hosts}x{each}",  # slices x hosts x devices of a host
-        )
+        topology = topologies.get_topology_desc(name, platform, **described)
     except (NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
+        kind, extra = (
+            ("NVIDIA GPUs", "plan-gpu") if platform == "cuda" else ("TPUs", "plan-tpu")
+        )
         raise UserError(
-            "--target needs XLA's compiler for NVIDIA GPUs, which does not start here"
-            f" ({reason}): pip install -e '.[plan-gpu]' brings it, for Linux; no GPU is"
-            " needed"
+            f"--target={device.name} needs XLA's compiler for {kind}, which does not"
+            f" start here ({reason}): pip install -e '.[{extra}]' brings it, for Linux;"
+            " no such device is needed"
         ) from None
     return tuple(topology.devices)

@@ -535,7 +535,7 @@ def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not target.is_available(), reason="needs the plan-gpu extra")
+@pytest.mark.skipif(not target.is_available("h100"), reason="needs the plan-gpu extra")
 def test_a_stage_has_a_forecast_from_programs_compiled_for_a_gpu(tmp_path):
     launched(tmp_path, "--stage=forecast_replies_6")
     found = json.loads((tmp_path / "forecast_replies_6.json").read_text())

@@ -1,4 +1,4 @@
-"""Runs on GPUs that are not there, for tests of what is compiled for them."""
+"""Runs on GPUs and TPUs that are not there, for tests of what is compiled for them."""
 
 import functools
 
@@ -15,9 +15,17 @@ from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
 from ragen_jax.training.run import Run
 
-needs_compiler = pytest.mark.skipif(
-    not target.is_available(),
-    reason="XLA's compiler for NVIDIA GPUs is not installed: pip install '.[plan-gpu]'",
+
+def _needs(device: str, extra: str):
+    return pytest.mark.skipif(
+        not target.is_available(device),
+        reason=f"no compiler for {device} is installed: pip install '.[{extra}]'",
+    )
+
+
+needs_compiler, needs_tpu_compiler = (
+    _needs("h100", "plan-gpu"),
+    _needs("v5e", "plan-tpu"),
 )
 
 
@@ -41,11 +49,17 @@ def h100(count: int = 1, hosts: int = 1) -> Target:
     return target.make_target("h100", count, hosts)
 
 
+@functools.cache
+def v5e(count: int = 1) -> Target:
+    """TPUs that are not there."""
+    return target.make_target("v5e", count)
+
+
 class Compiled:
     """A run whose programs are compiled when they are asked for, once."""
 
-    def __init__(self, config: str, devices: int = 1, **changes):
-        self.target = h100(devices)
+    def __init__(self, config: str, devices: int = 1, make=h100, **changes):
+        self.target = make(devices)
         self.settings = settings(config, **changes)
         with self.target.tracing():
             self.run = prepare(self.settings)

@@ -15,7 +15,7 @@ from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
 from ragen_jax.parallel import backend
-from ragen_jax.planning import devices, model, programs, target, work
+from ragen_jax.planning import compiling, devices, model, programs, target, work
 from ragen_jax.planning.programs import Collective
 
 # A loop of 3 rounds, in it a product, a copy, an exchange, and a loop of unknown length
@@ -226,16 +226,30 @@ def test_an_exchange_between_hosts_is_as_fast_as_all_their_links_together():
 
 
 def test_every_described_device_has_a_compiler_description_and_figures():
-    assert devices.names() == ["a100", "b200", "h100", "h200"]
-    for name in devices.names():
+    gpus, tpus = ["a100", "b200", "h100", "h200"], ["v5e", "v5p", "v6e"]
+    assert devices.names() == [*gpus, *tpus]
+    for name in gpus:
         device = devices.read(name)
+        assert isinstance(device, devices.Gpu)
         assert f"device_memory_size: {device.memory}" in device.target_config
         assert device.figures.matmul_bfloat16 > device.figures.matmul_float32
     titles = {name: devices.read(name).title for name in ("h100", "h200")}
     # As their drivers call them: a device that is there is found by it.
     assert titles == {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
-    with pytest.raises(UserError, match="choose one of a100, b200, h100, h200"):
+    with pytest.raises(UserError, match="choose one of a100, b200, h100, h200, v5e,"):
         devices.read("h1000")
+    for name in tpus:
+        device = devices.read(name)
+        assert isinstance(device, devices.Tpu)
+        for count, shape in device.slices.items():
+            assert math.prod(map(int, shape.split("x"))) == count
+
+
+def test_a_slice_of_tpus_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(UserError, match="a slice of TPU v5p of 1, 4, 8, 16"):
+        target.make_target("v5p", 3)
+    with pytest.raises(UserError, match="4 in each host: .* or set it to 2"):
+        target.make_target("v5e", 8, 1)
 
 
 def test_what_cannot_be_planned_is_refused_with_a_remedy(monkeypatch):
@@ -246,12 +260,13 @@ def test_what_cannot_be_planned_is_refused_with_a_remedy(monkeypatch):
     with pytest.raises(UserError, match="choose one of qwen2.5-0.5b, .*, tiny"):
         model.find("tiny", "qwen")
 
-    def missing(**_):
-        raise NotImplementedError("topology not implemented for cuda")
+    def missing(*_, **__):
+        raise NotImplementedError("topology not implemented")
 
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[plan-gpu\]'"):
-        target.make_target("h100")
+    for name, extra in (("h100", "plan-gpu"), ("v5e", "plan-tpu")):
+        with pytest.raises(UserError, match=rf"pip install -e '\.\[{extra}\]'"):
+            target.make_target(name)
 
 
 @pytest.mark.parametrize("replies", ["abc", "-5", "nan", "50,inf", "0"])
@@ -320,7 +335,8 @@ def _compile(deterministic: bool, tried: list[dict]):
             raise jax.errors.JaxRuntimeError("Couldn't find output tile sizes")
         return "the program"
 
-    chosen = target.Target(None, hosts=1, backend=None, deterministic=deterministic)
+    attempts = target.gpu_attempts(deterministic)
+    chosen = target.Target(None, hosts=1, backend=None, attempts=attempts)
     return chosen.compile(types.SimpleNamespace(compile=compile))
 
 
@@ -335,3 +351,22 @@ def test_a_deterministic_program_is_compiled_without_triton_at_once():
     tried: list[dict] = []
     assert _compile(deterministic=True, tried=tried) == "the program"
     assert len(tried) == 1
+
+
+def test_a_program_that_a_tpus_compiler_has_no_memory_for_is_one_sentence():
+    device = devices.read("v5e")
+    chosen = target.Target(device, hosts=1, backend=None, attempts=({},))
+
+    def fails(message):
+        def compile(compiler_options):
+            raise jax.errors.JaxRuntimeError(message)
+
+        return types.SimpleNamespace(compile=compile)
+
+    traced = compiling.Lowered("update", fails("RESOURCE_EXHAUSTED: 18G of 15.75G"))
+    with pytest.raises(
+        UserError, match=r"for the update a TPU v5e has .*18G of .*fsdp"
+    ):
+        compiling.compile_program(chosen, traced)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a fault"):
+        chosen.compile(fails("INTERNAL: a fault"))
