@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from ragen_jax.models.row_attention import row_attention
 from ragen_jax.parallel import backend_choices
 
-_QUERY_BLOCK = 64  # queries scored at a time
 # Lengths are padded to full tiles of cuDNN's kernels. Up to cuDNN 9.15.0 other lengths
 # can cause an illegal memory access when trained inside a CUDA graph, and XLA makes
 # such graphs (Transformer Engine refuses them: its pull request 2344). JAX, too,
@@ -100,8 +99,9 @@ def blocked_attention(query, key, value) -> jax.Array:
     """
     length, mixed = query.shape[1], []
     ahead = key.shape[1] - length
-    for start in range(0, length, _QUERY_BLOCK):
-        end = min(length, start + _QUERY_BLOCK)
+    width = backend_choices.choices().query_block
+    for start in range(0, length, width):
+        end = min(length, start + width)
         key_count = ahead + end
         block = query[:, start:end]
         mixed.append(

@@ -1,9 +1,9 @@
 """All choices that depend on the backend, each with its reason.
 
 Facts about devices come from `backend.py`. The evidence for each choice is given in
-brackets: "compiled" was read off the program that XLA compiles for an H100; "simulated"
-was counted by the rollout's scheduling rules with random reply lengths (mean 50, 150
-and 400 tokens, 128 slots, 5 turns); "measured" was timed.
+brackets: "compiled" was read off the program that XLA compiles for an H100, or for a
+TPU that is named; "simulated" was counted by the rollout's scheduling rules with random
+reply lengths (mean 50, 150 and 400 tokens, 128 slots, 5 turns); "measured" was timed.
 """
 
 import dataclasses
@@ -24,6 +24,11 @@ class Choices:
     # Whether attention over whole rows loops over rows: a CPU's cache holds the scores
     # of one row's block (measured: 5 times faster, forward and backward).
     has_row_loop: bool
+    # Queries scored at a time by attention in plain operations, which is unrolled over
+    # such blocks. On a TPU, which has no other, wider ones compile sooner: with blocks
+    # of 256 an update in rows of up to 768 tokens took 93 s of processor time, tracing
+    # included, with 64 140 s; temporaries were 359 and 391 MiB (compiled for a v5e).
+    query_block: int
     # Slots: episodes of a training batch that are decoded at a time; 0: all. On a CPU
     # the cost of a step grows with the slots, and with a slot for each episode three
     # quarters of them would wait or idle: 128 episodes of FrozenLake took 8.6 s of one
@@ -72,6 +77,7 @@ class Choices:
 _CPU = Choices(
     compute_dtype="float32",
     has_row_loop=True,
+    query_block=64,
     slots=32,
     decode_chunk=4,
     buckets=4,
@@ -85,6 +91,7 @@ _CPU = Choices(
 _ACCELERATOR = Choices(
     compute_dtype="bfloat16",
     has_row_loop=False,
+    query_block=64,
     slots=0,
     decode_chunk=4,
     buckets=1,
@@ -95,6 +102,7 @@ _ACCELERATOR = Choices(
     sums_blocks_at_once=True,
     row_multiple=64,
 )
+_TPU = dataclasses.replace(_ACCELERATOR, query_block=256)
 
 # The commands that a CUDA graph of the rollout may hold: XLA's own list, and loops, so
 # that the whole rollout is one graph, and the host evaluates no loop condition
@@ -106,7 +114,7 @@ GRAPH_COMMANDS = (
 
 def choices() -> Choices:
     """The choices for the backend that programs are compiled for."""
-    return _CPU if backend.name() == "cpu" else _ACCELERATOR
+    return {"cpu": _CPU, "tpu": _TPU}.get(backend.name(), _ACCELERATOR)
 
 
 def row_length(needed: int) -> int:

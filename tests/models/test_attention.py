@@ -1,5 +1,6 @@
 """Every way of computing attention is the plain formula, forward and backward."""
 
+import dataclasses
 import functools
 import types
 
@@ -40,7 +41,7 @@ def _plain_attention(query, key, value):
     ],
 )
 def test_attention_equals_a_plain_softmax_and_so_do_its_gradients(path, length):
-    assert attention._QUERY_BLOCK == 64
+    assert backend_choices.choices().query_block == 64
     rng = np.random.default_rng(length)
     query, key, value, weight = (
         jnp.asarray(rng.normal(size=(3, length, heads, 8)), jnp.float32)
@@ -63,6 +64,21 @@ def test_attention_equals_a_plain_softmax_and_so_do_its_gradients(path, length):
     for one, other in zip(found, wanted, strict=True):
         assert other.dtype == np.float64
         np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+def test_wider_blocks_of_queries_attend_to_the_same(monkeypatch):
+    rng = np.random.default_rng(3)
+    qkv = [
+        jnp.asarray(rng.normal(size=(1, 300, heads, 8)), jnp.float32)
+        for heads in (4, 2, 2)
+    ]
+    found = {}
+    for width in (64, 256):
+        chosen = dataclasses.replace(backend_choices.choices(), query_block=width)
+        monkeypatch.setattr(backend_choices, "choices", lambda chosen=chosen: chosen)
+        found[width] = jax.jit(lambda *x: attention.blocked_attention(*x))(*qkv)
+    np.testing.assert_allclose(found[64], found[256], atol=1e-6)
+    np.testing.assert_allclose(found[256], _plain_attention(*qkv), atol=2e-6)
 
 
 @pytest.mark.parametrize("path", PATHS)
