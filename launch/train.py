@@ -39,18 +39,13 @@ _PLAN = flags.DEFINE_boolean(
     "plan", False, "Show the memory that the run would need on each device."
 )
 _TARGET = flags.DEFINE_string(
-    "target",
-    None,
-    "Plan for this device instead of those here: a100, b200, h100, h200, v5e, v5p or"
-    " v6e.",
+    "target", None, "Plan for an absent a100, b200, h100, h200, v5e, v5p or v6e."
 )
 _DEVICES = flags.DEFINE_integer(
     "target-devices", 1, "With --target: devices of all hosts."
 )
 _HOSTS = flags.DEFINE_integer(
-    "target-hosts",
-    None,
-    "With --target: number of hosts; default: one, and as many as a slice of TPUs has.",
+    "target-hosts", None, "With --target: number of hosts; default: as few as can be."
 )
 _REPLIES = flags.DEFINE_list(
     "target-replies",
