@@ -83,9 +83,10 @@ class Target:
                     raise
                 raise UserError(
                     f"a {self.device.title} has too little memory"
-                    f" ({' '.join(str(error).split())[:200]}): set"
-                    " model.remat = True, lower optimizer.microbatch or rollout.slots,"
-                    " or divide the state over more devices with mesh.fsdp"
+                    f" ({' '.join(str(error).split())[:200]}): for an update set"
+                    " model.remat = True or lower optimizer.microbatch, for a rollout"
+                    " lower rollout.slots or set rollout.layout = 'tensor'; or divide"
+                    " the state over more devices with mesh.fsdp"
                 ) from error
 
 
