@@ -2,12 +2,17 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
-from ragen_jax.planning import compiling, model, programs, target
+from ragen_jax.models import attention
+from ragen_jax.planning import compiling, devices, model, programs, target
 from ragen_jax.planning.compiling import Program
+from ragen_jax.planning.devices import Description
 from ragen_jax.planning.programs import Block
 from ragen_jax.planning.target import Target
 from ragen_jax.settings import Settings
@@ -53,6 +58,28 @@ def h100(count: int = 1, hosts: int = 1) -> Target:
 def v5e(count: int = 1) -> Target:
     """TPUs that are not there."""
     return target.make_target("v5e", count)
+
+
+def names(kind: type[Description]) -> list[str]:
+    """The values of --target that are of this kind, devices.Gpu or devices.Tpu."""
+    return [n for n in devices.names() if isinstance(devices.read(n), kind)]
+
+
+def compiled_attention(chosen: Target) -> str:
+    """The HLO of a gradient through attention, two rows on each device."""
+    mesh = jax.sharding.Mesh(np.array(chosen.backend.devices), ("data",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jax.ShapeDtypeStruct((2 * chosen.count, 64, 2, 64), jnp.bfloat16, sharding=rows)
+
+    @jax.jit
+    @jax.grad
+    def f(x):
+        mixed = attention.causal_attention(x, x, x)
+        return (mixed @ mixed.mT).astype(jnp.float32).sum()
+
+    with chosen.tracing():
+        lowered = f.lower(x)
+    return chosen.compile(lowered).as_text()
 
 
 class Compiled:

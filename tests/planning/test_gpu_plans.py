@@ -13,7 +13,7 @@ import pytest
 from helpers import absent
 from helpers.absent import Compiled
 
-from ragen_jax.models import attention, precision
+from ragen_jax.models import precision
 from ragen_jax.planning import devices, programs, report, roofline, target, work
 from ragen_jax.planning.compiling import MERGE, ROLLOUT, UPDATE
 
@@ -207,23 +207,11 @@ def test_no_chunk_of_the_vocabulary_is_exchanged_between_gpus(paper_on_8):
 
 @compiles
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", devices.names())
-def test_every_device_has_a_compiler_that_takes_cudnns_attention(name, deterministic):
+@pytest.mark.parametrize("name", absent.names(devices.Gpu))
+def test_every_gpu_has_a_compiler_that_takes_cudnns_attention(name, deterministic):
     device = target.make_target(name, 2, deterministic=deterministic)
-    mesh = jax.sharding.Mesh(np.array(device.backend.devices), ("data",))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    x = jax.ShapeDtypeStruct((4, 64, 2, 64), jnp.bfloat16, sharding=rows)
-
-    @jax.jit
-    @jax.grad
-    def f(x):
-        mixed = attention.causal_attention(x, x, x)
-        return (mixed @ mixed.mT).astype(jnp.float32).sum()
-
-    with device.tracing():
-        lowered = f.lower(x)
-    compiled = device.compile(lowered)
-    assert programs.has_cudnn_attention(programs.read(compiled.as_text()))
+    text = absent.compiled_attention(device)
+    assert programs.has_cudnn_attention(programs.read(text))
 
 
 @compiles

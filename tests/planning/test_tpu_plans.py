@@ -7,7 +7,7 @@ import pytest
 from helpers import absent
 from helpers.absent import Compiled
 
-from ragen_jax.planning import compiling, programs, report
+from ragen_jax.planning import compiling, devices, programs, report, target
 from ragen_jax.planning.compiling import ROLLOUT, UPDATE
 
 pytestmark = [
@@ -46,6 +46,12 @@ def test_a_run_is_lowered_for_a_tpu_without_anything_of_cudas(name, monkeypatch)
     assert len(texts) == 3
     for text in texts:
         assert not re.search("cudnn|cuda|triton|callback", text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", absent.names(devices.Tpu))
+def test_every_tpu_has_a_compiler_that_takes_attention(name):
+    text = absent.compiled_attention(target.make_target(name, 4))
+    assert "convolution(" in text  # As products are called there.
 
 
 SMOKE = str(ROOT / "configs" / "bandit.py:smoke")
