@@ -16,6 +16,7 @@ from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen
 
 _MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
 _MOST_IN_A_LEGEND = 3  # arms; the legend of more stands beside the panel
+_MOST_TIMES = 5  # by which panels with one axis differ in their highest values
 _DASHES = ("-", "--", ":", "-.")  # The next style after every ten arms (ten colours).
 Runs = Mapping[str, Sequence[RunRecord]]
 
@@ -139,11 +140,16 @@ def _draw_row(
 def _align_limits(column: Any) -> None:
     """Gives the panels of one curve the same axes, wide enough for each.
 
-    Empty panels, whose axes are 0 to 1, do not count.
+    Values more than `_MOST_TIMES` as high as another panel's would make a flat line of
+    that: then each panel keeps its own y axis. Empty panels, whose axes are 0 to 1, do
+    not count.
     """
     filled = [axis for axis in column if axis.lines] or column
     for side in ("xlim", "ylim"):
         limits = np.array([axis.properties()[side] for axis in filled])
+        highest = np.abs(limits).max(axis=1)
+        if side == "ylim" and highest.max() > _MOST_TIMES * highest.min():
+            continue
         low, high = limits[:, 0].min(), limits[:, 1].max()
         # A panel with a small range has a small margin of its own.
         margin = 0.03 * (high - low) if len(filled) > 1 else 0.0

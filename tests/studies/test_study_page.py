@@ -131,11 +131,11 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
         f"{name}, {number}": [
             record(0, [1], **{curves[0]: [0.1 * number, scale], curves[1]: [1, 2]})
         ]
-        for name, scale in (("A", 0.5), ("B", 4.0))
+        for name, scale in (("A", 0.5), ("B", 2.0))
         for number in range(3)
     }
     # Of C one arm has been trained so far, of D none.
-    runs["C, 1"] = [record(0, [1], **{curves[0]: [0.1, 0.2], curves[1]: [1, 2]})]
+    runs["C, 1"] = [record(0, [1], **{curves[0]: [0.1, 0.6], curves[1]: [1, 2]})]
     planned = [*list(runs)[:-1], "C, 0", "C, 1", "D, 0", "D, 1"]
     arms = {name: {"seed": number} for number, name in enumerate(planned)}
     chosen = dataclasses.replace(STUDY, curves=curves, arms=arms)
@@ -144,14 +144,34 @@ def test_the_rows_of_a_figure_share_their_axes_and_keep_their_curves(
     axes = whole.axes
     titles = [axis.get_title() for axis in axes]
     assert titles == [f"{row}: {name}" for row in "ABC" for name in curves]
-    assert axes[0].get_ylim() == axes[2].get_ylim() and axes[0].get_ylim()[1] > 4
-    assert [line.get_ydata()[-1] for line in axes[2].lines[1::2]] == [4.0] * 3
+    assert axes[0].get_ylim() == axes[2].get_ylim() and axes[0].get_ylim()[1] > 2
+    assert [line.get_ydata()[-1] for line in axes[2].lines[1::2]] == [2.0] * 3
     words = [text.get_text() for text in axes[3].get_legend().get_texts()]
     assert words == ["B, 0", "B, 1", "B, 2"]
     # The arm of C that is there has the colour of its counterparts "A, 1" and "B, 1".
     colors = [line.get_color() for line in axes[0].lines[1::2]]
     assert len(set(colors)) == 3
     assert axes[4].lines[1].get_color() == axes[2].lines[3].get_color() == colors[1]
+
+
+def test_a_row_is_not_flattened_by_values_ten_times_as_high(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure.plt, "close", drawn.append)
+    curves = ("train/success", "filter/reward_std")
+    runs = {
+        f"{name}, {number}": [
+            record(0, [1], **{curves[0]: [0.2, 0.6], curves[1]: [scale, 1.1 * scale]})
+        ]
+        for name, scale in (("A", 0.3), ("B", 3.0))
+        for number in range(3)
+    }
+    arms = {name: {"seed": number} for number, name in enumerate(runs)}
+    chosen = dataclasses.replace(STUDY, curves=curves, arms=arms)
+    assert figure.draw(chosen, runs, tmp_path / "figure.png")
+    success, spread, other_success, other_spread = drawn[0].axes
+    assert success.get_ylim() == other_success.get_ylim()
+    assert spread.get_ylim()[1] < 0.4 and other_spread.get_ylim()[1] > 3.3
+    assert spread.get_xlim() == other_spread.get_xlim()
 
 
 @pytest.mark.parametrize("count", [4, 13])
