@@ -44,7 +44,7 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
 
     Args:
       code: exit code.
-      line: printed to stderr first.
+      line: printed to stderr first, as the last that this process says there.
       forced: end the process even if `install` was not called.
     """
     ends = bool(_installed) or forced
@@ -52,7 +52,7 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
         threading.Event().wait()  # Another thread is ending the process.
     if line:
         with contextlib.suppress(OSError, ValueError):
-            print(line, file=sys.stderr)
+            _say(line, last=ends)
     for stream in (sys.stdout, sys.stderr):
         # Another thread may hold the stream's lock, and a pipe may be closed.
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
@@ -65,6 +65,26 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
         with contextlib.suppress(Exception):
             call()
     os._exit(code)
+
+
+def _say(line: str, *, last: bool) -> None:
+    """Prints to stderr. Raises OSError, or ValueError if it is closed.
+
+    Args:
+      line: what to print.
+      last: whether nothing may follow or interrupt it, such as what a thread of JAX's
+        says of a lost process before it aborts this one.
+    """
+    stream = sys.__stderr__
+    if not last or stream is None or stream is not sys.stderr:
+        print(line, file=sys.stderr)
+        return
+    stream.flush()
+    shown = number = stream.fileno()
+    with contextlib.suppress(OSError):  # Too many files are open.
+        shown = os.dup(number)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    os.write(shown, f"{line}\n".encode(stream.encoding, stream.errors or "strict"))
 
 
 def before_exit(call: Callable[[], None]) -> None:

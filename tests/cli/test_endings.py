@@ -58,6 +58,20 @@ endings.install()
 endings.before_exit(lambda: (print("installed", flush=True), time.sleep(2)))
 endings.exit_on_signal(signal.SIGINT)
 """
+# A script that ends while another thread writes to stderr, as JAX's threads do.
+CHATTERING = """
+import os, threading, time
+from ragen_jax.utils import endings
+endings.install()
+endings.before_exit(lambda: time.sleep(0.5))
+def chatter():
+    while True:
+        os.write(2, b"chatter\\n")
+threading.Thread(target=chatter, daemon=True).start()
+print("installed", flush=True)
+time.sleep(0.1)
+endings.exit_at_once(75, "error: a peer is lost")
+"""
 
 
 def start(script: str, *arguments: str, **variables: str) -> subprocess.Popen:
@@ -93,6 +107,14 @@ def test_a_signal_while_a_script_ends_adds_no_line():
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output, errors) == (130, "", "interrupted\n")
+
+
+def test_the_line_that_a_script_ends_with_is_whole_and_the_last():
+    """A thread of JAX's speaks at that moment, of what the line explains."""
+    process = start(CHATTERING)
+    *before, last = process.communicate(timeout=30)[1].splitlines()
+    assert (process.returncode, last) == (75, "error: a peer is lost")
+    assert set(before) == {"chatter"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
