@@ -199,8 +199,9 @@ def finish() -> None:
     Without the wait JAX would wait for them when Python exits, and end in a dump if one
     fails by then or takes longer than 300 s. And JAX is left here, while hearts beat,
     since Python may exit at once: without process 0, which serves JAX, the others would
-    be aborted.
+    be aborted. A signal ends the wait: nobody asks JAX any more for a SIGTERM.
     """
+    endings.take_signals_back()
     meet("the end")
     if _heartbeats:
         import jax

@@ -151,6 +151,15 @@ def install() -> None:
         signal.signal(number, _nothing)  # The default action would print nothing.
 
 
+def take_signals_back() -> None:
+    """Undoes what a library did to the signals after `install`, if that was called.
+
+    JAX takes SIGTERM for itself when it connects processes, and then only notes it.
+    """
+    if _installed:
+        install()
+
+
 def release() -> None:
     """Undoes `install`: signals again do what they do in any Python program."""
     _policies.clear()

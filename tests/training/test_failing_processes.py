@@ -3,6 +3,7 @@
 import re
 import shutil
 import signal
+import time
 
 import jax.numpy as jnp
 import pytest
@@ -72,15 +73,16 @@ from ragen_jax.parallel import distributed
 from ragen_jax.utils import endings
 
 endings.install()
-place, index, failing = sys.argv.pop(), *map(int, sys.argv[:0:-1])
+place, index, failing, seconds = sys.argv.pop(), *map(int, sys.argv[:0:-1])
 del sys.argv[1:]
 
 
 def main():
     distributed.start(place, 2, index)
     if index == failing:
-        time.sleep(2)
+        time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
+    print("at its end", flush=True)
 
 
 cli.run(main)
@@ -259,7 +261,8 @@ def test_a_process_at_its_end_hears_that_another_is_lost(tmp_path, failing):
     script = tmp_path / "later.py"
     script.write_text(LATER)
     place = f"127.0.0.1:{runs.free_port()}"
-    both = [runs.start([str(failing), str(index), place], script) for index in (0, 1)]
+    given = ["2", str(failing)]
+    both = [runs.start([*given, str(index), place], script) for index in (0, 1)]
     ended = [runs.finish(process, 120) for process in both]
     assert ended[failing][0] == -signal.SIGKILL
     code, _, errors = ended[1 - failing]
@@ -267,6 +270,25 @@ def test_a_process_at_its_end_hears_that_another_is_lost(tmp_path, failing):
     *_, errors = errors.splitlines()  # JAX may notice process 0's end first.
     assert errors.startswith(f"error: process {failing}"), errors
     assert "has ended; the same command on all" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process_that_waits_for_others_at_its_end(tmp_path, number):
+    """JAX takes SIGTERM when it connects the processes, and only notes it."""
+    script = tmp_path / "later.py"
+    script.write_text(LATER)
+    place = f"127.0.0.1:{runs.free_port()}"
+    both = [runs.start(["240", "0", str(index), place], script) for index in (0, 1)]
+    while both[1].stdout.readline() != "at its end\n":
+        assert both[1].poll() is None
+    time.sleep(0.5)
+    both[1].send_signal(number)
+    (code, _, errors), (its_code, _, its_errors) = map(runs.finish, both)
+    assert (its_code, its_errors) == {
+        signal.SIGINT: (130, "interrupted\n"),
+        signal.SIGTERM: (143, "terminated\n"),
+    }[number]
+    assert code == 75 and errors.startswith("error: process 1 (host ")
 
 
 def test_a_first_process_to_which_nobody_listens_does_not_abort_the_others(tmp_path):
