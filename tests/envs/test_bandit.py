@@ -103,7 +103,8 @@ def test_what_the_arms_pay_is_what_the_settings_say():
         assert float(outcome.reward) == reward
         assert bool(outcome.success) == (action == 0)
         assert bool(after.done) == (action != base.NO_ACTION)
-        _, later = bandit.step(jax.random.key(0), after.replace(done=True), 0, settings)
+        over = after.replace(done=jnp.ones((), bool))
+        _, later = bandit.step(jax.random.key(0), over, 0, settings)
         assert float(later.reward) == 0 and bool(later.done) and not later.success
 
 
