@@ -14,6 +14,12 @@ SPLITS = {
     "data and tensor": [(4, 1, 2), "tensor", 4],
 }
 
+# Neighbours share the weights of the last, as XLA writes it of jax 0.10 and 0.12.
+PAIRS = (
+    "replica_groups={{0,1},{2,3},{4,5},{6,7}}",
+    "replica_groups=mesh['data'=4,'fsdp'=1,'tensor'=2] {'tensor'}",
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
@@ -39,4 +45,4 @@ def test_eight_devices_sample_what_one_device_samples(split):
         assert len(collectives) >= 2 * task.config.layers
         for line in collectives:
             assert " all-reduce" in line
-            assert "replica_groups={{0,1},{2,3},{4,5},{6,7}}" in line
+            assert any(pairs in line for pairs in PAIRS), line
