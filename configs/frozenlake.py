@@ -44,7 +44,8 @@ def get_config(variant: str = "") -> ConfigDict:
         path="tiny",
         compute_dtype="auto",
         remat=False,
-        attention="auto",  # or "xla", "cudnn": the kernel of the update and of prompts.
+        # Or "xla", "cudnn", "splash": the kernel of the update and of prompts.
+        attention="auto",
     )
     # A rank above 0 trains adapters alone. They are added, times alpha / rank, to
     # "all", "attention", "mlp" or named weights such as "query,value".

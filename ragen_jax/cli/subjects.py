@@ -85,12 +85,12 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
 
 
 def _for_any_device(settings: Settings) -> Settings:
-    """The settings with "auto" in place of cuDNN's kernels, which a device may lack.
+    """The settings with "auto" in place of kernels that not every device has.
 
     Where they exist, "auto" chooses them.
     """
     model, rollout = settings.model, settings.rollout
-    if model.attention == "cudnn":
+    if model.attention in ("cudnn", "splash"):
         model = dataclasses.replace(model, attention="auto")
     if rollout.decode_attention == "cudnn":
         rollout = dataclasses.replace(rollout, decode_attention="auto")

@@ -16,6 +16,7 @@ from ragen_jax.learning.vocabulary_scores import TokenScores, score_vocabulary
 from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.parameters import Parameters, declare
 from ragen_jax.models.transformer import ForwardOptions, embed
+from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 
 
@@ -38,10 +39,15 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
     that the compilation cache never hits. A batch of one row is the prefix, which is
     replicated.
     """
-    config, mesh = plan.config, plan.mesh
-    attend = functools.partial(causal_attention, kernel=plan.settings.model.attention)
+    config, mesh, kernel = plan.config, plan.mesh, plan.settings.model.attention
+    attend = functools.partial(causal_attention, kernel=kernel)
     if mesh is None:
         return attend
+    # Checked as below, a prefix cannot be a Pallas kernel's, which does not say over
+    # which devices its results vary.
+    if backend_choices.row_attention(kernel, plan.dtype, config.head_dim) == "splash":
+        kernel = "xla"
+    attend_to_prefix = functools.partial(causal_attention, kernel=kernel)
     heads_are_sharded = meshes.shards_heads(config.heads, config.kv_heads, mesh)
     heads = (None, meshes.TENSOR if heads_are_sharded else None, None)
     of_rows, of_prefix = (
@@ -53,7 +59,7 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
         is_prefix = query.shape[0] == 1
         spec = of_prefix if is_prefix else of_rows
         return jax.shard_map(
-            attend,
+            attend_to_prefix if is_prefix else attend,
             mesh=mesh,
             in_specs=(spec, spec, spec) + (of_prefix,) * len(prefix),
             out_specs=spec,

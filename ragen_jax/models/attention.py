@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.models.row_attention import row_attention
+from ragen_jax.models.splash_attention import splash_attention
 from ragen_jax.parallel import backend_choices
 
 # Lengths are padded to full tiles of cuDNN's kernels. Up to cuDNN 9.15.0 other lengths
@@ -36,18 +37,20 @@ def causal_attention(
       key, value: float[R, T, G, d], G divides H.
       *prefix: nothing, or key and value, float[1, S, G, d], of S tokens that come
         before every row.
-      kernel: model.attention, "auto", "xla" or "cudnn".
+      kernel: model.attention, "auto", "xla", "cudnn" or "splash".
 
     Returns:
       float[R, T, H, d].
 
     Raises:
-      SettingsError: if cuDNN is wanted and has no such kernel here.
+      SettingsError: if a kernel is wanted that this device does not have.
     """
     key, value = _after(prefix, key, value)
     match backend_choices.row_attention(kernel, query.dtype, query.shape[-1]):
         case "cudnn":
             return fused_attention(query, key, value, "cudnn")
+        case "splash":
+            return splash_attention(query, key, value)
         case "rows":
             return row_attention(query, key, value)
     return blocked_attention(query, key, value)

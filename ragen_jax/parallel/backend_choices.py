@@ -153,23 +153,28 @@ def decode_attention(kernel: str, dtype, head_dim: int) -> str:
 
 
 def row_attention(kernel: str, dtype, head_dim: int) -> str:
-    """The kernel of whole rows, in the update and of prompts: "cudnn", "xla" or "rows".
+    """The kernel of whole rows, in the update and of prompts.
 
-    cuDNN's kernel writes no scores to memory. Plain operations, "xla", are for a card
-    or a driver on which that fails: with replies of 150 tokens the update of
-    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 (compiled). "rows" is one row
-    after the other, for CPUs.
+    "cudnn" and "splash" write no scores to memory. Plain operations, "xla", are for a
+    device or a driver on which those fail: with replies of 150 tokens the update of
+    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 on an H100 (compiled). "rows"
+    is one row after the other, for CPUs.
 
     Args:
-      kernel: model.attention, "auto", "xla" or "cudnn".
+      kernel: model.attention, "auto", "xla", "cudnn" or "splash".
       dtype: of the computation.
       head_dim: features of a head.
 
+    Returns:
+      "cudnn", "splash", "xla" or "rows".
+
     Raises:
-      SettingsError: if cuDNN is wanted and has no such kernel.
+      SettingsError: if a kernel is wanted that this device does not have.
     """
     if _takes_cudnn("model.attention", kernel, dtype, head_dim):
         return "cudnn"
+    if _takes_splash(kernel, dtype):
+        return "splash"
     return "rows" if kernel == "auto" and choices().has_row_loop else "xla"
 
 
@@ -182,7 +187,17 @@ def _takes_cudnn(setting: str, kernel: str, dtype, head_dim: int) -> bool:
             f" multiple of 8; here are {backend.name()}, {jnp.dtype(dtype).name} and"
             f" {head_dim}: set it to 'auto'"
         )
-    return has_cudnn and kernel != "xla"
+    return has_cudnn and kernel in ("auto", "cudnn")
+
+
+def _takes_splash(kernel: str, dtype) -> bool:
+    has_splash = backend.name() == "tpu" and dtype == jnp.bfloat16
+    if kernel == "splash" and not has_splash:
+        raise SettingsError(
+            "model.attention = 'splash' needs a TPU and bfloat16; here are"
+            f" {backend.name()} and {jnp.dtype(dtype).name}: set it to 'auto'"
+        )
+    return has_splash and kernel in ("auto", "splash")
 
 
 def check_cuda_graph(wanted: bool) -> None:

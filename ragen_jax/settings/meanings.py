@@ -43,7 +43,7 @@ MEANINGS = {
     "model.path": '"tiny", "smollm2", a folder, a hub id or a GGUF file',
     "model.compute_dtype": 'dtype of activations: "auto", "float32" or "bfloat16"',
     "model.remat": "recompute activations in the backward pass: less memory, slower",
-    "model.attention": 'attention kernel, update and prefill: "auto", "xla" or "cudnn"',
+    "model.attention": 'kernel of update and prefill: "auto", "xla", "cudnn", "splash"',
     "lora.rank": "rank of LoRA adapters; only they are trained; 0: train all weights",
     "lora.alpha": "adapters are scaled by alpha / rank",
     "lora.targets": 'adapted weights: "all", "attention", "mlp", or names with commas',

@@ -81,7 +81,7 @@ class ModelSettings:
     compute_dtype: str = limits.one_of("auto", "float32", "bfloat16")
     remat: bool  # recompute each block's activations in the backward pass
     # The attention kernel for whole rows: in the update, and in prefilling prompts.
-    attention: str = limits.one_of("auto", "xla", "cudnn", default="auto")
+    attention: str = limits.one_of("auto", "xla", "cudnn", "splash", default="auto")
 
 
 @dataclasses.dataclass(frozen=True)

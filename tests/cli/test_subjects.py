@@ -45,12 +45,15 @@ def test_an_agent_played_by_another_config_has_the_adapters_of_its_own_run(
     jax.tree.map(np.testing.assert_array_equal, found, weights.load_parameters(player))
 
 
-@pytest.mark.parametrize(("trained", "played"), [("cudnn", "auto"), ("xla", "xla")])
-def test_an_agent_is_played_without_a_kernel_that_only_its_gpu_had(
-    trained, played, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("rows", "decoding", "played"),
+    [("cudnn", "cudnn", "auto"), ("splash", "auto", "auto"), ("xla", "xla", "xla")],
+)
+def test_an_agent_is_played_without_a_kernel_that_only_its_device_had(
+    rows, decoding, played, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(subjects.trust, "restrict_to_trusted", lambda *given: None)
-    kernels = dict(model__attention=trained, rollout__decode_attention=trained)
+    kernels = dict(model__attention=rows, rollout__decode_attention=decoding)
     info = {"settings": settings_lib.to_dict(runs.settings(**kernels))}
     directory = tmp_path / checkpoints.FOLDER
     with checkpoints.Checkpoints(directory, keep_last=1, keep_best=0) as saved:

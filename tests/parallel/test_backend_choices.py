@@ -53,6 +53,10 @@ def test_attention_takes_the_kernel_of_the_settings_or_what_suits_the_device():
         for chosen in (decode, rows):
             assert chosen("auto", bf16, 64) == chosen("cudnn", bf16, 64) == "cudnn"
             assert chosen("xla", bf16, 64) == chosen("auto", f32, 64) == "xla"
+    with backend.targeting(target("tpu", None)):
+        assert rows("auto", bf16, 64) == rows("splash", bf16, 64) == "splash"
+        assert rows("xla", bf16, 64) == rows("auto", f32, 64) == "xla"
+        assert decode("auto", bf16, 64) == "xla"
     with backend.targeting(target("cpu", None)):
         assert decode("auto", bf16, 64) == "xla"
         assert rows("auto", f32, 64) == "rows"
@@ -80,6 +84,19 @@ def test_cudnn_is_refused_where_it_has_no_kernel(where, dtype, head_dim, said):
         backend_choices.decode_attention("cudnn", dtype, head_dim)
     with backend.targeting(where), pytest.raises(SettingsError, match=said):
         backend_choices.row_attention("cudnn", dtype, head_dim)
+
+
+@pytest.mark.parametrize(
+    ("where", "dtype", "said"),
+    [
+        (target("cpu", None), jnp.float32, "here are cpu and float32: set it to"),
+        (target(), jnp.bfloat16, "here are gpu and bfloat16: set it to 'auto'"),
+        (target("tpu", None), jnp.float32, "here are tpu and float32: set it to"),
+    ],
+)
+def test_splash_attention_is_refused_where_there_is_none(where, dtype, said):
+    with backend.targeting(where), pytest.raises(SettingsError, match=said):
+        backend_choices.row_attention("splash", dtype, 64)
 
 
 def test_a_rollout_that_wants_a_missing_kernel_is_refused_before_it_is_traced():

@@ -44,14 +44,18 @@ def test_a_run_is_lowered_for_a_tpu_without_anything_of_cudas(name, monkeypatch)
             for each in compiling.lower(run, [ROLLOUT, UPDATE, compiling.SUMMARY])
         ]
     assert len(texts) == 3
+    assert all("tpu_custom_call" in text for text in texts[:2])  # splash attention
     for text in texts:
-        assert not re.search("cudnn|cuda|triton|callback", text, re.IGNORECASE)
+        named = re.sub(r'backend_config = "[^"]*"', "", text)  # Kernels, in base64.
+        assert not re.search("cudnn|cuda|triton|callback", named, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("name", absent.names(devices.Tpu))
 def test_every_tpu_has_a_compiler_that_takes_attention(name):
     text = absent.compiled_attention(target.make_target(name, 4))
-    assert "convolution(" in text  # As products are called there.
+    kernels = re.findall(r"custom_call_target=\"tpu_custom_call\"", text)
+    assert len(kernels) == 3  # forward, and backward for queries and for the rest
+    assert "convolution(" in text  # As other products are called there.
 
 
 SMOKE = str(ROOT / "configs" / "bandit.py:smoke")
