@@ -128,7 +128,7 @@ def make_runner(
     policy = ShardedModel(
         model.config,
         model.dtype,
-        attention=cache_attention.BY_NAME[attention],
+        attention=cache_attention.by_name(attention, model.config),
         row_attention=model.settings.model.attention,
     )
     whole, rows = PartitionSpec(), meshes.ROWS

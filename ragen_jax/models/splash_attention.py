@@ -63,7 +63,7 @@ def _heads_first(x: jax.Array, block: int) -> jax.Array:
 
 
 def _block(length: int) -> int:
-    """Tokens of a block: whole tiles, for as few blocks as can be of about one width."""
+    """Tokens of a block: whole tiles, of as few blocks as can be."""
     blocks = -(-length // _WIDEST)
     return -(-length // (blocks * _TILE)) * _TILE
 

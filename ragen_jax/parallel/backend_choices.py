@@ -132,12 +132,13 @@ def has_cudnn_attention(dtype, head_dim: int) -> bool:
 
 
 def decode_attention(kernel: str, dtype, head_dim: int) -> str:
-    """The kernel of decode attention: "cudnn" or "xla".
+    """The kernel of decode attention: "cudnn", "merged" or "xla".
 
     cuDNN's kernel reads no key beyond a slot's length; plain operations read the whole
     cache of every slot, or one bucket of it. Compiled for Qwen2.5-0.5B and 128 slots of
     2,624 tokens, a decode step has 320 kernels and moves 2.6 GB plus the filled part of
     a cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
+    "merged" is plain operations too, on a cache as TPUs write and read it best.
 
     Args:
       kernel: rollout.decode_attention, "auto", "xla" or "cudnn".
@@ -149,7 +150,7 @@ def decode_attention(kernel: str, dtype, head_dim: int) -> str:
     """
     if _takes_cudnn("rollout.decode_attention", kernel, dtype, head_dim):
         return "cudnn"
-    return "xla"
+    return "merged" if kernel == "auto" and backend.name() == "tpu" else "xla"
 
 
 def row_attention(kernel: str, dtype, head_dim: int) -> str:

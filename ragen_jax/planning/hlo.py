@@ -105,7 +105,7 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, current = "", None
     for line in text.splitlines():
-        if line.startswith("}"):
+        if line.rstrip() == "}":  # A kernel's metadata may go on in a line with more.
             current = None
         elif line and not line.startswith(" "):
             if found := _COMPUTATION.match(line):

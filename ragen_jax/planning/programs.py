@@ -24,6 +24,8 @@ _COLLECTIVES = (
     "ragged-all-to-all",
 )
 _MIB = 2**20
+# A part of the kind of its kernels, by the name of a fused attention.
+_FUSED_ATTENTION = {"cuDNN": "fmha", "splash attention": "tpu_custom_call"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,11 +221,13 @@ def _blocks_in_loops(program: Block) -> list[Block]:
     return list({id(block): block for block in blocks}.values())
 
 
-def has_cudnn_attention(block: Block) -> bool:
-    """Whether the block, or any block within it, runs cuDNN's attention."""
-    return any(
-        "fmha" in kernel.kind for inner in block.inside() for kernel in inner.kernels
-    )
+def fused_attention(block: Block) -> str | None:
+    """Whose fused attention runs in the block, or any block within it."""
+    kinds = [kernel.kind for inner in block.inside() for kernel in inner.kernels]
+    for name, part_of_kind in _FUSED_ATTENTION.items():
+        if any(part_of_kind in kind for kind in kinds):
+            return name
+    return None
 
 
 def vocabulary_loops(program: Block, vocabulary: int) -> list[Loop]:

@@ -130,7 +130,7 @@ def text(plan: Plan) -> str:
     sections = [_heading(plan), _memory(plan), _programs(plan)]
     if plan.parts is not None:
         sections.append(_passes(plan, plan.parts))
-    sections.append(_collectives(plan))
+    sections += [_faults(plan), _collectives(plan)]
     if plan.parts is not None:
         sections.append(_iterations(plan))
     return "\n\n".join("\n".join(section) for section in sections)
@@ -204,11 +204,15 @@ def _passes(plan: Plan, parts: RolloutParts) -> Iterator[str]:
             f" {each.cached / _GIGA:10.3f} {each.operations / _GIGA:10.1f}"
             f" {1000 * each.seconds:8.3f}"
         )
-    copies = programs.copies_in_loops(plan.trees[ROLLOUT], _cache_bytes(plan.run))
+
+
+def _faults(plan: Plan) -> Iterator[str]:
+    """What a compiler could have made slow."""
+    copies = programs.copies_in_loops(plan.trees[ROLLOUT], cache_bytes(plan.run))
     verdict = f"{len(copies)} in each round, which is a fault" if copies else "none"
     yield f"copies of a layer's cache in the rollout's loops: {verdict}"
-    has_cudnn = programs.has_cudnn_attention(plan.trees[UPDATE])
-    yield f"cuDNN's attention in the update: {'yes' if has_cudnn else 'no'}"
+    fused = programs.fused_attention(plan.trees[UPDATE]) or "none"
+    yield f"fused attention in the update: {fused}"
 
 
 def _collectives(plan: Plan) -> Iterator[str]:
@@ -282,7 +286,7 @@ def _walk(block: Block, place: str) -> Iterator[tuple[str, Collective]]:
         yield from max(branches, key=lambda each: sum(c.bytes for _, c in each))
 
 
-def _cache_bytes(run: Run) -> int:
+def cache_bytes(run: Run) -> int:
     """Bytes of one layer's keys in the KV cache of one device."""
     plan, config = run.plan, run.model.config
     heads = config.kv_heads

@@ -13,7 +13,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from ragen_jax.models.config import ModelConfig
 from ragen_jax.parallel import backend
+
+_LANES = 128  # numbers in a row of a TPU's vector registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,7 @@ class CacheAttention:
 
     context_axis: int  # of an entry: 3 in [S, G, d, C], 2 in [S, G, C, d]
     has_buckets: bool  # whether reading a part of the context is cheaper than all of it
+    merges_heads: bool  # whether heads stand side by side: [S, 1, C, F], F >= G * d
     # Decoding: query [S, 1, H, d], keys and values (entries), int32[S] how many
     # positions each slot attends to, and the bucket that holds them -> [S, 1, H, d].
     attend_token: Callable[..., jax.Array]
@@ -31,7 +35,8 @@ class CacheAttention:
 
     def to_entry(self, x: jax.Array) -> jax.Array:
         """An entry from keys or values as the model makes them: [R, T, G, d]."""
-        return x.transpose((0, 2, 1, 3) if self.context_axis == 2 else (0, 2, 3, 1))
+        axes = (0, 2, 1, 3) if self.context_axis == 2 else (0, 2, 3, 1)
+        return self._heads(x).transpose(axes)
 
     def with_context(self, entry: jax.Array, context: int) -> jax.Array:
         """The entry with `context` positions, zeros behind what it holds."""
@@ -44,7 +49,7 @@ class CacheAttention:
         slots = jnp.arange(new.shape[0])
         where = [slots, slice(None), slice(None), slice(None)]
         where[self.context_axis] = position
-        return entry.at[tuple(where)].set(new, mode="drop")
+        return entry.at[tuple(where)].set(self._heads(new), mode="drop")
 
     def write_message(self, entry, new, start) -> jax.Array:
         """The entry with [W, T, G, d] from int32[W] on; all T have room."""
@@ -62,6 +67,14 @@ class CacheAttention:
         old = jax.lax.slice_in_dim(entry, 0, width, axis=axis)
         head = jnp.where(is_new[:, None, None, None], prefix, old)
         return jax.lax.dynamic_update_slice(entry, head, (0, 0, 0, 0))
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """Of [..., G, d] the heads as entries hold them."""
+        if not self.merges_heads:
+            return x
+        merged = x.reshape(*x.shape[:-2], 1, -1)
+        padding = [(0, 0)] * (merged.ndim - 1) + [(0, -merged.shape[-1] % _LANES)]
+        return jnp.pad(merged, padding)
 
 
 # Plain operations --------------------------------------------------------------------
@@ -123,7 +136,69 @@ def _attend(query, keys, values, visible) -> jax.Array:
 
 # With the context last both products are plain batched matrix products over contiguous
 # memory (measured on CPU: 3 to 4 times faster than with the features last).
-XLA = CacheAttention(3, True, _attend_token, _attend_message)
+XLA = CacheAttention(3, True, False, _attend_token, _attend_message)
+
+
+# Heads side by side, for TPUs ---------------------------------------------------------
+
+
+@functools.cache
+def merged(queries_per_key: int) -> CacheAttention:
+    """Attention to entries [S, 1, C, F]: G * d features, zeros up to whole lanes.
+
+    A TPU writes a token best where the context is not the last axis, and reads keys
+    best where the last one fills its lanes. Entries of the layouts with a head axis are
+    copied from one to the other and back for each message (compiled for a v5p).
+
+    Args:
+      queries_per_key: query heads that read one key head, H / G.
+    """
+    given = dict(queries_per_key=queries_per_key)
+    return CacheAttention(
+        2,
+        True,
+        True,
+        functools.partial(_attend_token_merged, **given),
+        functools.partial(_attend_message_merged, **given),
+    )
+
+
+def _attend_token_merged(query, keys, values, count, bucket, *, queries_per_key):
+    """`CacheAttention.attend_token` to entries [S, 1, C, F].
+
+    A query stands at its key head's place among the features, between zeros. So each
+    product is one matrix product of all heads, which reads a key once and where it
+    lies. It has G times the arithmetic of G products, while the memory is waited for.
+    """
+    slots, _, heads, dim = query.shape
+    groups = heads // queries_per_key
+    keys, values = keys[:, 0, :bucket], values[:, 0, :bucket]
+    is_own = jnp.repeat(jnp.eye(groups, dtype=bool), queries_per_key, axis=0)
+    is_own = is_own[None, :, :, None]  # [1, H, G, 1]
+    placed = jnp.where(is_own, query[:, 0, :, None], 0).reshape(slots, heads, -1)
+    padding = keys.shape[-1] - groups * dim
+    placed = jnp.pad(placed, ((0, 0), (0, 0), (0, padding)))
+    scores = jnp.einsum(
+        "shf,scf->shc", placed, keys, preferred_element_type=jnp.float32
+    )
+    visible = (jnp.arange(bucket)[None] < count[:, None])[:, None]
+    scores = jnp.where(visible, scores * dim**-0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    mixed = jnp.einsum("shc,scf->shf", weights, values)[..., : groups * dim]
+    mixed = mixed.reshape(slots, heads, groups, dim)
+    return jnp.where(is_own, mixed, 0).sum(axis=2)[:, None]
+
+
+def _attend_message_merged(query, keys, values, positions, bucket, *, queries_per_key):
+    """`CacheAttention.attend_message` to entries [W, 1, C, F]."""
+    slots, _, heads, dim = query.shape
+    groups = heads // queries_per_key
+
+    def by_head(entry):
+        real = entry[:, 0, :, : groups * dim]
+        return real.reshape(slots, -1, groups, dim).transpose(0, 2, 3, 1)
+
+    return _attend_message(query, by_head(keys), by_head(values), positions, bucket)
 
 
 # Fused kernels that take each slot's length -------------------------------------------
@@ -141,6 +216,7 @@ def fused(implementation: str) -> CacheAttention:
     """
     return CacheAttention(
         2,
+        False,
         False,
         functools.partial(_attend_token_fused, implementation=implementation),
         functools.partial(_attend_message_fused, implementation=implementation),
@@ -182,4 +258,11 @@ def _attend_message_fused(query, keys, values, positions, bucket, *, implementat
     )
 
 
-BY_NAME = {"xla": XLA, "cudnn": fused("cudnn")}
+_CUDNN = fused("cudnn")
+
+
+def by_name(name: str, config: ModelConfig) -> CacheAttention:
+    """The attention that `backend_choices.decode_attention` names, for a model."""
+    if name == "merged":
+        return merged(config.heads // config.kv_heads)
+    return {"xla": XLA, "cudnn": _CUDNN}[name]

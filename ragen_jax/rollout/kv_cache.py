@@ -29,7 +29,7 @@ from ragen_jax.rollout.cache_attention import XLA, CacheAttention
 class Cache:
     """Keys and values of S slots, one array for each layer."""
 
-    # float[S, G, d, C] or float[S, G, C, d] each: see `CacheAttention.context_axis`.
+    # float[S, G, d, C], [S, G, C, d] or [S, 1, C, F] each: see `CacheAttention`.
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
 

@@ -263,7 +263,7 @@ def _sharded_model(rollout_context: RolloutContext) -> kv.ShardedModel:
     model = kv.ShardedModel(
         config,
         rollout_context.dtype,
-        attention=cache_attention.BY_NAME[attention],
+        attention=cache_attention.by_name(attention, config),
         row_attention=rollout_context.row_attention,
     )
     size = mesh.shape[meshes.TENSOR]

@@ -56,7 +56,8 @@ def test_attention_takes_the_kernel_of_the_settings_or_what_suits_the_device():
     with backend.targeting(target("tpu", None)):
         assert rows("auto", bf16, 64) == rows("splash", bf16, 64) == "splash"
         assert rows("xla", bf16, 64) == rows("auto", f32, 64) == "xla"
-        assert decode("auto", bf16, 64) == "xla"
+        assert decode("auto", bf16, 64) == decode("auto", f32, 64) == "merged"
+        assert decode("xla", bf16, 64) == "xla"
     with backend.targeting(target("cpu", None)):
         assert decode("auto", bf16, 64) == "xla"
         assert rows("auto", f32, 64) == "rows"

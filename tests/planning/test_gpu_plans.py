@@ -52,7 +52,7 @@ def test_the_default_run_needs_a_small_part_of_a_gpu(default):
 @slow
 @compiles
 def test_decoding_copies_no_cache_and_moves_what_it_attends_to(default):
-    tree, cache = default.tree(ROLLOUT), report._cache_bytes(default.run)
+    tree, cache = default.tree(ROLLOUT), report.cache_bytes(default.run)
     assert programs.copies_in_loops(tree, cache // 2) == []
     passes = programs.vocabulary_loops(tree, default.run.model.config.vocabulary)
     assert len(passes) == len(default.run.plan.buckets)
@@ -68,7 +68,7 @@ def test_decoding_copies_no_cache_and_moves_what_it_attends_to(default):
 @slow
 @compiles
 def test_the_update_attends_by_cudnn(default):
-    assert programs.has_cudnn_attention(default.tree(UPDATE))
+    assert programs.fused_attention(default.tree(UPDATE)) == "cuDNN"
 
 
 @slow
@@ -89,7 +89,7 @@ def test_a_plan_is_written_out_for_a_person(default):
 def test_the_paper_fits_into_half_of_an_h100(paper):
     update = paper.program(UPDATE)
     assert update.peak < 40 * GIB and update.temporary < 10 * GIB
-    assert programs.has_cudnn_attention(paper.tree(UPDATE))
+    assert programs.fused_attention(paper.tree(UPDATE)) == "cuDNN"
 
 
 @slow
@@ -100,7 +100,7 @@ def test_the_papers_rollout_holds_its_cache_once(paper):
         paper.run.plan,
         paper.run.model.config,
     )
-    layer = report._cache_bytes(paper.run)
+    layer = report.cache_bytes(paper.run)
     assert rollout.temporary < 2 * (2 * model.layers * layer)
     assert programs.copies_in_loops(paper.tree(ROLLOUT), layer // 2) == []
     assert plan.context > 2000
@@ -154,7 +154,7 @@ def test_a_weight_in_8_bits_is_read_as_bytes_and_never_written_out():
 def test_adapters_are_compiled_and_merged():
     lora = Compiled(FROZENLAKE, lora__rank=8, optimizer__microbatch=32)
     assert lora.program(UPDATE).peak < 2 * GIB
-    assert programs.has_cudnn_attention(lora.tree(UPDATE))
+    assert programs.fused_attention(lora.tree(UPDATE)) == "cuDNN"
     assert lora.program(MERGE).temporary < GIB
 
 
@@ -211,7 +211,7 @@ def test_no_chunk_of_the_vocabulary_is_exchanged_between_gpus(paper_on_8):
 def test_every_gpu_has_a_compiler_that_takes_cudnns_attention(name, deterministic):
     device = target.make_target(name, 2, deterministic=deterministic)
     text = absent.compiled_attention(device)
-    assert programs.has_cudnn_attention(programs.read(text))
+    assert programs.fused_attention(programs.read(text)) == "cuDNN"
 
 
 @compiles

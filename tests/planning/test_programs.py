@@ -101,6 +101,27 @@ def test_a_product_counts_two_operations_for_each_pair():
     assert dot.bytes == 2 * 4 * 8 + 2 * 8 * 32 + 4 * 4 * 32
 
 
+PALLAS = """\
+HloModule jit_h, is_scheduled=true
+
+ENTRY %main (a: bf16[8,64]) -> bf16[8,64] {
+  %a = bf16[8,64]{1,0} parameter(0)
+  %mixed = bf16[8,64]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", \
+backend_config={"custom_call_config":{"metadata":{
+"block_q": 128
+}}, metadata={op_name="jit(h)/attention"}
+  ROOT %copied = bf16[8,64]{1,0} copy(%mixed)
+}
+"""
+
+
+def test_metadata_of_several_lines_does_not_end_a_computation():
+    tree = programs.read(PALLAS)
+    assert [kernel.kind for kernel in tree.kernels] == ["tpu_custom_call", "copy"]
+    assert programs.fused_attention(tree) == "splash attention"
+    assert programs.fused_attention(program()) is None
+
+
 LIBRARY = """\
 HloModule jit_g, is_scheduled=true
 

@@ -1,5 +1,7 @@
 """Runs are lowered and compiled for TPUs that are not there."""
 
+import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from helpers import absent
 from helpers.absent import Compiled
 
+from ragen_jax.models import presets
 from ragen_jax.planning import compiling, devices, programs, report, target
 from ragen_jax.planning.compiling import ROLLOUT, UPDATE
 
@@ -69,7 +72,33 @@ def test_a_small_run_is_compiled_for_a_tpu_and_its_plan_is_written_out():
     written = report.text(plan)
     assert "1 x TPU v5e on 1 host" in written and "This fits." in written
     assert "16,128.0" in written  # 15.75 GiB are available.
+    assert "copies of a layer's cache in the rollout's loops: none" in written
+    assert "fused attention in the update: splash attention" in written
     assert "estimate of one iteration" not in written
+
+
+# Qwen2.5-0.5B's heads fill a TPU's 128 lanes, SmolLM2's do not.
+@pytest.mark.parametrize(
+    ("shape", "layout", "is_copied"),
+    [
+        ("qwen2.5-0.5b", "auto", False),
+        ("qwen2.5-0.5b", "xla", True),
+        ("smollm2", "auto", False),
+    ],
+)
+def test_a_tpu_does_not_copy_a_cache_whose_heads_are_merged(
+    shape, layout, is_copied, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    small = dataclasses.replace(presets.SHAPES[shape], layers=2, vocabulary=1024)
+    monkeypatch.setitem(presets.SHAPES, "qwen2.5-0.5b", small)
+    v5p = functools.partial(target.make_target, "v5p")
+    made = Compiled(
+        "configs/frozenlake.py:paper", make=v5p, rollout__decode_attention=layout
+    )
+    least = report.cache_bytes(made.run)
+    copied = programs.copies_in_loops(made.tree(ROLLOUT), least)
+    assert bool(copied) == is_copied
 
 
 def test_a_slice_of_tpus_samples_without_collectives_and_learns_with_them():

@@ -78,9 +78,12 @@ def test_frozen_lake_stepped_from_python_gives_the_identical_record(driver):
 
 
 @pytest.mark.slow
-def test_the_kernel_that_knows_lengths_gives_the_same_record():
-    """All of its path but cuDNN itself, which needs a GPU."""
-    record, _ = _sample(Engine(cache_attention.fused("xla")))
+@pytest.mark.parametrize(
+    "attention", [cache_attention.fused("xla"), cache_attention.merged(2)]
+)
+def test_attention_of_other_devices_gives_the_same_record(attention):
+    """All of a GPU's path but cuDNN itself, which needs one, and all of a TPU's."""
+    record, _ = _sample(Engine(attention))
     models.check_same_record(record, models.sample_usual())
 
 

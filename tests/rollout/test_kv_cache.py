@@ -18,10 +18,12 @@ PROMPT, MESSAGE = 8, 6  # capacities
 # Each slot has a prompt, then decodes 4, gets a message, and decodes to the end.
 PROMPTS, MESSAGES = np.array([8, 3, 5]), np.array([1, 6, 4])
 FIRST = 4
-# Of cuDNN's path all but its kernel, which needs a GPU.
+FUSED = cache_attention.fused("xla")
+# Of cuDNN's path all but its kernel, which needs a GPU; and a TPU's.
 ATTENTIONS = {
-    "plain": cache_attention.XLA,
-    "fused": cache_attention.fused("xla"),
+    "plain": lambda config: cache_attention.XLA,
+    "fused": lambda config: FUSED,
+    "merged": lambda config: cache_attention.by_name("merged", config),
 }
 CASES = {
     "grouped heads, short bucket": [{}, 28],
@@ -48,7 +50,7 @@ def test_cached_passes_give_the_logits_of_the_full_forward_pass(case, attention)
     parameters = models.random_parameters(config)
     tokens = _tokens()
     expected = _full_logits(parameters, tokens, config)
-    cached = _cached_logits(parameters, config, tokens, bucket, attention)
+    cached = _cached_logits(parameters, config, tokens, bucket, attention(config))
     assert np.abs(expected).max() > 1
     for at, logits in cached:
         here = expected[np.arange(SLOTS), at]
@@ -60,7 +62,7 @@ def test_what_stands_behind_a_slots_length_is_never_attended_to(attention):
     config = models.small_config(VOCABULARY)
     parameters = models.random_parameters(config)
     tokens = _tokens()
-    given = (parameters, config, tokens, CONTEXT, attention)
+    given = (parameters, config, tokens, CONTEXT, attention(config))
     clean, dirty = _cached_logits(*given), _cached_logits(*given, behind=1e3)
     for (_, one), (_, other) in zip(clean, dirty, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -69,6 +71,7 @@ def test_what_stands_behind_a_slots_length_is_never_attended_to(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_a_slot_of_full_length_writes_nothing(attention):
     config = models.small_config(VOCABULARY)
+    attention = attention(config)
     weights = kv.to_decode_layout(models.random_parameters(config), jnp.float32)
     empty = jnp.zeros((SLOTS, CONTEXT, config.kv_heads, config.head_dim))
     blank = attention.to_entry(empty)
@@ -78,11 +81,20 @@ def test_a_slot_of_full_length_writes_nothing(attention):
     cache = kv.Cache(filled, filled)
     model = kv.ShardedModel(config, jnp.float32, attention=attention)
     _, after = decode(weights, model, cache, jnp.arange(SLOTS), lengths, 28)
-    features = tuple({1, 2, 3} - {attention.context_axis})
+    axes = tuple({1, 2, 3} - {attention.context_axis})
     for old, new in zip(filled * 2, after.keys + after.values, strict=True):
-        changed = np.argwhere((np.asarray(new) != old).all(axis=features))
+        changed = np.argwhere((np.asarray(new) != old).all(axis=axes))
         assert changed.tolist() == [[0, 7], [2, 20]]
-        assert np.count_nonzero(new != old) == 2 * config.kv_heads * config.head_dim
+        features = new.size // (SLOTS * CONTEXT)
+        assert np.count_nonzero(new != old) == 2 * features
+
+
+def test_merged_heads_fill_whole_lanes_with_zeros():
+    attention = cache_attention.merged(4)
+    entry = attention.to_entry(jnp.ones((2, 5, 3, 48)))
+    assert entry.shape == (2, 1, 5, 256)
+    assert entry[..., :144].all() and not entry[..., 144:].any()
+    assert attention.to_entry(jnp.ones((2, 5, 2, 64))).shape == (2, 1, 5, 128)
 
 
 @pytest.mark.parametrize(
