@@ -25,9 +25,10 @@ class Choices:
     # of one row's block (measured: 5 times faster, forward and backward).
     has_row_loop: bool
     # Queries scored at a time by attention in plain operations, which is unrolled over
-    # such blocks. On a TPU, which has no other, wider ones compile sooner: with blocks
-    # of 256 an update in rows of up to 768 tokens took 93 s of processor time, tracing
-    # included, with 64 140 s; temporaries were 359 and 391 MiB (compiled for a v5e).
+    # such blocks. On a TPU, which has them in float32 alone, wider ones compile sooner:
+    # with blocks of 256 an update in rows of up to 768 tokens took 93 s of processor
+    # time, tracing included, with 64 140 s; temporaries were 359 and 391 MiB (compiled
+    # for a v5e, when bfloat16 had no other attention there).
     query_block: int
     # Slots: episodes of a training batch that are decoded at a time; 0: all. On a CPU
     # the cost of a step grows with the slots, and with a slot for each episode three
@@ -138,7 +139,9 @@ def decode_attention(kernel: str, dtype, head_dim: int) -> str:
     cache of every slot, or one bucket of it. Compiled for Qwen2.5-0.5B and 128 slots of
     2,624 tokens, a decode step has 320 kernels and moves 2.6 GB plus the filled part of
     a cache of 4.1 GB; in plain operations 367 kernels and 8.1 GB. Neither was timed.
-    "merged" is plain operations too, on a cache as TPUs write and read it best.
+    "merged" is plain operations too, on a cache that a TPU writes and reads in one
+    layout. With the context last, the temporaries of a rollout of Qwen2.5-0.5B took
+    16.3 GiB instead of 5.8, and each round copied the cache twice (compiled, v5p).
 
     Args:
       kernel: rollout.decode_attention, "auto", "xla" or "cudnn".
@@ -158,8 +161,9 @@ def row_attention(kernel: str, dtype, head_dim: int) -> str:
 
     "cudnn" and "splash" write no scores to memory. Plain operations, "xla", are for a
     device or a driver on which those fail: with replies of 150 tokens the update of
-    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 on an H100 (compiled). "rows"
-    is one row after the other, for CPUs.
+    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 on an H100, and the gradient
+    of one attention of 8 rows 12.8 GB instead of 1.5 on a v5p (compiled). "rows" is one
+    row after the other, for CPUs.
 
     Args:
       kernel: model.attention, "auto", "xla", "cudnn" or "splash".
