@@ -21,6 +21,7 @@ _UPDATES = ("scatter", "dynamic-update-slice")
 # A tuple of these is the results of one kernel; other tuples hold those of several.
 _MAKES_TUPLES = ("fusion", "custom-call")
 _CUDNN_ATTENTION = "fmhaSoftmax"  # in the target of a custom call
+_PREFETCH = re.compile(r"\(\w+\[[\d,]*\]\{[^}]*S\(1\)\}")
 _LIBRARIES = ("__cublas", "__cudnn")  # The last result may be a workspace.
 
 
@@ -72,9 +73,15 @@ def measure(
 
 
 def _kind(instruction: Instruction) -> str:
-    """The target of a custom call, the kind of a fusion, or else the opcode."""
+    """The target of a custom call, the kind of a fusion, or else the opcode.
+
+    "prefetch" is an asynchronous copy into a TPU's vector memory, XLA's space 1: it
+    reads early what another kernel then reads there.
+    """
     if instruction.opcode == "custom-call":
         return instruction.target
+    if instruction.opcode == "copy-start" and _PREFETCH.match(instruction.shape):
+        return "prefetch"
     if instruction.opcode != "fusion":
         return instruction.opcode
     backend = instruction.attribute(r'"kind":"(__\w+)"').strip("_")
@@ -92,7 +99,7 @@ def _traffic(
     Returns:
       For each argument (the kernel that wrote it, bytes read), and the bytes written.
     """
-    written, found = instruction.bytes - _workspace(instruction), []
+    written, found = instruction.bytes - _not_written(instruction), []
     called = instruction.called
     inner = module.computations.get(called, {}) if called else {}
     parameters = _parameters(inner)
@@ -113,11 +120,15 @@ def _traffic(
     return tuple(found), max(written, 0)
 
 
-def _workspace(instruction: Instruction) -> int:
-    """Bytes of the workspace that a library's kernel has as its last result.
+def _not_written(instruction: Instruction) -> int:
+    """Bytes of results that are not written.
 
-    For a product of cuBLAS that is 32 MiB, of which it need not touch any.
+    They are all but the first of an asynchronous copy, its source among them, and the
+    workspace that a library's kernel has as its last result: for a product of cuBLAS
+    32 MiB, of which it need not touch any.
     """
+    if instruction.opcode == "copy-start":
+        return sum(array.bytes for array in instruction.arrays[1:])
     is_library = instruction.target.startswith(_LIBRARIES)
     if not is_library or len(instruction.arrays) < 2:
         return 0
