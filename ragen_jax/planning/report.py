@@ -100,18 +100,19 @@ def assemble(
     Args: as for `make`; `record` from `programs_lib.record_shapes`.
     """
     trees = {name: programs.read(each.text) for name, each in compiled.items()}
-    needs = memory_plan.count(
-        run,
-        record,
-        sampling=compiled[ROLLOUT].temporary,
-        learning=compiled[UPDATE].temporary,
-        available=target.available,
-        evaluation={
-            name: each.temporary
-            for name, each in compiled.items()
-            if name.startswith((compiling.VALIDATION, compiling.TEST))
-        },
-    )
+    with target.tracing():
+        needs = memory_plan.count(
+            run,
+            record,
+            sampling=compiled[ROLLOUT].temporary,
+            learning=compiled[UPDATE].temporary,
+            available=target.available,
+            evaluation={
+                name: each.temporary
+                for name, each in compiled.items()
+                if name.startswith((compiling.VALIDATION, compiling.TEST))
+            },
+        )
     device, per_host = target.device, target.count // target.hosts
     if not isinstance(device, Gpu):
         return Plan(run, target, compiled, trees, needs, None, ())
@@ -208,7 +209,9 @@ def _passes(plan: Plan, parts: RolloutParts) -> Iterator[str]:
 
 def _faults(plan: Plan) -> Iterator[str]:
     """What a compiler could have made slow."""
-    copies = programs.copies_in_loops(plan.trees[ROLLOUT], cache_bytes(plan.run))
+    with plan.target.tracing():
+        least = memory_plan.layer_keys(plan.run)
+    copies = programs.copies_in_loops(plan.trees[ROLLOUT], least)
     verdict = f"{len(copies)} in each round, which is a fault" if copies else "none"
     yield f"copies of a layer's cache in the rollout's loops: {verdict}"
     fused = programs.fused_attention(plan.trees[UPDATE]) or "none"
@@ -284,15 +287,3 @@ def _walk(block: Block, place: str) -> Iterator[tuple[str, Collective]]:
     for choice in block.choices:
         branches = (list(_walk(branch, place)) for branch in choice.branches)
         yield from max(branches, key=lambda each: sum(c.bytes for _, c in each))
-
-
-def cache_bytes(run: Run) -> int:
-    """Bytes of one layer's keys in the KV cache of one device."""
-    plan, config = run.plan, run.model.config
-    heads = config.kv_heads
-    if run.settings.rollout.layout == "tensor" and meshes.shards_heads(
-        config.heads, heads, run.model.mesh
-    ):
-        heads //= run.model.mesh.shape[meshes.TENSOR]
-    numbers = plan.slots * plan.context * heads * config.head_dim
-    return numbers * run.model.dtype.itemsize

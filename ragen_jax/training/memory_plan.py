@@ -13,12 +13,13 @@ import sys
 from typing import Any
 
 import jax
-import numpy as np
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
+from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
+from ragen_jax.rollout import cache_attention
 from ragen_jax.training import context_checks, placement, weights
 from ragen_jax.training import model as model_lib
 from ragen_jax.training import programs as programs_lib
@@ -126,6 +127,24 @@ def resident(run: Run) -> dict[str, int]:
         "reference of the KL term": model if has_reference and not has_base else 0,
     }
     return {name: size for name, size in sizes.items() if size}
+
+
+def layer_keys(run: Run) -> int:
+    """Bytes of one layer's keys in the KV cache of one device, its padding included.
+
+    For absent devices, call it where programs are traced for them.
+    """
+    config, mesh, dtype = run.model.config, run.model.mesh, run.model.dtype
+    rollout, heads = run.settings.rollout, config.kv_heads
+    if rollout.layout == "tensor" and meshes.shards_heads(config.heads, heads, mesh):
+        heads //= mesh.shape[meshes.TENSOR]
+    kernel = backend_choices.decode_attention(
+        rollout.decode_attention, dtype, config.head_dim
+    )
+    to_entry = cache_attention.by_name(kernel, config).to_entry
+    keys = (run.plan.slots, run.plan.context, heads, config.head_dim)
+    entry = jax.eval_shape(to_entry, jax.ShapeDtypeStruct(keys, dtype))
+    return entry.size * entry.dtype.itemsize
 
 
 def check_least(run: Run, limit: int | None = None) -> None:
@@ -299,11 +318,4 @@ def _sampler_copy(run: Run) -> int:
 
 def _cache(run: Run) -> int:
     """Bytes of the slots' keys and values on one device."""
-    config, mesh = run.model.config, run.model.mesh
-    size, heads = np.dtype(run.model.dtype).itemsize, config.kv_heads
-    if run.settings.rollout.layout == "tensor" and meshes.shards_heads(
-        config.heads, heads, mesh
-    ):
-        heads //= mesh.shape[meshes.TENSOR]
-    positions = run.plan.slots * run.plan.context
-    return 2 * config.layers * positions * heads * config.head_dim * size
+    return 2 * run.model.config.layers * layer_keys(run)

@@ -16,6 +16,7 @@ from helpers.absent import Compiled
 from ragen_jax.models import precision
 from ragen_jax.planning import devices, programs, report, roofline, target, work
 from ragen_jax.planning.compiling import MERGE, ROLLOUT, UPDATE
+from ragen_jax.training import memory_plan
 
 # On two idle cores none takes two minutes; compiling is not interrupted half-way.
 pytestmark = pytest.mark.timeout(1200)
@@ -52,7 +53,7 @@ def test_the_default_run_needs_a_small_part_of_a_gpu(default):
 @slow
 @compiles
 def test_decoding_copies_no_cache_and_moves_what_it_attends_to(default):
-    tree, cache = default.tree(ROLLOUT), report.cache_bytes(default.run)
+    tree, cache = default.tree(ROLLOUT), memory_plan.layer_keys(default.run)
     assert programs.copies_in_loops(tree, cache // 2) == []
     passes = programs.vocabulary_loops(tree, default.run.model.config.vocabulary)
     assert len(passes) == len(default.run.plan.buckets)
@@ -100,7 +101,7 @@ def test_the_papers_rollout_holds_its_cache_once(paper):
         paper.run.plan,
         paper.run.model.config,
     )
-    layer = report.cache_bytes(paper.run)
+    layer = memory_plan.layer_keys(paper.run)
     assert rollout.temporary < 2 * (2 * model.layers * layer)
     assert programs.copies_in_loops(paper.tree(ROLLOUT), layer // 2) == []
     assert plan.context > 2000

@@ -12,6 +12,7 @@ from helpers.absent import Compiled
 from ragen_jax.models import presets
 from ragen_jax.planning import compiling, devices, programs, report, target
 from ragen_jax.planning.compiling import ROLLOUT, UPDATE
+from ragen_jax.training import memory_plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,7 +97,8 @@ def test_a_tpu_does_not_copy_a_cache_whose_heads_are_merged(
     made = Compiled(
         "configs/frozenlake.py:paper", make=v5p, rollout__decode_attention=layout
     )
-    least = report.cache_bytes(made.run)
+    with made.target.tracing():
+        least = memory_plan.layer_keys(made.run)
     copied = programs.copies_in_loops(made.tree(ROLLOUT), least)
     assert bool(copied) == is_copied
 

@@ -12,6 +12,7 @@ from helpers import runs
 
 from ragen_jax import starpo
 from ragen_jax.errors import UserError
+from ragen_jax.parallel import backend
 from ragen_jax.training import memory_plan, weights
 from ragen_jax.training import programs as programs_lib
 
@@ -52,6 +53,16 @@ def test_the_episodes_and_the_cache_are_counted_to_the_byte(run, needs):
         2 * config.layers * plan.slots * plan.context * each
     )
     assert needs.update["gradients and activations"] > held(state.actor)
+
+
+@pytest.mark.slow
+def test_a_tpus_cache_is_counted_with_its_padding_to_whole_lanes(run):
+    features = run.model.config.kv_heads * run.model.config.head_dim
+    positions = run.plan.slots * run.plan.context
+    tpu = backend.Backend("tpu", tuple(jax.devices()), tuple(jax.devices()), None)
+    with backend.targeting(tpu):
+        assert memory_plan.layer_keys(run) == positions * 128 * 4
+    assert memory_plan.layer_keys(run) == positions * features * 4
 
 
 @pytest.mark.slow
