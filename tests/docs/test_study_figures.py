@@ -93,6 +93,23 @@ def test_the_claims_that_three_seeds_of_the_collapse_decide_are_counted():
     assert said in text_of("echo_trap.md")
 
 
+def test_the_spread_on_sokoban_is_that_of_the_runs():
+    first, last = {}, {}
+    for name in ("GRPO", "PPO"):
+        series = [
+            run.series("filter/reward_std")[1]
+            for run in runs_of("baseline")[f"Sokoban, {name}"]
+        ]
+        first[name] = np.mean([each[:20].mean() for each in series])
+        last[name] = np.mean([each[-20:].mean() for each in series])
+    said = (
+        f"groups falls from {first['GRPO']:.1f} to {last['GRPO']:.1f} (means of the"
+        " first and last 20 iterations), and that of PPO does not"
+        f" ({first['PPO']:.1f} and {last['PPO']:.1f})"
+    )
+    assert said in text_of("results.md")
+
+
 def test_the_table_of_the_echo_has_the_means_of_its_run():
     (run,) = [run for run in runs_of("collapse")["no KL"] if run.seed == 1]
     text = text_of("echo_trap.md")
