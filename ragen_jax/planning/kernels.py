@@ -21,7 +21,6 @@ _UPDATES = ("scatter", "dynamic-update-slice")
 # A tuple of these is the results of one kernel; other tuples hold those of several.
 _MAKES_TUPLES = ("fusion", "custom-call")
 _CUDNN_ATTENTION = "fmhaSoftmax"  # in the target of a custom call
-_PREFETCH = re.compile(r"\(\w+\[[\d,]*\]\{[^}]*S\(1\)\}")
 _LIBRARIES = ("__cublas", "__cudnn")  # The last result may be a workspace.
 
 
@@ -73,15 +72,9 @@ def measure(
 
 
 def _kind(instruction: Instruction) -> str:
-    """The target of a custom call, the kind of a fusion, or else the opcode.
-
-    "prefetch" is an asynchronous copy into a TPU's vector memory, XLA's space 1: it
-    reads early what another kernel then reads there.
-    """
+    """The target of a custom call, the kind of a fusion, or else the opcode."""
     if instruction.opcode == "custom-call":
         return instruction.target
-    if instruction.opcode == "copy-start" and _PREFETCH.match(instruction.shape):
-        return "prefetch"
     if instruction.opcode != "fusion":
         return instruction.opcode
     backend = instruction.attribute(r'"kind":"(__\w+)"').strip("_")
