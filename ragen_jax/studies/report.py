@@ -152,7 +152,9 @@ def _sentence(verdict: Verdict) -> str:
     student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
     limits = _limits(student, claim.measure)
     by_t = f", by t {limits}" if limits else ""
-    seeds = "1 seed" if quantity.seeds == 1 else f"{quantity.seeds} seeds"
+    all_seeds = quantity.seeds + quantity.left_out
+    seeds = f"{quantity.seeds} of " * (quantity.left_out > 0) + f"{all_seeds} seed"
+    seeds += "s" * (all_seeds > 1)
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, percent)}"
         f"{by_t} ({seeds});"

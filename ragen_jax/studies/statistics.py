@@ -30,6 +30,7 @@ class Interval:
     seeds: int  # that have the measure
     t_low: float = math.nan  # Student's t over seeds; needs two that differ
     t_high: float = math.nan
+    left_out: int = 0  # seeds without the measure
 
 
 def interval(runs: Sequence[RunRecord], measure: str) -> Interval:
@@ -82,12 +83,14 @@ class _Sample:
 
 def _bootstrap(samples: Sequence[_Sample]) -> Interval:
     """The mean of samples with both intervals, always by the same draws."""
+    given = len(samples)
     samples = [sample for sample in samples if not math.isnan(sample.value)]
+    left_out = given - len(samples)
     if not samples:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return Interval(math.nan, math.nan, math.nan, 0, left_out=left_out)
     mean = float(np.mean([sample.value for sample in samples]))
     if len(samples) == 1 and samples[0].levels is None:
-        return Interval(mean, math.nan, math.nan, 1)
+        return Interval(mean, math.nan, math.nan, 1, left_out=left_out)
     rng = np.random.default_rng(0)
     # Value of each seed in each draw: float[seeds, DRAWS], by levels drawn for it.
     drawn = np.empty((len(samples), DRAWS))
@@ -104,7 +107,13 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
     low, high = np.quantile(means, [tail, 1 - tail])
     half = _student_half([sample.value for sample in samples])
     return Interval(
-        mean, float(low), float(high), len(samples), mean - half, mean + half
+        mean,
+        low=float(low),
+        high=float(high),
+        seeds=len(samples),
+        t_low=mean - half,
+        t_high=mean + half,
+        left_out=left_out,
     )
 
 

@@ -10,7 +10,8 @@ from ragen_jax.studies.statistics import Interval, difference, interval
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided with these seeds"
 _WEAKLY = "by the bootstrap alone"
 WEAKLY_HOLDS, WEAKLY_FAILS = f"{HOLDS} {_WEAKLY}", f"{FAILS} {_WEAKLY}"
-_FEWEST_SEEDS = 3  # for a verdict by the bootstrap alone
+# For a verdict by the bootstrap alone, or on a measure that some seeds lack.
+_FEWEST_SEEDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,8 @@ def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:
     bootstrap's does, and there are at least three seeds, the verdict says so: with
     three seeds and no levels, it errs in 25 % of comparisons in which nothing differs.
     Otherwise the claim is undecided. With fewer than two seeds it always is: the levels
-    of one run say nothing about another run.
+    of one run say nothing about another run. With fewer than three it is where a
+    further seed lacks the measure: which seeds have one is no matter of chance.
 
     Args:
       claim: whose arms are in `runs`; an arm without a finished run has an empty list.
@@ -47,7 +49,8 @@ def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:
 def _verdict(claim: Claim, quantity: Interval) -> str:
     by_bootstrap = _side(claim, quantity.low, quantity.high)
     by_student = _side(claim, quantity.t_low, quantity.t_high)
-    if quantity.seeds < 2 or by_bootstrap == 0:
+    fewest = _FEWEST_SEEDS if quantity.left_out else 2
+    if quantity.seeds < fewest or by_bootstrap == 0:
         return UNDECIDED
     if by_student == by_bootstrap:
         return HOLDS if by_bootstrap > 0 else FAILS

@@ -110,6 +110,17 @@ def test_the_spread_on_sokoban_is_that_of_the_runs():
     assert said in text_of("results.md")
 
 
+def test_two_seeds_of_ppo_on_sokoban_lead_without_a_fall():
+    leads = []
+    for run in runs_of("baseline")["Sokoban, PPO"]:
+        lead, success = measures.value(run, "std_lead"), run.series("train/success")[1]
+        if not math.isnan(lead):
+            leads.append(f"{lead:.0f}")
+            assert success[-20:].mean() > success[:20].mean()
+    said = f"gives two seeds of PPO a lead of {' and '.join(sorted(leads))} iterations"
+    assert said in text_of("results.md") and len(leads) == 2
+
+
 def test_the_table_of_the_echo_has_the_means_of_its_run():
     (run,) = [run for run in runs_of("collapse")["no KL"] if run.seed == 1]
     text = text_of("echo_trap.md")

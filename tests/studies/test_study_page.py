@@ -100,6 +100,9 @@ def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
     if measure == "last_entropy":
         limits = "[0.200, 0.400], by t [0.100, 0.500]"
     assert f"{limits} (3 seeds)" in sentence
+    some = dataclasses.replace(quantity, left_out=2)
+    sentence = report._sentence(verdicts.Verdict(claim, some, verdicts.HOLDS))
+    assert f"{limits} (3 of 5 seeds)" in sentence
 
 
 def test_a_mean_curve_is_where_all_of_its_runs_are():

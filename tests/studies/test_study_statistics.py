@@ -119,6 +119,18 @@ def test_a_verdict_needs_both_intervals_or_says_that_it_has_one(
     assert verdicts.judge(claim, {"one": runs}).verdict == verdict
 
 
+@pytest.mark.parametrize("lacking", [0, 1, 2])
+@pytest.mark.parametrize("count", [2, 3])
+def test_two_seeds_decide_nothing_about_what_a_third_lacks(count, lacking):
+    runs = [record(seed, [1], success=(0.89 + seed / 100,)) for seed in range(count)]
+    runs += [record(9 + number, [1]) for number in range(lacking)]
+    claim = Claim("x", "one", None, "last_validation", "greater", 0.0)
+    judged = verdicts.judge(claim, {"one": runs})
+    assert (judged.quantity.seeds, judged.quantity.left_out) == (count, lacking)
+    decides = count == 3 or lacking == 0
+    assert judged.verdict == (verdicts.HOLDS if decides else verdicts.UNDECIDED)
+
+
 def test_equal_differences_have_no_students_interval_whatever_rounding_left():
     def arm(*values):
         return [
