@@ -152,12 +152,9 @@ def _sentence(verdict: Verdict) -> str:
     student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
     limits = _limits(student, claim.measure)
     by_t = f", by t {limits}" if limits else ""
-    all_seeds = quantity.seeds + quantity.left_out
-    seeds = f"{quantity.seeds} of " * (quantity.left_out > 0) + f"{all_seeds} seed"
-    seeds += "s" * (all_seeds > 1)
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, percent)}"
-        f"{by_t} ({seeds});"
+        f"{by_t} ({_seeds(quantity)});"
         f" claimed {claim.relation} than {_margin(claim, percent)}"
     )
 
@@ -216,15 +213,22 @@ def _table(results: _Results) -> list[str]:
     for arm, row in results.table.items():
         if not counts[arm]:
             continue
-        cells = [_cell(row[m], m, counts[arm]) for m in names]
+        cells = [_cell(row[m], m) for m in names]
         lines.append("| " + " | ".join([arm, str(counts[arm]), *cells]) + " |")
     return lines
 
 
-def _cell(value: Interval, measure: str, runs: int) -> str:
+def _cell(value: Interval, measure: str) -> str:
     """As `_shown`, with the number of seeds if some lack the measure."""
-    few = f", {value.seeds} of {runs} seeds" if 0 < value.seeds < runs else ""
-    return _shown(value, measure) + few
+    some = value.seeds and value.left_out
+    return _shown(value, measure) + (f", {_seeds(value)}" if some else "")
+
+
+def _seeds(value: Interval) -> str:
+    """As "3 seeds", or "2 of 3 seeds" if one lacks the measure."""
+    given = value.seeds + value.left_out
+    measured = f"{value.seeds} of " if value.left_out else ""
+    return f"{measured}{given} {'seed' if given == 1 else 'seeds'}"
 
 
 def _data(results: _Results) -> dict[str, Any]:
