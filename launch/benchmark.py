@@ -68,6 +68,7 @@ cli.group_flags("Sizes of the sampler's conversations", *_SIZES)
 _LIMIT = flags.DEFINE_integer("stage_seconds", 600, "Time limit of a stage.", 1)
 _TOTAL = flags.DEFINE_integer("suite_seconds", 0, "Time limit of all; 0: none.", 0)
 cli.group_flags("The suite", "suite", "stage", "smoke", _LIMIT.name, _TOTAL.name)
+_OF_A_RUN = ("instruments", "shape", "peers", "iterations", *_SIZES)
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
 
         return gpu_suite.run_suite(
             Path(__file__),
-            out=_OUT.value,
+            out=_OUT.value and str(cli.local_path("out", _OUT.value)),
             stage=_STAGE.value,
             is_small=_SMOKE.value,
             limit=_LIMIT.value,
@@ -94,17 +95,15 @@ def main() -> None:
 
 def _check_flags() -> None:
     """Raises UserError for flags that would have no effect."""
+    cli.refuse_unread("suite", ("env", *_OF_A_RUN))
+    cli.refuse_unread("env", _OF_A_RUN)
+    cli.refuse_unread("instruments", ("shape", "peers", *_SIZES))
     for name in ("suite", "env"):
         if flags.FLAGS[name].value and cli.names_config():
-            raise UserError(
-                f"--{name} has settings of its own and reads no --config: leave"
-                " --config and its keys out"
-            )
+            raise UserError(f"--{name} reads no --config: leave it and its keys out")
     for name in ("stage", "smoke"):
         if flags.FLAGS[name].value and not _SUITE.value:
-            raise UserError(
-                f"--{name} is for the suite: add --suite=gpu --out=DIR, or leave it out"
-            )
+            raise UserError(f"--{name} is the suite's: add --suite=gpu --out=DIR")
 
 
 def _environments() -> dict:

@@ -48,6 +48,8 @@ def main() -> None:
     from ragen_jax.reporting.console import Console
     from ragen_jax.studies import study
 
+    for name in ("folder", "pages"):
+        cli.local_path(name, flags.FLAGS[name].value)  # Refuses a URL.
     with cli.user_mistakes():
         chosen = study.Choice(
             path=_STUDY.value,

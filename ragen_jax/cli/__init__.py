@@ -21,6 +21,7 @@ from ragen_jax.cli.flags import (  # noqa: E402
     names_config,
     parse,
     read_settings,
+    refuse_unread,
 )
 from ragen_jax.cli.help_text import group as group_flags
 from ragen_jax.cli.planning import PlanFlags, plan_for_target
@@ -29,6 +30,7 @@ from ragen_jax.cli.startup import (
     check_out,
     check_out_folder,
     enable_compilation_cache,
+    local_path,
     make_workdir,
     run,
     silence,
@@ -52,11 +54,13 @@ __all__ = [
     "group_flags",
     "keys_set",
     "load_config",
+    "local_path",
     "make_workdir",
     "names_config",
     "parse",
     "plan_for_target",
     "read_settings",
+    "refuse_unread",
     "run",
     "silence",
     "start_jax",

@@ -42,7 +42,7 @@ def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
                 for field in dataclasses.fields(TaskSettings)
                 if field.name in _LIMITS[kind]
             ]
-            for field in (*limits, *_own_fields(name)):
+            for field in (*limits, *_own_fields(name, key)):
                 unnamed_keys[section + field.name] = _default(field)
     return {key: value for key, value in unnamed_keys.items() if key not in leaves}
 
@@ -83,12 +83,12 @@ def advice(key: str, leaves: Mapping[str, Any]) -> str:
     return remedies[0]
 
 
-def _own_fields(name: Any) -> tuple[dataclasses.Field, ...]:
+def _own_fields(name: Any, key: str) -> tuple[dataclasses.Field, ...]:
     if not isinstance(name, str) or name == "mix" or user_modules.is_path(name):
         return ()
     from ragen_jax.envs.registry import lookup  # Brings JAX, and starts no device.
 
-    return dataclasses.fields(lookup(name)[0])
+    return dataclasses.fields(lookup(name, key)[0])
 
 
 def _default(field: dataclasses.Field) -> Any:

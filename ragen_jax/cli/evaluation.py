@@ -301,8 +301,8 @@ def _play_baseline(request: Request, subject: Subject, console):
 
 def _prepare_out(request: Request, subject: Subject) -> Path:
     """The path of the trajectories, in a folder that exists and is writable."""
-    out = Path(request.out or subject.folder / _default_name(request, subject))
-    out = out.expanduser().absolute()
+    path = request.out or str(subject.folder / _default_name(request, subject))
+    out = startup.local_path("out", path)
     if out.is_dir():
         raise UserError(f"--out={out} is a folder: name a file that ends in .jsonl")
     try:

@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,15 @@ def names_config() -> bool:
 def _arguments_like(pattern: str) -> list[re.Match]:
     arguments = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
     return [match for each in arguments if (match := re.match(pattern, each))]
+
+
+def refuse_unread(kind: str, unread: Iterable[str]) -> None:
+    """Raises UserError if `kind` is set and a flag is given that is not read then."""
+    if not flags.FLAGS[kind].value:
+        return
+    for name in unread:
+        if flags.FLAGS[name].present:
+            raise UserError(f"--{name} has no effect with --{kind}: leave one out")
 
 
 def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> None:

@@ -237,6 +237,17 @@ def user_mistakes() -> Iterator[None]:
         raise UserError(sentence or one_line(error)) from error
 
 
+def local_path(flag: str, path: str) -> Path:
+    """The absolute path that a flag's value names. Raises UserError for a URL."""
+    if re.match(r"[A-Za-z][\w+.-]*://", path):
+        raise UserError(
+            f"--{flag}={path} is a URL: give a path here, such as one in the folder"
+            " where the bucket is mounted"
+        )
+    with user_mistakes():
+        return Path(path).expanduser().absolute()
+
+
 def make_workdir(path: str | None) -> Path:
     """Makes the run's folder if it is not there, and checks that it can be written to.
 
@@ -245,13 +256,7 @@ def make_workdir(path: str | None) -> Path:
     """
     if not path:
         raise UserError("--workdir is missing: pass --workdir=runs/NAME")
-    if re.match(r"[A-Za-z][\w+.-]*://", path):
-        raise UserError(
-            f"--workdir={path} is a URL: give a folder, such as the mount point of"
-            " the bucket"
-        )
-    with user_mistakes():
-        workdir = Path(path).expanduser().absolute()
+    workdir = local_path("workdir", path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         # A random name: containers that share a disk may share process numbers.
@@ -271,8 +276,8 @@ def check_out(path: str) -> Path:
     Raises:
       UserError: if it is a folder, a device, or nothing can be written there.
     """
+    out = local_path("out", path)
     with user_mistakes():
-        out = Path(path).expanduser().absolute()
         _exists(out)
         atomic_files.check_replaceable(out)
     try:
@@ -291,8 +296,8 @@ def check_out_folder(path: str) -> Path:
     Raises:
       UserError: if it holds anything, is a file, or cannot be made.
     """
+    out = local_path("out", path)
     with user_mistakes():
-        out = Path(path).expanduser().absolute()
         if _exists(out) and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"--out={path} exists and is not empty: name a new folder")
     place = next(folder for folder in out.parents if folder.exists())

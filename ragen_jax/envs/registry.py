@@ -67,13 +67,14 @@ def make(
     Raises:
       SettingsError: in one sentence, for a name, key or value that cannot be used.
     """
-    settings_type, maker = lookup(name)
+    key = f"{section}name"
+    settings_type, maker = lookup(name, key)
     try:
         settings = env_settings(options, settings_type, section, name)
     except SettingsError:
         raise
     except Exception as error:  # From a __post_init__ of the settings.
-        raise _failed(error, name, "Settings", "env.name") from error
+        raise _failed(error, name, "Settings", key) from error
     try:
         env = maker(settings)
         if isinstance(env, Environment):
@@ -86,10 +87,10 @@ def make(
     except (Exception, SystemExit) as error:  # Also if the user's file calls exit().
         if not user_modules.is_path(name):
             raise
-        raise _failed(error, name, "make(settings)", "env.name") from error
+        raise _failed(error, name, "make(settings)", key) from error
     raise SettingsError(
-        f"env.name = {name!r}: its function make returns {type(env).__name__}: let"
-        " it return a ragen_jax.envs.base.Environment"
+        f"{key} = {name!r}: its function make returns {type(env).__name__}: let it"
+        " return a ragen_jax.envs.base.Environment"
     )
 
 
@@ -124,21 +125,22 @@ def _failed(error: BaseException, name: str, what: str, key: str) -> SettingsErr
     return SettingsError(f"{key} = {name!r}: {what} fails: {line}")
 
 
-def lookup(name: str) -> tuple[type, Maker]:
+def lookup(name: str, key: str = "env.name") -> tuple[type, Maker]:
     """The class of settings and the function `make` of an environment.
 
     Args:
       name: one of NAMES, or the path of a Python file ("my_env.py") that defines a
         frozen dataclass `Settings` and a function `make(settings) -> Environment`.
+      key: the config's key that names the environment; for messages.
 
     Raises:
       SettingsError: if there is no such environment, or the file defines none.
     """
     if user_modules.is_path(name):
-        return _from_file(name)
+        return _from_file(name, key)
     if name not in _BUILT_IN:
         raise SettingsError(
-            f"env.name = {name!r} is not an environment, and a file of yours would end"
+            f"{key} = {name!r} is not an environment, and a file of yours would end"
             f" in .py: {nearest(name, NAMES)}"
         )
     module_name, settings = _BUILT_IN[name]
@@ -232,36 +234,39 @@ def _parse_texts(key: str, text: str) -> tuple[str, ...]:
     )
 
 
-def _from_file(name: str) -> tuple[type, Maker]:
+def _from_file(name: str, key: str) -> tuple[type, Maker]:
     """`lookup` for the path of a Python file."""
     others = f", or one of {', '.join(NAMES)}"
-    module = user_modules.load(name, "env.name", others)
+    module = user_modules.load(name, key, others)
     settings, maker = (getattr(module, part, None) for part in ("Settings", "make"))
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
         raise SettingsError(
-            f"env.name = {name!r} defines no Settings: add a frozen dataclass of that"
+            f"{key} = {name!r} defines no Settings: add a frozen dataclass of that"
             " name, as docs/environments.md shows"
         )
     if not callable(maker):
         raise SettingsError(
-            f"env.name = {name!r} has no function make: add make(settings), which"
+            f"{key} = {name!r} has no function make: add make(settings), which"
             " returns a ragen_jax.envs.base.Environment, as docs/environments.md shows"
         )
-    _check_settings(settings, name)
+    _check_settings(settings, f"{key} = {name!r}")
     return settings, maker
 
 
-def _check_settings(settings: type, name: str) -> None:
-    """Raises SettingsError unless a config can set every field, or leave it out."""
+def _check_settings(settings: type, where: str) -> None:
+    """Raises SettingsError unless a config can set every field, or leave it out.
+
+    `where` is the key that names the environment, with its value.
+    """
     if not settings.__dataclass_params__.frozen:
         raise SettingsError(
-            f"env.name = {name!r}: Settings is mutable: write"
+            f"{where}: Settings is mutable: write"
             " @dataclasses.dataclass(frozen=True) above it"
         )
     for field in dataclasses.fields(settings):
         if field.name in _RESERVED:
             raise SettingsError(
-                f"env.name = {name!r}: Settings.{field.name} has a name that is"
+                f"{where}: Settings.{field.name} has a name that is"
                 f" reserved in the config, like {', '.join(sorted(_RESERVED))}:"
                 " rename it"
             )
@@ -269,16 +274,16 @@ def _check_settings(settings: type, name: str) -> None:
         is_texts &= typing.get_args(field.type) == (str, ...)
         if field.type not in _FIELD_TYPES and not is_texts:
             raise SettingsError(
-                f"env.name = {name!r}: Settings.{field.name} is a {field.type}, which"
+                f"{where}: Settings.{field.name} is a {field.type}, which"
                 " a config cannot hold: choose int, float, bool, str or"
                 " tuple[str, ...], not as a text"
             )
         if field.default is dataclasses.MISSING:
             raise SettingsError(
-                f"env.name = {name!r}: Settings.{field.name} has no default: add one"
+                f"{where}: Settings.{field.name} has no default: add one"
             )
         if remedy := type_remedy(field.default, field.type):
             raise SettingsError(
-                f"env.name = {name!r}: Settings.{field.name} has the default"
+                f"{where}: Settings.{field.name} has the default"
                 f" {field.default!r}, which is of another type: choose {remedy}"
             )

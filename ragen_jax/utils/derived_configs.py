@@ -38,7 +38,7 @@ def environment(name: str, **settings: Any) -> ConfigDict:
 
     Args:
       name: of the environment, or of a file that defines one.
-      settings: the environment's own; only those named here can be overridden on the
-        command line.
+      settings: the environment's own. Of a file of one's own, only those named here
+        can be overridden on the command line.
     """
     return ConfigDict(dict(name=name, thinking=True, **settings))

@@ -87,7 +87,8 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
         raise SettingsError(f"{setting} = {name!r}: choose a file that ends in .py")
     for trusted, why in _TRUSTED:
         if path not in trusted:
-            raise SettingsError(f"{setting} = {name!r}: {why.format(name=name)}")
+            sentence = why.replace("{name}", name)  # A path in it may hold braces.
+            raise SettingsError(f"{setting} = {name!r}: {sentence}")
     source = path.read_bytes()
     version = path, hashlib.sha256(source).hexdigest()
     if version in _LOADED:

@@ -467,10 +467,13 @@ def test_a_run_that_fails_is_an_error(training):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--suite=gpu", "--config.model.attention=xla"], "--suite has settings of"),
-        (["--env=sokoban", "--config=configs/sokoban.py"], "--env has settings of"),
-        (["--stage=attention"], "--stage is for the suite: add --suite=gpu"),
-        (["--smoke", "--env=all"], "--smoke is for the suite: add --suite=gpu"),
+        (["--suite=gpu", "--config.model.attention=xla"], "--suite reads no --config"),
+        (["--env=sokoban", "--config=configs/sokoban.py"], "--env reads no --config"),
+        (["--stage=attention"], "--stage is the suite's: add --suite=gpu"),
+        (["--smoke", "--env=all"], "--smoke is the suite's: add --suite=gpu"),
+        (["--suite=gpu", "--env=all"], "--env has no effect with --suite"),
+        (["--env=all", "--peers"], "--peers has no effect with --env"),
+        (["--instruments", "--turns=2"], "--turns has no effect with --instruments"),
     ],
 )
 def test_a_flag_that_would_change_nothing_is_refused(tmp_path, flags, message):

@@ -61,6 +61,11 @@ def test_an_environment_that_the_command_line_names_has_its_own_settings(name):
             ["env.name=maze", "env.walls=2"],
             "env.name = 'maze' is not an environment",
         ),
+        (
+            MIX,
+            ["env.mix.rooms.name=maze", "env.mix.rooms.walls=2"],
+            "env.mix.rooms.name = 'maze' is not an environment",
+        ),
         (LAKE, ["env.name=a.py", "env.walls=2"], "write it into the config, if it is"),
         (MIX, ["env.mix.rooms.turn=7"], "did you mean env.mix.rooms.turns?"),
         (MIX, ["env.mix.walls.boxes=7"], "did you mean env.mix.rooms.boxes?"),

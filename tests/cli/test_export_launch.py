@@ -101,6 +101,10 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence(workdir, tmp_path):
         ([f"--checkpoint={workdir}", f"--out={full}"], "exists and is not empty"),
         ([f"--checkpoint={tmp_path}", f"--out={tmp_path / 'a'}"], "give the workdir"),
         ([f"--checkpoint={workdir}"], "--out is missing"),
+        (
+            [f"--checkpoint={workdir}", "--out=a", "--adapter", "--dtype=bfloat16"],
+            "--dtype has no effect with --adapter",
+        ),
     ):
         ended = warm_process.attempt(SCRIPT, arguments, tmp_path)
         assert (ended.code, ended.output, ended.made) == (2, "", [])

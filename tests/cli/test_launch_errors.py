@@ -278,6 +278,19 @@ def test_a_workdir_that_cannot_be_is_refused(tmp_path):
         cli.make_workdir(None)
 
 
+def test_a_url_is_refused_where_it_would_name_a_folder_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = "gs://bucket/a"
+    for flag, check in (
+        ("workdir", cli.make_workdir),
+        ("out", cli.check_out),
+        ("out", cli.check_out_folder),
+    ):
+        with pytest.raises(UserError, match=f"--{flag}={url} is a URL"):
+            check(url)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [ValueError("no\n such"), OSError("no such")])
 def test_errors_of_checks_become_the_users(error):
     with pytest.raises(UserError, match="^no such$"), cli.user_mistakes():

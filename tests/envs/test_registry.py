@@ -45,6 +45,21 @@ def test_a_path_leads_to_the_environment_of_the_file(write):
     assert (env.name, env.observation_phrases) == ("coin_walk", 13)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("class Settings", "class Options"),
+        ("def make(", "def made("),
+        ("length: int = 8", "length: list = 8"),
+        ("return base.Environment(", "return dict("),
+    ],
+)
+def test_a_file_in_a_mix_is_refused_under_the_key_that_names_it(write, change):
+    name = write(SOUND.replace(*change))
+    with pytest.raises(SettingsError, match=r"^env\.mix\.walk\.name = 'my_env.py'"):
+        envs.make(name, (), "env.mix.walk.")
+
+
 def test_a_file_is_executed_once_and_again_after_a_change(write, tmp_path):
     name = write(SOUND)
     first = envs.lookup(name)

@@ -41,6 +41,12 @@ def test_environments_come_in_the_order_of_their_labels_with_limits_filled_in():
     assert made.evaluated_tasks() == made.tasks()
 
 
+def test_levels_of_one_evaluated_environment_alone_cannot_be_set():
+    wide = dict(name="frozen_lake", prompts=5)
+    with pytest.raises(SettingsError, match=r"^env\.evaluate\.wide\.prompts is not"):
+        settings.from_dict(config_of(evaluate=dict(wide=wide)))
+
+
 def test_other_environments_may_be_evaluated_than_are_trained_on():
     made = settings.from_dict(config_of(evaluate=dict(wide=dict(name="frozen_lake"))))
     assert [env.label for env in made.tasks()] == ["frozen_lake"]
@@ -167,7 +173,10 @@ def test_a_wrong_environment_of_several_is_refused_by_its_own_key(
 ):
     # Two prompts of four episodes each: eight devices can share them.
     changed = {"large": {**MIX["large"], "prompts": 2}, "small": wrong | {"prompts": 2}}
-    config = config_of(changed) if section == "mix" else config_of(evaluate=changed)
+    if section == "evaluate":  # Which levels to evaluate is no share of a batch.
+        for task in changed.values():
+            del task["prompts"]
+    config = config_of(**{section: changed})
     made = settings.from_dict(config)
     with pytest.raises(UserError) as refusal:
         run_lib.prepare(made)
@@ -178,7 +187,9 @@ def test_a_wrong_environment_of_several_is_refused_by_its_own_key(
 
 
 def test_a_run_makes_each_environment_that_it_evaluates():
-    other = dict(wide=dict(name="frozen_lake", size=5, turns=3), same={**MIX["small"]})
+    other = dict(
+        wide=dict(name="frozen_lake", size=5, turns=3), same=dict(name="frozen_lake")
+    )
     run = run_lib.prepare(settings.from_dict(config_of(evaluate=other)))
     assert [task.label for task in run.tasks] == ["frozen_lake"]
     tasks = [task for task, _ in run.evaluated]

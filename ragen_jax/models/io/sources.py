@@ -103,9 +103,8 @@ def _embedded(name: str) -> Source:
     folder = EMBEDDED[name]
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"model.path = {name!r} is not part of this installation: make it with"
-            " python launch/warm_start.py --config=configs/warm_start_words.py"
-            f" --out={folder}"
+            f"model.path = {name!r} is not part of this installation: install ragen_jax"
+            " again, or make the model as docs/tiny_model.md says and give its folder"
         )
     return Source(folder, is_gguf=False)
 
