@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax import starpo
 from ragen_jax.benchmarks import device, environments, other_samplers, sampler
@@ -202,8 +203,9 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
 
     Update: 6 FLOP per weight and token for gradients (2 forward, 4 backward), or 4 with
     adapters: frozen weights need no gradient of their own. The critic's old values take
-    2 more. The head counts for reply tokens only. Not counted: attention scores,
-    adapters, recomputed activations, padding.
+    2 more, and so do the reference's scores and those of `loss.sampler_correction`. The
+    head counts for reply tokens only. Not counted: attention scores, adapters,
+    recomputed activations, padding.
 
     Decoding: the bytes of the sampler's weights, once for each pass of each shard, and
     of every cache entry that a sampled token attends to.
@@ -221,13 +223,18 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
     kept = values["filter/kept_fraction"]
     tokens = float(lengths.sum()) * kept
     replies = float(is_reply.sum())
-    flop = run.settings.optimizer.epochs * (6 if run.model.adapters is None else 4)
-    actor = flop * (layers * tokens + vocabulary * replies * kept)
-    critic = (flop + 2) * layers * tokens if run.settings.has_critic else 0.0
-    attended = float(jnp.where(is_reply, position, 0).sum())  # cache entries read
+    settings, optimizer = run.settings, run.settings.optimizer
+    learning = optimizer.epochs * (6 if run.model.adapters is None else 4)
+    scoring = 2 * (settings.has_reference + (settings.loss.sampler_correction > 0))
+    flop = (learning + scoring) * (layers * tokens + vocabulary * replies * kept)
+    if settings.has_critic:
+        flop += (learning + 2) * layers * tokens
+    # Cache entries read; all rows' would overflow int32.
+    by_row = jnp.where(is_reply, position, 0).sum(1)
+    attended = float(np.asarray(by_row, np.float64).sum())
     entries = attended * sampler.cache_entry(config)
     weight_bytes = sampler.decoding_bytes(
-        config, dtype, run.settings.rollout.decode_weights
+        config, dtype, settings.rollout.decode_weights
     )
     read = float(rollout.passes.decode_steps.sum()) * weight_bytes
     read += entries * jnp.dtype(dtype).itemsize
@@ -239,7 +246,7 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
     return passes | {
         "ms a decode pass": milliseconds / passes["decode passes"],
         "update tokens/s": tokens / values["time/update_seconds"],
-        "update flop/s": (actor + critic) / values["time/update_seconds"],
+        "update flop/s": optimizer.reuse * flop / values["time/update_seconds"],
         "decode bytes/s": read / values["time/rollout_seconds"],
     }
 

@@ -143,14 +143,14 @@ def estimate(
         tokens=sum(each.tokens for each in simulated),
         rows=len(lengths),
         rollout=total,
-        update=_update(run, update, costs, lengths, replies),
+        update=settings.optimizer.reuse * _update(run, update, costs, lengths, replies),
     )
 
 
 def _update(
     run: Run, program: Block, costs: Costs, lengths: np.ndarray, replies: np.ndarray
 ) -> Work:
-    """The cost of the update.
+    """The cost of one use of the episodes.
 
     Args:
       run: of the settings, the model and the mesh.
@@ -168,7 +168,8 @@ def _update(
     minibatches = math.ceil(len(lengths) / chosen.minibatch)
     own_replies = [replies[p].sum() / meshes.row_shards(run.model.mesh) for p in pieces]
     scored = ScoredTokens(run.model.config, program, own_replies)
-    rounds = _rounds(program, scored, len(pieces), minibatches)
+    scoring = math.ceil(len(lengths) / chosen.microbatch)
+    rounds = _rounds(program, scored, scoring, len(pieces), minibatches)
 
     def shares(choice: Choice):
         if len(choice.branches) == len(compiled):
@@ -185,24 +186,31 @@ def _microbatches(
 ) -> list[np.ndarray]:
     """The rows of each microbatch, int[microbatch] or fewer.
 
-    Within a minibatch the longest rows come first, as in learning/minibatches.py.
+    As in learning/minibatches.py minibatches are of like size, and the longest rows of
+    each come first.
     """
     pieces = []
-    for first in range(0, len(lengths), minibatch):
-        longest_first = np.argsort(-lengths[first : first + minibatch])
-        for start in range(0, len(longest_first), microbatch):
-            pieces.append(first + longest_first[start : start + microbatch])
+    count = math.ceil(len(lengths) / minibatch)
+    for rows in np.array_split(np.arange(len(lengths)), count):
+        longest_first = rows[np.argsort(-lengths[rows])]
+        for start in range(0, len(rows), microbatch):
+            pieces.append(longest_first[start : start + microbatch])
     return pieces
 
 
 def _rounds(
-    program: Block, scored: "ScoredTokens", pieces: int, minibatches: int
+    program: Block,
+    scored: "ScoredTokens",
+    scoring: int,
+    learning: int,
+    minibatches: int,
 ) -> dict[int, float]:
     """The trips of the update's loops over rows, by the ids of their bodies.
 
-    Old values and reference scores take one loop over all microbatches. Learning takes
-    a loop over minibatches, and in it one over the microbatches of each. The loops over
-    the vocabulary within a microbatch are left to `scored`.
+    Old values and reference scores take one loop over `scoring` microbatches. Learning
+    takes a loop over minibatches, and in it one over the microbatches of each, all
+    together `learning`. The loops over the vocabulary within a microbatch are left to
+    `scored`.
     """
     times: dict[int, float] = {}
 
@@ -214,13 +222,13 @@ def _rounds(
             times[id(each.body)], within = microbatches, microbatches
             if is_over_rows(each) and any(map(is_over_rows, each.body.loops)):
                 times[id(each.body)] = minibatches
-                within = pieces / minibatches
+                within = learning / minibatches
             visit(each.body, within)
         for choice in block.choices:
             for branch in choice.branches:
                 visit(branch, microbatches)
 
-    visit(program, pieces)
+    visit(program, scoring)
     return times
 
 

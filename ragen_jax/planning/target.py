@@ -9,6 +9,7 @@ name and needs no device to choose.
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -102,8 +103,8 @@ def make_target(
     Args:
       name: of a file in device_data, such as "h100".
       count: devices of all hosts together.
-      hosts: over which they are divided evenly, with one process each; None: one, and
-        as many as a slice of TPUs has.
+      hosts: over which they are divided evenly, with one process each; None: as few
+        as typical hosts can be (8 GPUs fit in one).
       deterministic: as settings.deterministic; programs for TPUs always are.
 
     Raises:
@@ -114,7 +115,9 @@ def make_target(
     if isinstance(device, Tpu):
         return _tpus(device, count, hosts)
     assert isinstance(device, Gpu)
-    return _gpus(device, count, 1 if hosts is None else hosts, deterministic)
+    if hosts is None:
+        hosts = max(1, math.ceil(count / device.per_host))
+    return _gpus(device, count, hosts, deterministic)
 
 
 def is_available(name: str) -> bool:
@@ -154,8 +157,9 @@ def _gpus(device: Gpu, count: int, hosts: int, deterministic: bool) -> Target:
     """Absent GPUs. Raises UserError as `make_target` does."""
     if count < 1 or hosts < 1 or count % hosts:
         raise UserError(
-            f"--target-devices={count}, of all hosts together, is not a multiple of"
-            f" --target-hosts={hosts}: give every host as many devices"
+            f"--target-devices={count}, of all hosts together, cannot be divided evenly"
+            f" over {hosts} host{'s'[: hosts != 1]} of usually {device.per_host}:"
+            " choose another number, or --target-hosts"
         )
     absent = _absent_devices(
         device,

@@ -141,7 +141,9 @@ def test_weights_of_8_bits_are_counted_as_one_byte_each(tied):
 def _short_run(kind="same", **changes):
     """A run and its rollout: a reply of two tokens behind three."""
     settings = types.SimpleNamespace(
-        optimizer=types.SimpleNamespace(epochs=1),
+        optimizer=types.SimpleNamespace(epochs=1, reuse=1),
+        loss=types.SimpleNamespace(sampler_correction=0.0),
+        has_reference=False,
         rollout=types.SimpleNamespace(decode_weights=kind),
         has_critic=False,
     )
@@ -149,7 +151,7 @@ def _short_run(kind="same", **changes):
         config=models.small_config(50), dtype=jnp.dtype(jnp.bfloat16), adapters=None
     )
     for name, value in changes.items():
-        setattr(settings if name == "has_critic" else model, name, value)
+        setattr(settings if hasattr(settings, name) else model, name, value)
     rollout = types.SimpleNamespace(
         rows=types.SimpleNamespace(
             is_reply=jnp.array([[False, False, False, True, True]])
@@ -181,6 +183,23 @@ def test_weights_that_adapters_freeze_have_no_gradient_of_their_own(adapters, ea
     found = machine._work(run, rollout, values)
     seconds = values["time/update_seconds"]
     assert found["update flop/s"] == pytest.approx((actor + critic) / seconds)
+
+
+def test_reused_episodes_and_a_reference_are_counted():
+    optimizer = types.SimpleNamespace(epochs=2, reuse=3)
+    run, rollout = _short_run(has_reference=True, optimizer=optimizer)
+    layers, vocabulary = sampler.weight_counts(run.model.config)
+    found = machine._work(run, rollout, VALUES | {"filter/kept_fraction": 1.0})
+    flop = 3 * (2 * 6 + 2) * (layers * 5 + vocabulary * 2)
+    assert found["update flop/s"] == pytest.approx(flop / VALUES["time/update_seconds"])
+
+
+def test_the_cache_entries_of_many_long_replies_are_counted():
+    run, rollout = _short_run()
+    rollout.rows.is_reply = jnp.ones((4096, 1100), bool)
+    found = machine._work(run, rollout, VALUES | {"filter/kept_fraction": 1.0})
+    entries = 4096 * 1100 * 1099 / 2  # More than an int32 holds.
+    assert found["decode bytes/s"] * 4.0 > entries * 2
 
 
 def test_versions_of_cuda_are_written_as_they_are_called(monkeypatch):

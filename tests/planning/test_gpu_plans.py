@@ -1,5 +1,6 @@
 """Programs compiled for H100s that are not there: memory, copies, collectives."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -120,6 +121,12 @@ def test_a_longer_reply_takes_longer_and_the_paper_takes_seconds(paper):
     seconds = [each.seconds for each in found]
     assert seconds == sorted(seconds) and 0.5 < seconds[0] and seconds[-1] < 10
     assert seconds[1] < 3.5
+    optimizer = dataclasses.replace(paper.run.settings.optimizer, reuse=3)
+    settings = dataclasses.replace(paper.run.settings, optimizer=optimizer)
+    reused = dataclasses.replace(paper.run, settings=settings)
+    again = roofline.estimate(reused, parts, paper.tree(UPDATE), costs, 50)
+    assert again.update.operations == 3 * found[0].update.operations
+    assert again.rollout.operations == found[0].rollout.operations
     decode = roofline.decode_at(parts, 0, filled=0.2)
     assert decode.kernels <= 330 and decode.bytes < 3.0e9
     assert decode.bytes - decode.cached < 2.55e9
@@ -222,6 +229,12 @@ def test_a_plan_for_8_gpus_on_2_hosts_lays_data_across_them():
         run = absent.prepare(absent.settings(FROZENLAKE, mesh__fsdp=4))
     hosts = [[d.process_index for d in row.flat] for row in run.model.mesh.devices]
     assert hosts == [[0] * 4, [1] * 4]
+
+
+@compiles
+def test_gpus_fill_hosts_of_eight_unless_hosts_are_given():
+    plans = [(1,), (8,), (16,), (16, 1)]
+    assert [target.make_target("h100", *plan).hosts for plan in plans] == [1, 1, 2, 1]
 
 
 def launched(*arguments: str) -> subprocess.CompletedProcess:
