@@ -16,7 +16,8 @@ from ragen_jax.studies import record_checks
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.run_record import RunRecord
 
-# Metrics that measures read. The curves of a study are archived too.
+# Metrics that measures read, and curves of any study: another one than the study that
+# trained a run may show it. What else a study's own curves name is archived too.
 ARCHIVED_METRICS = (
     "train/success",
     "train/return",
@@ -26,7 +27,10 @@ ARCHIVED_METRICS = (
     "rollout/valid_reply_rate",
     "rollout/grounded",
     "filter/reward_std",
+    "filter/kept_fraction",
     "update/actor_grad_norm",
+    "update/clip_fraction",
+    "update/ratio_max",
     "health/level",
     "health/distinct_thoughts",
     "time/iteration_seconds",
@@ -79,14 +83,22 @@ def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str
     }
 
 
-def read(pages: Path) -> dict[Key, RunRecord]:
+def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
     """The runs in all data files of a folder of pages.
+
+    A run may be in several files. Where it was trained once, its record has the curves
+    of all of them; where it was trained twice, it is that of the study's own file, or
+    else of the last file by name.
+
+    Args:
+      pages: the folder.
+      own: name, without its ending, of the data file of the study that asks.
 
     Raises:
       UserError: for a file that is not a study's data.
     """
-    records = {}
-    for path in sorted(pages.glob("*.json")):
+    items: dict[Key, dict[str, Any]] = {}
+    for path in sorted(pages.glob("*.json"), key=lambda path: (path.stem == own, path)):
         try:
             data = json.loads(path.read_text())
             runs = data.get("runs", []) if isinstance(data, dict) else None
@@ -94,16 +106,24 @@ def read(pages: Path) -> dict[Key, RunRecord]:
                 raise ValueError("it has no list of runs")
             for number, item in enumerate(runs):
                 _check(number, item)
-                arguments, diagnose = key_of(item)
-                records[arguments, diagnose] = record = _record(item)
-                # It serves a study that diagnoses nothing as well.
-                records.setdefault((arguments, ()), record)
+                arguments, diagnose = run_key = key_of(item)
+                items[run_key] = _merged(item, items.get(run_key))
+                if diagnose:  # It serves a study that diagnoses nothing as well.
+                    plain = arguments, ()
+                    items[plain] = _merged(items.get(plain, item), item)
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path} is not the data of a study ({record_checks.why(error)}):"
                 " move it away, or restore it"
             ) from error
-    return records
+    return {run_key: _record(item) for run_key, item in items.items()}
+
+
+def _merged(item: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """An entry, with the curves that only another entry of the same training has."""
+    if other is None or other["test"] != item["test"]:
+        return item
+    return {**item, "series": {**other["series"], **item["series"]}}
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

@@ -68,14 +68,16 @@ def write(
         how_judged = "[how they are judged](README.md)"
     atomic_files.write_text(folder / f"{name}.json", _json(_data(results), entries))
     page = folder / f"{name}.md"
-    curves = f"![curves]({name}.png)" if has_figure else ""
+    curves = []
+    if has_figure:
+        curves = [f"![curves]({name}.png)", "", *_missing_curves(study, runs)]
     text = _page(results, command, how_judged, curves, f"{name}.json")
     atomic_files.write_text(page, text)
     return page
 
 
 def _page(
-    results: _Results, command: str, how_judged: str, curves: str, data: str
+    results: _Results, command: str, how_judged: str, curves: Sequence[str], data: str
 ) -> str:
     """The page's text.
 
@@ -83,7 +85,7 @@ def _page(
       results: of the study.
       command: the one that makes them.
       how_judged: where claims are explained.
-      curves: a line that shows the figure; "" without one.
+      curves: lines that show the figure; none without one.
       data: name of the data file.
     """
     study, scale, counts = results.study, results.scale, results.counts
@@ -109,10 +111,7 @@ def _page(
         "",
     ]
     lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]
-    lines += [""]
-    if curves:
-        lines += [curves, ""]
-    lines += ["## Arms", ""]
+    lines += ["", *curves, "## Arms", ""]
     for arm, changes in arms_at(scale, study).items():
         settings = ", ".join(f"`{k}={v}`" for k, v in changes.items()) or "no change"
         runs = "1 run" if counts[arm] == 1 else f"{counts[arm]} runs"
@@ -121,6 +120,23 @@ def _page(
         lines += ["", "Failed and left out:", ""]
         lines += [f"* {label}: {reason}" for label, reason in results.failed.items()]
     return "\n".join([*lines, "", f"Data: [{data}]({data}).", ""])
+
+
+def _missing_curves(study: Study, runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """A line for each curve that finished runs lack, and an empty one after them.
+
+    Such as runs from the data of another study, which kept other metrics.
+    """
+    lines = []
+    for curve in study.curves:
+        arms = []
+        for arm, records in runs.items():
+            lack = sum(not len(record.series(curve)[1]) for record in records)
+            if lack:
+                arms.append(f"{arm} ({lack} of {len(records)})")
+        if arms:
+            lines.append(f"* without a `{curve}`: {', '.join(arms)}")
+    return ["Runs that lack a curve:", "", *lines, ""] if lines else []
 
 
 def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]:

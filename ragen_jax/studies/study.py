@@ -80,7 +80,7 @@ def prepare(choice: Choice) -> StudyPlan:
         runs = [planned[choice.run]]
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
-    archived = archive.read(choice.pages)
+    archived = archive.read(choice.pages, folder.name)
     earlier = archive.entries(choice.pages / f"{folder.name}.json")
     # A page shows all seeds: the study's, this command's, and the earlier page's.
     further = (*(seeds or ()), *(item["seed"] for item in earlier))
@@ -154,7 +154,10 @@ def write_page(plan: StudyPlan) -> Path:
 
     Data files are read again: others may have been added while the runs trained.
     """
-    archived = {**plan.archived, **archive.read(plan.choice.pages)}
+    archived = {
+        **plan.archived,
+        **archive.read(plan.choice.pages, plan.folder.name),
+    }
     plan = dataclasses.replace(plan, archived=archived)
     runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
     failed: dict[str, str] = {}

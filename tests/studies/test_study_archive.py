@@ -90,6 +90,29 @@ def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rol
     assert not is_there(planned(**rollback))
 
 
+def test_a_run_in_two_data_files_has_the_curves_of_both_if_it_was_trained_once(
+    tmp_path,
+):
+    run = planned_runs(STUDY)[0]
+
+    def keep(name, levels, **series):
+        item = archive.entry(run, record(0, levels, **series), series)
+        (tmp_path / f"{name}.json").write_text(json.dumps({"runs": [item]}))
+
+    def found(own=""):
+        made = archive.read(tmp_path, own)[archive.key(run)]
+        curves = {name: made.series(name)[1].tolist() for name in ("a/a", "b/b")}
+        return made.test["after"]["success"], curves
+
+    keep("a", [1.0, 0.0], **{"a/a": (1.5, 2.5)})
+    keep("b", [1.0, 0.0], **{"b/b": (3.5,)})
+    assert found() == found("a") == (0.5, {"a/a": [1.5, 2.5], "b/b": [3.5]})
+    # Trained twice: a study shows its own results.
+    keep("b", [1.0, 1.0], **{"b/b": (3.5,)})
+    assert found("a") == (0.5, {"a/a": [1.5, 2.5], "b/b": []})
+    assert found("b") == found() == (1.0, {"a/a": [], "b/b": [3.5]})
+
+
 def test_a_run_that_came_into_the_data_file_meanwhile_is_not_lost(tmp_path):
     path = tmp_path / "kept.py"
     path.write_text(STUDY_FILE)

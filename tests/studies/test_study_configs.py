@@ -11,7 +11,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli.flags import changed_keys, define_config, parse, read_settings
 from ragen_jax.envs import registry
 from ragen_jax.errors import UserError
-from ragen_jax.studies import definition, runner, study
+from ragen_jax.studies import archive, definition, runner, study
 from ragen_jax.studies.definition import PlannedRun, planned_runs
 
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.py"))
@@ -26,6 +26,11 @@ def settings_of(run: PlannedRun) -> settings_lib.Settings:
     settings = read_settings(config)
     settings_lib.check_changed(settings, changed_keys(config))
     return settings
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_curve_is_kept_for_other_studies_that_plan_the_same_runs(path):
+    assert set(definition.load(path).curves) <= set(archive.ARCHIVED_METRICS)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

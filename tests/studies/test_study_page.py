@@ -51,6 +51,23 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert (tmp_path / "two.png").stat().st_size > 1000
 
 
+def test_a_page_names_the_arms_whose_runs_lack_a_curve(tmp_path):
+    curves = dict(curves=("validation/success", "update/ratio_max"))
+    study = dataclasses.replace(STUDY, **curves)
+    runs = {
+        "one": [record(s, [1.0], success=(0.3, 0.8)) for s in (0, 1)],
+        "other, too": [
+            record(0, [1.0], success=(0.3,), **{"update/ratio_max": (1.0,)}),
+            record(1, [1.0], success=(0.3,)),
+        ],
+    }
+    page = report.write(study, runs, {}, tmp_path, command="x", scale="tiny")
+    assert (
+        "Runs that lack a curve:\n\n"
+        "* without a `update/ratio_max`: one (2 of 2), other, too (1 of 2)\n\n"
+    ) in page.read_text()
+
+
 def test_an_alarm_whose_iterations_were_gone_back_over_is_counted(tmp_path):
     quiet = record(0, np.ones(3), **{"health/level": [0.0] * 5})
     (tmp_path / "test.json").write_text(json.dumps(quiet.test))
