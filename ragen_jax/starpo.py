@@ -80,6 +80,7 @@ def iterate(
     rollout = programs.rollout(actor, run.tokens, rollout_args)
     means, means_by_task, too_long = programs.summarize(rollout)
     jax.block_until_ready(means)
+    del actor  # Merged adapters would be a second model in memory during the update.
     check_room(labels, jax.device_get(too_long))
     sampled = time.perf_counter()
 

@@ -41,8 +41,8 @@ def even_minibatch(
 ) -> Batch:
     """Minibatch `index` of `count` that differ by at most one row, longest rows first.
 
-    With a row a turn the number of rows varies: if all minibatches but the last were
-    full, the last could hold a single row and still take as large a step.
+    Filters and rows of single turns vary the number of rows: if all minibatches but
+    the last were full, the last could hold a single row and still take as large a step.
 
     Args:
       batch: C rows, enough for `count` whole minibatches.

@@ -15,12 +15,7 @@ from flax import struct
 from ragen_jax.learning import gradients as gradients_lib
 from ragen_jax.learning import train_state
 from ragen_jax.learning.batch import Batch
-from ragen_jax.learning.minibatches import (
-    even_minibatch,
-    longest_first,
-    order_key,
-    shuffled,
-)
+from ragen_jax.learning.minibatches import even_minibatch, order_key, shuffled
 from ragen_jax.learning.token_sums import TokenSums, merge, no_sums
 from ragen_jax.learning.train_state import TrainState, UpdateArgs, UpdateCounts
 from ragen_jax.learning.update_plan import UpdatePlan, split_into_microbatches
@@ -55,11 +50,7 @@ def optimize(
 
     def one_minibatch(index, carry):
         state, steps, order = carry
-        if settings.rollout.window_turns:
-            minibatch = even_minibatch(batch, order, index, count, real_rows, size)
-        else:
-            rows = jax.lax.dynamic_slice_in_dim(order, index * size, size)
-            minibatch = longest_first(batch, rows)
+        minibatch = even_minibatch(batch, order, index, count, real_rows, size)
         state, steps = _update_on_minibatch(
             plan, frozen, state, minibatch, steps, update_args.actor_lr
         )

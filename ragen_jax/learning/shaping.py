@@ -177,8 +177,9 @@ def normalize(
         # There are no more environments than groups.
         "environment": episodes.environment,
     }[by]
-    sets = Grouping(set_of, groups)
     total = earned.sum(axis=1)
+    # One that is not finite would spoil its whole set.
+    sets = Grouping(set_of, groups, jnp.isfinite(total))
     terms = jnp.abs(earned).sum(axis=1)
     statistics = group_statistics(total, sets, terms)
     std = statistics.std[set_of]

@@ -54,7 +54,7 @@ def keep_groups(
     chex.assert_rank(score, 1)
     eligible = jnp.ones(score.shape, bool) if among is None else among
     if options.strategy == "none":
-        return eligible
+        return eligible & ~jnp.isnan(score)
     score = score.astype(jnp.float32)
     is_zero = jnp.abs(score) < options.zero
     score = jnp.where(is_zero, 0.0, score)

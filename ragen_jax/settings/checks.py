@@ -187,12 +187,11 @@ def _check_mix(settings: Settings) -> None:
                 f"env.mix.{task.label}.prompts = 0 leaves that environment without"
                 " episodes: set it to 1 or more, or take the environment out"
             )
-    for task in env.evaluate:
-        if task.prompts:
-            raise SettingsError(
-                f"env.evaluate.{task.label}.prompts is not read: every environment is"
-                " evaluated on evaluation.prompts levels: take it out"
-            )
+    if unread := [task.label for task in env.evaluate if task.prompts]:
+        raise SettingsError(
+            f"env.evaluate.{unread[0]}.prompts is not read: every environment is"
+            " evaluated on evaluation.prompts levels: take it out"
+        )
     # A single environment has the limits of `rollout`, which `_check_episodes` checks.
     trained = settings.tasks() if env.mix else ()
     evaluated = settings.evaluated_tasks() if env.evaluate else ()

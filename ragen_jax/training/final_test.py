@@ -19,6 +19,7 @@ from ragen_jax.envs.base import TEST
 from ragen_jax.evaluation import evaluator as evaluator_lib
 from ragen_jax.evaluation.evaluator import Score
 from ragen_jax.learning.train_state import TrainState
+from ragen_jax.models.parameters import Parameters
 from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
@@ -34,6 +35,7 @@ FILE = "test.json"
 def report(
     run: Run,
     state: TrainState,
+    base: Parameters | None,
     workdir: Path,
     writer: MetricsWriter,
     console: Console,
@@ -44,14 +46,15 @@ def report(
 
     Args:
       run: the run.
-      state: after its last iteration, saved.
+      state: after its last iteration, saved. All but its actor is freed.
+      base: the weights of `model.path`, if they are in memory.
       workdir, writer, console: where the results go.
       interrupts: entered; a signal ends the test within seconds.
       last_words: said if the process has to be ended by force.
     """
     try:
         with interrupts.nothing_to_save(last_words) as check:
-            before, after = _play(run, state, workdir, console, check)
+            before, after = _play(run, state, base, workdir, console, check)
             _write(run, int(state.iteration), workdir, writer, console, before, after)
             _warn(run, state, workdir, console)
     except StoppedAtOnce:
@@ -62,6 +65,7 @@ def report(
 def _play(
     run: Run,
     state: TrainState,
+    base: Parameters | None,
     workdir: Path,
     console: Console,
     check: Callable[[], None],
@@ -91,10 +95,23 @@ def _play(
         split=TEST,
         prompts=evaluation.test_prompts,
     )
-    first = weights.load_parameters(run.model)
+    _free_what_trains(state)
+    first = base or weights.load_parameters(run.model)
     before = play(actor=first, on_batch=watch("before", 0))
     last = weights.make_merge(run.model)(state.actor, first)
     return before, play(actor=last, on_batch=watch("after", iteration))
+
+
+def _free_what_trains(state: TrainState) -> None:
+    """Frees critic and optimizers, to make room for the model before training.
+
+    It is at most as large as the actor's optimizer, so that the test fits wherever a
+    validation does (memory_plan.py). With adapters it is already in memory.
+    """
+    trains = (state.critic, state.actor_optimizer, state.critic_optimizer)
+    for leaf in jax.tree.leaves(trains):
+        if leaf.ndim:
+            leaf.delete()
 
 
 def _write(

@@ -240,7 +240,7 @@ def _show(
         without_validation[1:],  # The first compiled.
         total - iteration,
         measured[1:] or measured,  # Likewise; counted while there is no other.
-        sum(_is_due(later, every, total) for later in range(iteration + 1, total + 1)),
+        _due_later(iteration, every, total),
     )
     line = console_lib.iteration_line(iteration, total, values, left)
     console.iteration(line, total)
@@ -312,6 +312,13 @@ def _save_if_due(
     workdir.checkpoints.save(iteration, state, info, score=score, wait=ends)
     best = max(progress.best, -1.0 if score is None else score)
     return dataclasses.replace(progress, best=best)
+
+
+def _due_later(iteration: int, every: int, total: int) -> int:
+    """How many later iterations `_is_due` names."""
+    if every <= 0 or iteration >= total:
+        return 0
+    return total // every - iteration // every + (total % every != 0)
 
 
 def _is_due(iteration: int, every: int, total: int) -> bool:

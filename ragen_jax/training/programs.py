@@ -171,6 +171,11 @@ class Compiled:
     validators: dict[str, Evaluator]
     monitor: Monitor
 
+    @property
+    def base(self) -> Parameters:
+        """The weights of `model.path`, under adapters or as reference, or {}."""
+        return self.programs.frozen or self.programs.reference
+
 
 def compile_run(run: Run, earlier: Compiled | None) -> Compiled:
     """Compiles a run's programs, after a rollback with the `earlier` frozen weights.

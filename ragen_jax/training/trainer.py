@@ -139,8 +139,9 @@ def _train_from_checkpoint(
             return None
         last_words = messages.saved(int(state.iteration), command)
         if is_finished:
+            base = compiled and compiled.base
             is_finished = final_test.report(
-                run, state, workdir.path, writer, console, interrupts, last_words
+                run, state, base, workdir.path, writer, console, interrupts, last_words
             )
         if not is_finished:
             console.line(last_words)

@@ -219,6 +219,8 @@ def test_a_score_that_is_not_a_number_is_never_kept(strategy, keep_zero):
     score = jnp.array([jnp.nan, 1.0, 2.0, 0.0])
     keep = keep_groups(score, strategy=strategy, fraction=1.0, keep_zero=keep_zero)
     np.testing.assert_array_equal(keep, [False, True, True, keep_zero])
+    keep = keep_groups(score, strategy="none", fraction=1.0, keep_zero=keep_zero)
+    np.testing.assert_array_equal(keep, [False, True, True, True])
 
 
 @pytest.mark.parametrize(

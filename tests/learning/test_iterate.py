@@ -1,6 +1,7 @@
 """An iteration, put together of its parts, and what a record's score depends on."""
 
 import functools
+import weakref
 from types import SimpleNamespace
 
 import jax
@@ -67,6 +68,39 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
     with pytest.raises(UserError, match="^lake shows more tokens .* lost, 2 of them"):
         starpo.iterate(run, programs, state)
     assert (len(calls["rollout"]), len(calls["update"])) == (2, 3)
+
+
+def test_the_samplers_weights_are_gone_when_the_update_begins():
+    """Merged adapters are a whole model, for which its memory has no room."""
+
+    class Weights:
+        pass
+
+    made = []
+
+    def merge(*_):
+        weights = Weights()
+        made.append(weakref.ref(weights))
+        return weights
+
+    def update(*_):
+        assert made[0]() is None
+        raise StopIteration
+
+    programs = starpo.Programs(
+        rollout=lambda *_: Rollout("rows", "episodes", "passes", [0]),
+        update=update,
+        summarize=lambda record: ({}, {}, record.too_long),
+        report=None,
+        merge=merge,
+        frozen={},
+        reference={},
+    )
+    lake = SimpleNamespace(label="lake")
+    run = SimpleNamespace(settings=updates.settings(), tasks=(lake,), tokens="tokens")
+    state = SimpleNamespace(iteration=np.int32(0), updates=np.int32(0), actor="actor")
+    with pytest.raises(StopIteration):
+        starpo.iterate(run, programs, state)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,6 +92,19 @@ def test_only_the_last_turn_played_takes_what_is_left():
     )
     scaled = turn_rewards(normalize="mean_std")
     np.testing.assert_allclose(scaled[1, 0], -0.1 / (0.9 * 0.5**0.5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_spoils_its_own_episode_alone(wrong):
+    settings = dataclasses.replace(PLAIN, normalize="mean_std", normalize_by="batch")
+    made = episodes()
+    without = jax.tree.map(lambda x: x[:3], made)
+    spoiled = made.replace(reward=made.reward.at[3, 0].set(wrong))
+    found = shaping.turn_rewards(settings, spoiled, 2)
+    np.testing.assert_allclose(
+        found[:3], shaping.turn_rewards(settings, without, 2), rtol=1e-6
+    )
+    assert np.isnan(found[3].sum())
 
 
 @pytest.mark.parametrize(("by", "sets"), [("batch", [0] * 4), ("environment", None)])

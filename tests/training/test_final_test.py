@@ -1,15 +1,19 @@
 """The end of a run: killed, interrupted or shortened, the same command finishes it."""
 
+import io
 import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
+import jax
 import pytest
 from helpers import runs
 
 from ragen_jax.diagnostics import episode_log
-from ragen_jax.training import final_test
+from ragen_jax.reporting.console import Console
+from ragen_jax.training import final_test, weights
 
 pytestmark = pytest.mark.slow  # Compiles a run.
 
@@ -127,6 +131,26 @@ def test_a_test_that_is_played_in_another_way_is_written_beside_the_first(
     assert first == runs.records(whole[0])[-1]
     assert second["test/success"] == record["after"]["success"]
     assert len(record["after_by_level"]) == 16
+
+
+def test_what_only_trains_is_freed_so_that_both_policies_fit(run):
+    """With adapters the base model is not read again beside the one in memory."""
+    state = weights.new_state(run)
+    base = weights.load_parameters(run.model)
+    played = []
+
+    def play(*_, actor, on_batch, **__):
+        leaves = (state.critic, state.actor_optimizer, state.critic_optimizer)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(leaves) if leaf.ndim)
+        played.append(actor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(final_test.validation, "evaluate", play)
+        patch.setattr(final_test.weights, "load_parameters", None)
+        console = Console(io.StringIO())
+        final_test._play(run, state, base, Path("none"), console, lambda: None)
+    assert played == [base, state.actor]
+    assert int(state.iteration) == 0
 
 
 def test_the_tables_numbers_are_those_of_the_metrics(whole):

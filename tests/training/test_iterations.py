@@ -34,6 +34,15 @@ def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     assert Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0).steps() == [5]
 
 
+def test_the_time_left_counts_the_validations_that_are_to_come():
+    for total in (1, 5, 12):
+        for every in range(total + 2):
+            for done in range(1, total + 1):
+                later = range(done + 1, total + 1)
+                due = sum(loop._is_due(one, every, total) for one in later)
+                assert loop._due_later(done, every, total) == due
+
+
 def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypatch):
     clocks, seconds = [], iter([500.0, 90.0, 70.0])
 
@@ -64,10 +73,10 @@ def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypat
 def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     process, trims, run, tmp_path, monkeypatch
 ):
-    trimmed = []
+    trimmed, programs = [], SimpleNamespace(base={})
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(trainer.episode_log, "trim", lambda *_: trimmed.append(True))
-    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: programs)
     monkeypatch.setattr(loop, "train_to_end", lambda *given: (given[2], True))
     monkeypatch.setattr(final_test, "report", lambda *_: True)
     runs.train(run, tmp_path)
