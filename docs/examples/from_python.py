@@ -27,7 +27,7 @@ def main() -> None:
         state, metrics, rollout = starpo.iterate(run, programs, state)
         print(f"success {metrics['train/success']:.2f}")
 
-    # The record: rows of tokens [B, T], and episodes [E] with turns [E, K].
+    # The record: rows of tokens [R, T], and episodes [B] with turns [B, K].
     is_padding = np.asarray(rollout.rows.turn[0]) < 0
     print(run.model.tokenizer.decode(np.asarray(rollout.rows.tokens[0])[~is_padding]))
     print("rewards by turn:", np.asarray(rollout.episodes.reward[0]))
