@@ -95,9 +95,9 @@ def main() -> None:
 
 def _check_flags() -> None:
     """Raises UserError for flags that would have no effect."""
-    cli.refuse_unread("suite", ("env", *_OF_A_RUN))
-    cli.refuse_unread("env", _OF_A_RUN)
-    cli.refuse_unread("instruments", ("shape", "peers", *_SIZES))
+    cli.refuse_unread(("env", *_OF_A_RUN), beside="suite")
+    cli.refuse_unread(_OF_A_RUN, beside="env")
+    cli.refuse_unread(("shape", "peers", *_SIZES), beside="instruments")
     for name in ("suite", "env"):
         if flags.FLAGS[name].value and cli.names_config():
             raise UserError(f"--{name} reads no --config: leave it and its keys out")

@@ -57,6 +57,9 @@ _OUT = flags.DEFINE_string("out", None, "JSON file; default WORKDIR/diagnosis.js
 def main() -> None:
     if not _CHECKPOINT.value:
         raise UserError("--checkpoint is missing: pass a workdir or a step's folder")
+    cli.refuse_unread(["samples"], alone="information")
+    cli.refuse_unread(["buckets"], alone="gradients")
+    cli.refuse_unread(["same_prompts"], alone="all")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
     from ragen_jax.cli import diagnosis
 

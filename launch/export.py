@@ -110,7 +110,7 @@ def _check_flags() -> Path:
             raise UserError(
                 f"--{name} is missing: pass --checkpoint=WORKDIR --out=NEW_FOLDER"
             )
-    cli.refuse_unread("adapter", ["dtype"])  # Adapters are written in float32.
+    cli.refuse_unread(["dtype"], beside="adapter")  # Adapters are written in float32.
     return cli.check_out_folder(_OUT.value)
 
 

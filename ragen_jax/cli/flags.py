@@ -88,13 +88,21 @@ def _arguments_like(pattern: str) -> list[re.Match]:
     return [match for each in arguments if (match := re.match(pattern, each))]
 
 
-def refuse_unread(kind: str, unread: Iterable[str]) -> None:
-    """Raises UserError if `kind` is set and a flag is given that is not read then."""
-    if not flags.FLAGS[kind].value:
+def refuse_unread(unread: Iterable[str], *, beside: str = "", alone: str = "") -> None:
+    """Raises UserError if a flag is given that would have no effect.
+
+    Args:
+      unread: flags.
+      beside: the one that, if it is set, leaves them unread.
+      alone: or the one that does so unless it is set.
+    """
+    other = beside or alone
+    if bool(flags.FLAGS[other].value) != bool(beside):
         return
+    how = f"with --{other}: leave one" if beside else f"without --{other}: leave it"
     for name in unread:
         if flags.FLAGS[name].present:
-            raise UserError(f"--{name} has no effect with --{kind}: leave one out")
+            raise UserError(f"--{name} has no effect {how} out")
 
 
 def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> None:

@@ -1,9 +1,9 @@
-"""The checks of `check_env` on types, randomness, ends and an environment's helpers."""
+"""The checks of `check_env` on types, randomness and ends, and the plays they read."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,8 @@ from flax import struct
 
 from ragen_jax.envs import base, interface
 
-_MEMBERS = 2  # plays that share a level, as the members of a group do
-_SOLVED = 3  # levels of each split that `solve` is tried on
+MEMBERS = 2  # plays that share a level, as the members of a group do
 _IDLE = 1 / 8  # share of NO_ACTION, at least; with few actions it is one like others
-_DRAWN = 1024  # actions of `sample_action`
-_REPLAYS = 3  # of each solution, to see whether its result is random
 
 
 class CheckError(Exception):
@@ -64,8 +61,8 @@ def compile_functions(env: base.Environment) -> Functions:
 
 def make_player(env: base.Environment, plays: int, steps: int) -> Callable[[], Plays]:
     """A function that returns the same B >= `plays` random plays at each call."""
-    levels = -(-plays // (_MEMBERS * len(base.SPLITS)))
-    shape = (levels, len(base.SPLITS), _MEMBERS)
+    levels = -(-plays // (MEMBERS * len(base.SPLITS)))
+    shape = (levels, len(base.SPLITS), MEMBERS)
     level, split, _ = (index.reshape(-1) for index in np.indices(shape, np.int32))
     play = jax.jit(jax.vmap(functools.partial(_play, env, steps)))
 
@@ -190,7 +187,7 @@ def check_starts(plays: Plays) -> None:
     first = [leaf[:, 0] for leaf in jax.tree.leaves(plays.states)]
     first.append(plays.observation[:, 0])
     for leaf in first:
-        pairs = leaf.reshape(-1, _MEMBERS, *leaf.shape[1:])
+        pairs = leaf.reshape(-1, MEMBERS, *leaf.shape[1:])
         require(
             (pairs[:, 0] == pairs[:, 1]).all(),
             "members of a group begin differently: let reset read its key alone",
@@ -201,7 +198,7 @@ def check_end(plays: Plays, *, must_end: bool) -> None:
     """Requires that success comes with `done`, and that nothing changes after it."""
     outcome, done = plays.outcome, plays.outcome.done
     require(
-        done[:, -1].any() or not must_end,
+        done[:, :-1].any() or not must_end,
         f"no play of {len(done)} ended in {done.shape[1]} random actions, so that the"
         " end was not seen: supply `solve`, or use --endless",
     )
@@ -243,144 +240,3 @@ def _require_unchanged(states: Any, where: np.ndarray, sentence: str) -> None:
             (leaf[:, :-1][where] == leaf[:, 1:][where]).all(),
             f"{sentence} (State{jax.tree_util.keystr(path)}): return it as it was",
         )
-
-
-# Helpers of an environment -----------------------------------------------------------
-
-
-def check_landmarks(env: base.Environment, plays: Plays) -> None:
-    """Requires landmarks to be (row, column), each from 0 to 9, or (-1, -1)."""
-    states = jax.tree.map(lambda leaf: leaf[:, -1], plays.states)
-    marks = np.asarray(jax.jit(jax.vmap(env.landmarks))(states))
-    require(
-        marks.dtype == np.int32 and marks.ndim == 3 and marks.shape[2] == 2,
-        f"landmarks gives {marks.dtype}{list(marks.shape[1:])}: make it int32[n, 2]",
-    )
-    is_none = (marks == -1).all(axis=2)
-    require(
-        ((marks >= 0).all(axis=2) | is_none).all(),
-        "landmarks gives a negative place: (-1, -1) alone means none",
-    )
-    require(
-        (marks < 10).all(),
-        f"landmarks gives the row or column {marks.max()}, which is looked for in no"
-        " thought: give those from 0 to 9, or leave landmarks out",
-    )
-
-
-def check_picture(env: base.Environment, plays: Plays) -> None:
-    """Requires pictures uint8[h, w, 3] of one size, of first and last states."""
-    shapes = set()
-    for play in range(0, len(plays.level), 8):
-        for time in (0, -1):
-            image = env.picture(_state(plays, play, time))
-            require(
-                isinstance(image, np.ndarray) and image.dtype == np.uint8,
-                f"picture gives {type(image).__name__}: make it a NumPy array of uint8",
-            )
-            shapes.add(image.shape)
-    (shape,) = shapes if len(shapes) == 1 else [()]
-    require(
-        len(shape) == 3 and shape[2] == 3,
-        f"picture gives shapes {sorted(shapes)}: make all one [height, width, 3]",
-    )
-
-
-def check_choices(env: base.Environment, plays: Plays) -> None:
-    """Requires `sample_action` and `rule` to give actions or NO_ACTION."""
-    actions_of = {}
-    if env.sample_action is not None:
-        keys = jax.random.split(jax.random.key(7), _DRAWN)
-        actions_of["sample_action"] = jax.jit(jax.vmap(env.sample_action))(keys)
-    if env.rule is not None:
-        actions_of["rule"] = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
-    most = len(env.action_names) - 1
-    for part, actions in actions_of.items():
-        kinds = np.asarray(base.action_kind(actions, env))
-        unknown = kinds[(kinds < base.NO_ACTION) | (kinds > most)]
-        require(
-            not unknown.size,
-            f"{part} gives action {unknown[:1]}: there are actions 0 to {most}, and"
-            " base.NO_ACTION",
-        )
-
-
-class Solved(NamedTuple):
-    """What playing solutions has shown."""
-
-    has_ended: bool  # a play has ended, and stayed as it was after a further action
-    has_succeeded: bool
-
-
-def check_solve(env: base.Environment, functions: Functions, plays: Plays) -> Solved:
-    """Requires solutions of valid actions that succeed, unless results are random."""
-    last = _SOLVED * len(base.SPLITS) * _MEMBERS
-    plans_found, ended, succeeded = 0, False, False
-    for play in range(0, min(last, len(plays.level)), _MEMBERS):
-        start = _state(plays, play, 0)
-        plan = env.solve(start)
-        require(
-            isinstance(plan, tuple | list | np.ndarray),
-            f"solve gives {plan!r:.60}: let it give a tuple of actions, empty where"
-            " there is no solution",
-        )
-        plan = tuple(plan)
-        plans_found += bool(plan)
-        kinds = [np.ravel(a)[0] for a in plan]
-        require(
-            all(isinstance(kind, int | np.integer) for kind in kinds)
-            and all(0 <= kind < len(env.action_names) for kind in kinds),
-            f"solve gives {plan}: choose actions from 0 to {len(env.action_names) - 1}",
-        )
-        ends = [_replay(functions, start, plan, seed) for seed in range(_REPLAYS)]
-        leaves = [jax.tree.leaves(state) for state, *_ in ends]
-        is_sure = all(
-            np.array_equal(a, b)
-            for other in leaves[1:]
-            for a, b in zip(leaves[0], other, strict=True)
-        )
-        state, success, done = ends[0]
-        succeeded |= any(success for _, success, _ in ends)
-        require(
-            success or not is_sure or not plan,
-            f"solve gives {plan} for a level, which does not lead to success",
-        )
-        require(
-            done or not success,
-            "a solution leads to success without the end: let done be True from the"
-            " action that succeeds",
-        )
-        if done:
-            _check_absorbs(functions, state, plan[0])
-            ended = True
-    require(plans_found, "solve finds nothing for any level: leave it out, or fix it")
-    return Solved(ended, succeeded)
-
-
-def _replay(functions: Functions, state, plan, seed: int) -> tuple[Any, bool, bool]:
-    """The state after the plan, whether it was solved, and whether it is over."""
-    success = done = False
-    for number, action in enumerate(plan):
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        action = jnp.asarray(action, jnp.int32)
-        state, outcome = functions.step(key, state, action)
-        success, done = success or bool(outcome.success), bool(outcome.done)
-    return state, success, done
-
-
-def _check_absorbs(functions: Functions, state, action) -> None:
-    """Requires that an action after the end changes and earns nothing."""
-    action = jnp.asarray(action, jnp.int32)
-    after, outcome = functions.step(jax.random.key(0), state, action)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), state, after)
-    is_still = all(jax.tree.leaves(same)) and bool(outcome.done)
-    require(
-        is_still and outcome.reward == 0 and not outcome.success,
-        "an ended episode continued after its solution: where state.done nothing"
-        " changes, reward is 0 and success False",
-    )
-
-
-def _state(plays: Plays, play: int, time: int) -> Any:
-    """One state of the plays, as NumPy arrays."""
-    return jax.tree.map(lambda leaf: leaf[play, time], plays.states)

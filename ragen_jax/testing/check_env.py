@@ -22,6 +22,7 @@ from ragen_jax.envs import base
 from ragen_jax.envs.interface import FunctionError
 from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
+from ragen_jax.testing import check_helpers as helpers
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing import play_report
 from ragen_jax.testing.check_dynamics import CheckError
@@ -78,13 +79,13 @@ def check_env(
         "the tokens joined on device read as the text on the host: up to"
         f" {most} of the embedded model's, with room for {room}"
     )
-    solved = dynamics.Solved(False, False)
+    solved = helpers.Solved(False, False)
     if env.solve is not None:
-        solved = dynamics.check_solve(env, functions, played)
+        solved = helpers.check_solve(env, functions, played)
         report("solutions lead to success, where the result is not random")
     must_end = must_end and not solved.has_ended
     longer = played
-    if must_end and not played.outcome.done.any():
+    if must_end and not played.outcome.done[:, :-1].any():
         longer = dynamics.make_player(env, plays, _LONGER * steps)()
         dynamics.check_end(longer, must_end=True)
     dynamics.check_end(played, must_end=False)
@@ -116,13 +117,13 @@ def _check_answers_and_helpers(
         report("read_action equals read_action_text on any bytes")
         report(texts.check_written(env, played))
     if env.sample_action is not None or env.rule is not None:
-        dynamics.check_choices(env, played)
+        helpers.check_choices(env, played)
         report("actions that the environment chooses are actions")
     if env.landmarks is not None:
-        dynamics.check_landmarks(env, played)
+        helpers.check_landmarks(env, played)
         report("landmarks are places")
     if env.picture is not None:
-        dynamics.check_picture(env, played)
+        helpers.check_picture(env, played)
         report("pictures are pictures")
 
 

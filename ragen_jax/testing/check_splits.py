@@ -64,15 +64,17 @@ def check_splits(env: base.Environment) -> Drawn:
         require(
             not shared,
             f"of {len(drawn[one])} {base.SPLITS[one]} levels {shared} are"
-            f" {base.SPLITS[other]} levels too: let reset draw again until"
-            " base.split_of(base.content_hash(...)) is the split it is asked for",
+            f" {base.SPLITS[other]} levels too (floats are not compared): let reset"
+            " draw again until base.split_of(base.content_hash(...)) is the split it is"
+            " asked for, and hash integers that the State keeps",
         )
     different = tuple(map(len, level_sets))
     for split, name in enumerate(base.SPLITS):
         require(
             different[split] > 1,
-            f"reset gives one {name} level for all of {len(drawn[split])} keys: let it"
-            " draw from its key, among several levels of each split",
+            f"reset gives one {name} level for all of {len(drawn[split])} keys (floats"
+            " are not compared): let it draw from its key, among several levels of each"
+            " split, and let the State keep the integers that tell them apart",
         )
     return Drawn(len(drawn[0]), different)
 

@@ -3,8 +3,8 @@
 import contextlib
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
@@ -54,13 +54,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise UserError(f"{folder} exists and is not empty; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that it can be renamed.
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
+        scratch.mkdir()  # Unlike a temporary folder, as open as the user's others.
         with endings.delete_on_exit(scratch):
             yield scratch
             if folder.exists():
                 folder.rmdir()
-            os.chmod(scratch, 0o755)  # mkdtemp lets only the owner in.
             scratch.rename(folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from ragen_jax.errors import SettingsError
+from ragen_jax.models.presets import SHAPES
 from ragen_jax.settings import limits
 from ragen_jax.warm_start import STAGES
 
@@ -120,12 +121,8 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
         for env in sorted(envs):
             _check_section(config, env, _ENV)
             _check_section(config, f"{env}.limits", _LIMITS)
-        if stage.read_layers and not all(k.symbol_sets for k in KINDS[stage.kinds]):
-            raise SettingsError(
-                f"{name}.read_layers = {stage.read_layers} trains layers to read"
-                f" symbols drawn anew, and {name}.kinds = {stage.kinds!r} draws none:"
-                f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
-            )
+        if stage.read_layers:
+            _check_reading(config, name)
         _check_players(config, name)
         _check_drawings(config, name)
         if stage.rows * stage.context * vocabulary > _MOST_LOGITS:
@@ -134,6 +131,30 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
                 f" {stage.rows * stage.context * vocabulary:,} logits a step, above"
                 f" {_MOST_LOGITS:,}: lower {name}.rows"
             )
+
+
+def _check_reading(config: ConfigDict, name: str) -> None:
+    """Refuses `read_layers` where nothing is to be read, and what it leaves unread."""
+    from ragen_jax.warm_start.recipe import KINDS
+
+    stage, layers = config[name], SHAPES[config.model].layers
+    if not all(kind.symbol_sets for kind in KINDS[stage.kinds]):
+        raise SettingsError(
+            f"{name}.read_layers = {stage.read_layers} trains layers to read"
+            f" symbols drawn anew, and {name}.kinds = {stage.kinds!r} draws none:"
+            f" choose 0, or {name}.kinds = 'sokoban_in_any_symbols'"
+        )
+    if stage.read_layers >= layers:
+        raise SettingsError(
+            f"{name}.read_layers = {stage.read_layers} leaves none of the model's"
+            f" {layers} layers as it is, for which the others learn to read: choose a"
+            f" number up to {layers - 1}"
+        )
+    if stage.places_weight != 1:
+        raise SettingsError(
+            f"{name}.places_weight = {stage.places_weight} weighs tokens of replies, of"
+            f" which {name}.read_layers = {stage.read_layers} learns none: set it to 1"
+        )
 
 
 def _check_players(config: ConfigDict, name: str) -> None:

@@ -1,7 +1,7 @@
 """What a checkpoint is diagnosed on."""
 
 import pytest
-from helpers import runs
+from helpers import runs, warm_process
 
 from ragen_jax.cli import diagnosis
 
@@ -21,3 +21,18 @@ def test_a_run_is_diagnosed_on_as_many_devices_as_can_share_its_batch(
     settings = runs.settings(**changes)
     run = diagnosis.prepare(diagnosis.reshape(settings, *shape))
     assert run.model.mesh.devices.size == devices
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--noinformation", "--samples=8"), "--samples has no effect without --inf"),
+        (("--nogradients", "--buckets=fixed"), "--buckets has no effect without --gr"),
+        (("--same_prompts",), "--same_prompts has no effect without --all: leave it"),
+    ],
+)
+def test_a_flag_of_what_is_not_measured_is_refused(tmp_path, flags, message):
+    script = runs.ROOT / "launch" / "diagnose.py"
+    ended = warm_process.attempt(script, ["--checkpoint=x", *flags], tmp_path)
+    assert (ended.code, ended.made) == (2, [])
+    assert message in ended.errors

@@ -265,7 +265,7 @@ def test_of_two_boxes_plans_bring_one_after_the_other_to_its_target():
 
 
 @pytest.mark.slow
-def test_a_plan_for_two_boxes_is_no_shorter_than_a_shortest_solution():
+def test_the_first_box_of_a_plan_takes_fewer_actions_than_both_in_a_solution():
     task = jax.jit(jax.vmap(lambda state: demonstrations.next_task(state, 2)))
     states = rooms_of_two()
     found = task(states)
@@ -277,7 +277,8 @@ def test_a_plan_for_two_boxes_is_no_shorter_than_a_shortest_solution():
         is_box = state.boxes.reshape(-1)
         assert is_box[found.box[index]]
         assert state.tiles.reshape(-1)[found.target[index]] == TARGET
-        assert left[index] < len(shortest) or left[index] == UNSOLVABLE
+        assert 0 < left[index] < len(shortest) or left[index] == UNSOLVABLE
+    assert (left != UNSOLVABLE).mean() > 0.5
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from helpers import models
 from helpers.paths import GOLDEN
 from safetensors.numpy import load_file, save_file
@@ -53,7 +54,6 @@ def test_logits_equal_transformers_on_the_same_weights(tmp_path, case):
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_written_folder_is_the_same_model_to_transformers_and_back(tmp_path, case):
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     folder, config, ours = _write(tmp_path, **SHAPES[case])
     tokens = np.random.default_rng(4).integers(0, config.vocabulary, (2, 70))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -71,6 +71,38 @@ def test_a_written_folder_is_the_same_model_to_transformers_and_back(tmp_path, c
     _assert_identical(back, ours)
 
 
+@pytest.mark.parametrize("case", SHAPES)
+def test_transformers_reads_the_shape_of_a_written_folder(tmp_path, case):
+    """Without torch, which the test above needs and few installations have."""
+    folder, config, _ = _write(tmp_path, **SHAPES[case])
+    theirs = transformers.AutoConfig.from_pretrained(folder)
+    assert theirs.model_type == config.family
+    assert theirs.architectures[0].lower() == f"{config.family}forcausallm"
+    for name, wanted in dict(
+        vocab_size=config.vocabulary,
+        hidden_size=config.width,
+        intermediate_size=config.mlp_width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.longest_context,
+        rms_norm_eps=config.norm_epsilon,
+        tie_word_embeddings=config.tied,
+        hidden_act="silu",
+    ).items():
+        assert getattr(theirs, name) == wanted, name
+    rope = theirs.rope_parameters
+    assert rope["rope_theta"] == config.rope_base
+    scaling = config.rope_scaling
+    assert rope["rope_type"] == ("default" if scaling is None else "llama3")
+    if scaling is not None:
+        assert rope["factor"] == scaling.factor
+        assert rope["low_freq_factor"] == scaling.low_frequency_factor
+        assert rope["high_freq_factor"] == scaling.high_frequency_factor
+        assert rope["original_max_position_embeddings"] == scaling.original_context
+
+
 @pytest.mark.parametrize(("family", "biased"), [("llama", True), ("qwen2", False)])
 def test_a_model_with_the_biases_of_another_family_is_written_as_that_one(
     tmp_path, family, biased
@@ -85,7 +117,6 @@ def test_a_model_with_the_biases_of_another_family_is_written_as_that_one(
         _logits(found, again, tokens), _logits(wanted, config, tokens)
     )
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager"
     )
@@ -288,7 +319,6 @@ def test_where_a_file_has_a_number_twice_the_one_counts_that_transformers_takes(
 
 
 def test_a_llama_file_without_a_rotary_base_means_what_transformers_takes():
-    transformers = pytest.importorskip("transformers")
     config = {key: x for key, x in CONFIGS["llama"].items() if key != "rope_theta"}
     theirs = transformers.LlamaConfig(**config).to_dict()
     usual = theirs.get("rope_theta") or theirs["rope_parameters"]["rope_theta"]

@@ -14,9 +14,9 @@ from ragen_jax.envs import base, first_levels
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
+from ragen_jax.testing import check_helpers, play_report
 from ragen_jax.testing import check_splits as splits
 from ragen_jax.testing import check_texts as texts
-from ragen_jax.testing import play_report
 from ragen_jax.testing.check_env import CheckError, check_env, main
 from ragen_jax.testing.check_splits import check_levels_come, check_splits
 
@@ -172,6 +172,9 @@ def test_an_end_that_is_none_is_found(plays):
     for message, leaves in faults.items():
         with pytest.raises(CheckError, match=message):
             dynamics.check_end(_with(plays, **leaves), must_end=True)
+    late = np.arange(20) == 19  # Nothing was done after it.
+    with pytest.raises(CheckError, match="no play of 48 ended in 20 random"):
+        dynamics.check_end(_with(plays, done=done & late), must_end=True)
     dynamics.check_end(
         _with(plays, done=np.zeros_like(done), success=done & False, reward=0 * reward),
         must_end=False,
@@ -332,9 +335,9 @@ def test_phrases_that_fit_no_message_are_found(lake, plays):
 
 
 def test_helpers_that_mislead_are_found(lake, functions, plays):
-    assert dynamics.check_solve(lake, functions, plays) == (True, True)
-    dynamics.check_picture(lake, plays)
-    dynamics.check_landmarks(lake, plays)
+    assert check_helpers.check_solve(lake, functions, plays) == (True, True)
+    check_helpers.check_picture(lake, plays)
+    check_helpers.check_landmarks(lake, plays)
 
     def landmarks(state):
         return state.player - 1
@@ -342,11 +345,11 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
     def check(**changes):
         wrong = dataclasses.replace(lake, **changes)
         if "solve" in changes:
-            dynamics.check_solve(wrong, functions, plays)
+            check_helpers.check_solve(wrong, functions, plays)
         elif "picture" in changes:
-            dynamics.check_picture(wrong, plays)
+            check_helpers.check_picture(wrong, plays)
         else:
-            dynamics.check_landmarks(wrong, plays)
+            check_helpers.check_landmarks(wrong, plays)
 
     for changes, message in (
         (dict(solve=lambda state: (4,)), "choose actions from 0 to 3"),
@@ -359,6 +362,10 @@ def test_helpers_that_mislead_are_found(lake, functions, plays):
         (dict(landmarks=landmarks), r"landmarks gives int32\[2\]"),
         (dict(landmarks=lambda state: state.player[None] - 1), "negative place"),
         (dict(landmarks=lambda state: state.player[None] + 9), "from 0 to 9"),
+        (
+            dict(landmarks=lambda s: jnp.where(s.done, -1, 12) + 0 * s.player[None]),
+            "from 0 to 9",
+        ),
     ):
         with pytest.raises(CheckError, match=message):
             check(**changes)
@@ -370,9 +377,21 @@ def _never_done(key, state, action):
 
 
 def test_a_solution_that_does_not_end_is_found(lake, plays):
-    endless = dynamics.compile_functions(dataclasses.replace(lake, step=_never_done))
+    never = dynamics.compile_functions(dataclasses.replace(lake, step=_never_done))
     with pytest.raises(CheckError, match="leads to success without the end"):
-        dynamics.check_solve(lake, endless, plays)
+        check_helpers.check_solve(lake, never, plays)
+
+
+@pytest.mark.parametrize("awake", range(4))
+def test_an_end_that_one_of_the_actions_undoes_is_found(lake, plays, awake):
+    def step(key, state, action):
+        after, outcome = frozen_lake.step(key, state, action, LAKE)
+        done = after.done & ~(state.done & (action == awake))
+        return after.replace(done=done), outcome.replace(done=done)
+
+    functions = dynamics.compile_functions(dataclasses.replace(lake, step=step))
+    with pytest.raises(CheckError, match="continued after its solution"):
+        check_helpers.check_solve(lake, functions, plays)
 
 
 @pytest.mark.parametrize(
@@ -393,9 +412,9 @@ def test_choices_that_are_no_actions_are_found(lake, plays, changes, message):
         sample_action=lambda key: jax.random.randint(key, (), 0, 4),
         rule=lambda state: state.player[0] - 1,
     )
-    dynamics.check_choices(dataclasses.replace(lake, **sound), plays)
+    check_helpers.check_choices(dataclasses.replace(lake, **sound), plays)
     with pytest.raises(CheckError, match=message):
-        dynamics.check_choices(dataclasses.replace(lake, **changes), plays)
+        check_helpers.check_choices(dataclasses.replace(lake, **changes), plays)
 
 
 def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):

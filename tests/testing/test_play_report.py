@@ -10,7 +10,7 @@ import pytest
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.testing import check_dynamics as dynamics
-from ragen_jax.testing import check_texts, play_report
+from ragen_jax.testing import check_helpers, check_texts, play_report
 from ragen_jax.testing.check_dynamics import CheckError
 from ragen_jax.testing.check_splits import check_splits
 
@@ -100,7 +100,7 @@ def test_a_solution_of_other_things_than_numbers_of_actions_is_found(lake, plan)
     functions = dynamics.compile_functions(wrong)
     plays = dynamics.make_player(wrong, 6, 2)()
     with pytest.raises(CheckError, match="choose actions from 0 to 3"):
-        dynamics.check_solve(wrong, functions, plays)
+        check_helpers.check_solve(wrong, functions, plays)
 
 
 def test_actions_that_the_instruction_does_not_name_are_told(lake):

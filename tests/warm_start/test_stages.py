@@ -91,8 +91,9 @@ def test_the_rooms_of_tiny_rooms_never_have_the_size_that_is_tested():
 def test_a_model_grown_in_an_earlier_sitting_keeps_what_it_knows_of_its_words():
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
     shape = SHAPES["tiny_rooms"]
+    random = np.random.default_rng(0)
     weights = jax.tree.map(
-        lambda leaf: np.zeros(leaf.shape, np.float32),
+        lambda leaf: random.normal(size=leaf.shape).astype(np.float32),
         parameters.declare(shape),
         is_leaf=parameters.is_leaf,
     )

@@ -9,14 +9,16 @@ from helpers.paths import ROOT
 from ragen_jax import cli
 from ragen_jax.envs.sokoban import env as sokoban
 from ragen_jax.envs.sokoban.types import Sokoban
+from ragen_jax.errors import SettingsError
 from ragen_jax.models.io import sources
-from ragen_jax.models.presets import TINY
+from ragen_jax.models.presets import SHAPES, TINY
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib
 from ragen_jax.text.phrases import encode
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.warm_start import symbol_sets
+from ragen_jax.warm_start import STAGES, checks, symbol_sets
 
+LAYERS = SHAPES["tiny_symbols"].layers
 LIMITS = TurnLimits(turns=5, actions_per_turn=5, actions=10, reply_tokens=64)
 
 
@@ -121,6 +123,22 @@ def test_a_dialogue_in_other_symbols_has_the_tokens_of_its_own_texts(
     # Room enough in any symbols.
     assert wanted.first_capacity <= first.first_capacity
     assert wanted.next_capacity <= first.next_capacity
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(read_layers=LAYERS), f"of the model's {LAYERS} .* up to {LAYERS - 1}"),
+        (dict(places_weight=5.0), "read_layers = 3 learns none: set it to 1"),
+    ],
+)
+def test_reading_that_teaches_no_layer_or_weighs_replies_is_refused(changes, message):
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:symbols")
+    stage = next(x for x in STAGES["tiny_symbols"] if config[x].read_layers)
+    checks.check(config, [stage], 1024)
+    config[stage].update(changes)
+    with pytest.raises(SettingsError, match=message):
+        checks.check(config, [stage], 1024)
 
 
 def test_a_tokenizer_without_the_symbols_is_refused():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.diagnostics.report import data as data_lib
+from ragen_jax.utils import atomic_files
 
 FILE = "report.html"
 _FOLDER = Path(__file__).parent
@@ -29,9 +30,7 @@ def write_report(workdir: Path, others: Sequence[Path] = ()) -> Path:
     """
     page = render(data_lib.gather([workdir, *others]))
     path = workdir / FILE
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text(page, encoding="utf-8")
-    scratch.replace(path)
+    atomic_files.write_text(path, page)
     return path
 
 

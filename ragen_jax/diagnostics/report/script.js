@@ -53,7 +53,8 @@ function chart(spec) {
   let x0 = Math.min(...xs), x1 = Math.max(...xs);
   let y0 = Math.min(...points.map((p) => p.mean)), y1 = Math.max(...points.map((p) => p.mean));
   if (x0 === x1) x1 = x0 + 1;
-  if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
+  // Values that differ by rounding alone have no ticks between them.
+  if (y1 - y0 <= 1e-9 * Math.max(Math.abs(y0), Math.abs(y1))) { y0 -= 0.5; y1 += 0.5; }
   const margin = 0.05 * (y1 - y0);
   y0 -= margin; y1 += margin;
   const X = (x) => L + (x - x0) / (x1 - x0) * (W - L - R);
