@@ -6,7 +6,7 @@ trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was not taught this environment: a run only shows that everything works. To
 see learning, choose the variant tiny_words, or a model that can read
 (--config.model.path=FOLDER, or smollm2), and for it a learning rate and a temperature
-as in configs/frozenlake.py:smollm2. Variants, after a colon:
+as in the variant smollm2 of configs/frozenlake.py. Variants, after a colon:
 
   --config=configs/webshop.py:smoke  two small iterations, as a test
   --config=configs/webshop.py:tiny_words  the embedded model that was taught it, in a

@@ -123,7 +123,8 @@ def test_a_longer_reply_takes_longer_and_the_paper_takes_seconds(paper):
     assert seconds[1] < 3.5
     optimizer = dataclasses.replace(paper.run.settings.optimizer, reuse=3)
     settings = dataclasses.replace(paper.run.settings, optimizer=optimizer)
-    reused = dataclasses.replace(paper.run, settings=settings)
+    model = dataclasses.replace(paper.run.model, settings=settings)
+    reused = dataclasses.replace(paper.run, model=model)
     again = roofline.estimate(reused, parts, paper.tree(UPDATE), costs, 50)
     assert again.update.operations == 3 * found[0].update.operations
     assert again.rollout.operations == found[0].rollout.operations
