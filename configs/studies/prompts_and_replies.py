@@ -42,6 +42,8 @@ def get_study() -> Study:
             "test_success/newvocab",
             "test_success/frozen_lake",
             "test_gain/sokoban",
+            "test_gain/newvocab",
+            "test_gain/frozen_lake",
             "last_reward_std",
         ),
         curves=("train/success", "filter/reward_std"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -227,7 +228,8 @@ def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
         assert all(clock.finished.is_set() for clock in clocks)
         return True
 
-    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: object())
+    programs = SimpleNamespace(base={})
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: programs)
     monkeypatch.setattr(loop, "train_to_end", iterate)
     monkeypatch.setattr(final_test, "report", report)
     runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)
