@@ -18,6 +18,7 @@ ROWS = (
     ("kl_and_clip", r"On (\w+) with clip-higher", "{}"),
     ("stabilized", r"On (\w+) StarPO-S ends above", "{}"),
     ("reuse", r"On (\w+), after 200 updates, .* one for (\d+) of them", "{} {}"),
+    ("prompts_and_replies", r"Four episodes .* over to ([\w ]+) than one", "{}"),
     ("actions_per_turn", r"(?:On (new symbols) )?[Ff]ive actions a turn end", "{}"),
     ("actions_per_turn", r"(?:On (new symbols) )?[Ss]even actions a turn end", "{}"),
     ("thinking", r"On (\w+) an agent that thinks", "{}"),
