@@ -68,6 +68,7 @@ cli.group_flags("Sizes of the sampler's conversations", *_SIZES)
 _LIMIT = flags.DEFINE_integer("stage_seconds", 600, "Time limit of a stage.", 1)
 _TOTAL = flags.DEFINE_integer("suite_seconds", 0, "Time limit of all; 0: none.", 0)
 cli.group_flags("The suite", "suite", "stage", "smoke", _LIMIT.name, _TOTAL.name)
+# Flags that are read neither with --suite nor with --env.
 _OF_A_RUN = ("instruments", "shape", "peers", "iterations", *_SIZES)
 
 

@@ -272,18 +272,18 @@ def _bucket_norms(
 
 
 def minibatches_of(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """The rows cut into minibatches in random order, the same one in each call.
+    """The rows cut into even minibatches in random order, the same one in each call.
 
-    The update shuffles rows too. Scored rows stand longest first: unshuffled, each
+    As the update cuts its rows. Scored rows stand longest first: unshuffled, each
     minibatch would hold rows of one length, which may have won or lost together, and
     its gradient would be larger than any that the update sees.
 
     Args:
       rows: int[n].
-      size: rows of a minibatch; the last may have fewer.
+      size: most rows of a minibatch.
     """
     mixed = np.random.default_rng(0).permutation(rows)
-    return [mixed[i : i + size] for i in range(0, len(mixed), size)]
+    return np.array_split(mixed, -(-len(mixed) // size))
 
 
 def minibatch_of(batch: Batch, rows: np.ndarray, size: int) -> Batch:

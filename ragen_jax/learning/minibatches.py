@@ -55,21 +55,12 @@ def even_minibatch(
     start, end = (minibatch * i + -spare * i // count for i in (index, index + 1))
     rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
     is_real = jnp.arange(minibatch) < end - start
-    selection = jax.tree.map(lambda x: x[rows], batch)
-    selection = selection.replace(
-        is_reply=selection.is_reply & is_real[:, None],
-        weight=jnp.where(is_real, selection.weight, 0),
+    # Microbatches of like length, padding rows last.
+    lengths = jnp.where(is_real, reply_lengths(batch.is_reply)[rows], 0)
+    longest_first = jnp.argsort(-lengths, stable=True)
+    rows, is_real = rows[longest_first], is_real[longest_first]
+    minibatch_rows = jax.tree.map(lambda x: x[rows], batch)
+    return minibatch_rows.replace(
+        is_reply=minibatch_rows.is_reply & is_real[:, None],
+        weight=jnp.where(is_real, minibatch_rows.weight, 0),
     )
-    return longest_first(selection, jnp.arange(minibatch))
-
-
-def longest_first(batch: Batch, rows: jax.Array) -> Batch:
-    """Some rows of a batch: microbatches of like length, padding rows last.
-
-    Args:
-      batch: C rows.
-      rows: int32[n], which of them.
-    """
-    lengths = reply_lengths(batch.is_reply)[rows]
-    rows = rows[jnp.argsort(-lengths, stable=True)]
-    return jax.tree.map(lambda x: x[rows], batch)

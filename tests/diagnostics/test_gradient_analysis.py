@@ -154,6 +154,12 @@ def test_norms_equal_plain_gradients_and_a_small_bucket_is_not_made_quiet():
     assert values["one/row_share"] == 0.25
 
 
+def test_a_bucket_is_cut_evenly_as_the_update_cuts_its_rows():
+    cut = analysis.minibatches_of(np.arange(13), 5)
+    assert sorted(map(len, cut)) == [4, 4, 5]
+    assert sorted(np.concatenate(cut).tolist()) == list(range(13))
+
+
 @pytest.mark.slow
 def test_minibatches_of_a_bucket_are_mixed_as_the_updates_are():
     """Scored rows stand longest first: cut up as they stand, wins and losses part."""
