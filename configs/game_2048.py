@@ -5,7 +5,7 @@ r"""StarPO-S with a critic (PPO) on 2048, with a target that suits short episode
 trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was not taught this environment: a run only shows that everything works. To
 see learning, choose one that can read (--config.model.path=FOLDER, or smollm2), and for
-it a learning rate and a temperature as in the variant smollm2 of configs/frozenlake.py.
+it learning rates and a temperature as in the variant smollm2 of configs/frozenlake.py.
 Random actions make the tile of 32 in 3% of the episodes of 20 actions, and greedy
 ones in 29%. Variants, after a colon:
 

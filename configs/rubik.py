@@ -5,7 +5,7 @@ r"""StarPO-S with a critic (PPO) on the 2 x 2 x 2 Rubik's cube.
 trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was not taught this environment: a run only shows that everything works. To
 see learning, choose one that can read (--config.model.path=FOLDER, or smollm2), and for
-it a learning rate and a temperature as in the variant smollm2 of configs/frozenlake.py.
+it learning rates and a temperature as in the variant smollm2 of configs/frozenlake.py.
 Random actions solve 4% of the cubes that are two turns away. Variants, after a colon:
 
   --config=configs/rubik.py:smoke  two small iterations, as a test

@@ -5,7 +5,7 @@ r"""StarPO-S with a critic (PPO) on WebShop: products that instructions describe
 trains the small model that comes with ragen_jax, on whatever devices there are.
 That model was not taught this environment: a run only shows that everything works. To
 see learning, choose the variant tiny_words, or a model that can read
-(--config.model.path=FOLDER, or smollm2), and for it a learning rate and a temperature
+(--config.model.path=FOLDER, or smollm2), and for it learning rates and a temperature
 as in the variant smollm2 of configs/frozenlake.py. Variants, after a colon:
 
   --config=configs/webshop.py:smoke  two small iterations, as a test

@@ -26,7 +26,7 @@ from ragen_jax.learning.train_state import TrainState, UpdateArgs
 from ragen_jax.learning.update_plan import UpdatePlan, check_record, shard_rows
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout.rollout import Rollout, training_args
-from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
+from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
 from ragen_jax.rollout.types import RolloutPlan
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -81,7 +81,7 @@ def iterate(
     means, means_by_task, too_long = programs.summarize(rollout)
     jax.block_until_ready(means)
     del actor  # Merged adapters would be a second model in memory during the update.
-    check_room(labels, jax.device_get(too_long))
+    refuse_cut_messages(labels, jax.device_get(too_long))
     sampled = time.perf_counter()
 
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)

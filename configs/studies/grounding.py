@@ -1,4 +1,4 @@
-"""A reward for thoughts that name places rightly, over 200 iterations.
+"""A reward for thoughts that name places correctly, over 200 iterations.
 
 python launch/study.py --study=configs/studies/grounding.py --jobs=2
 """
@@ -10,7 +10,7 @@ from ragen_jax.studies.definition import Claim, Study
 
 def _claims(arm: str, what: str) -> Iterator[Claim]:
     yield Claim(
-        text=f"With {what} thoughts name more places rightly in the end.",
+        text=f"With {what} thoughts name more places correctly in the end.",
         left=arm,
         right="without",
         measure="last_grounded",

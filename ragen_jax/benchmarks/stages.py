@@ -269,7 +269,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
             "rollout, s": found.rollout.seconds,
             "update, s": found.update.seconds,
             "decode passes": found.passes.decodes,
-            "message passes": found.passes.feeds,
+            "message passes": found.passes.extends,
             "a decode pass, kernels": decode.kernels,
             "a decode pass, GB moved": decode.bytes / 1e9,
             "peak memory, GiB": plan.needs.total / 2**30,

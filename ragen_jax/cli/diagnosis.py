@@ -23,7 +23,7 @@ from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.parallel import backend
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout.rollout import Rollout, training_args
-from ragen_jax.rollout.tasks import check_room
+from ragen_jax.rollout.tasks import refuse_cut_messages
 from ragen_jax.settings import (
     Settings,
     check_even_split,
@@ -115,7 +115,7 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
     call = training_args(run.settings, np.int32(iteration), np.int32(0))
     rollout = programs.rollout(actor, run.tokens, call)
     too_long = jax.device_get(rollout.too_long.sum(axis=0))
-    check_room([task.label for task in run.tasks], too_long)
+    refuse_cut_messages([task.label for task in run.tasks], too_long)
     return rollout
 
 

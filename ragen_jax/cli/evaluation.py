@@ -201,7 +201,7 @@ def _play_model(request: Request, subject: Subject, console):
     import jax
 
     from ragen_jax.evaluation import recording, transcripts
-    from ragen_jax.parallel import groups
+    from ragen_jax.parallel import gloo_groups
     from ragen_jax.parallel import mesh as meshes
     from ragen_jax.training import weights, workdir
     from ragen_jax.training.model import make_model
@@ -220,7 +220,7 @@ def _play_model(request: Request, subject: Subject, console):
         if jax.process_count() > 1:
             played = weights.played_fingerprint(model, subject.directory, subject.step)
             workdir.check_same_everywhere(played)
-            groups.connect(model.mesh)
+            gloo_groups.connect(model.mesh)
         if subject.step is None:
             actor = weights.load_parameters(model)
         else:

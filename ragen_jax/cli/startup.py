@@ -102,9 +102,9 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
 
     _collect_garbage_seldom()
     if jax.distributed.is_initialized():
-        from ragen_jax.parallel import groups, program_cache
+        from ragen_jax.parallel import gloo_groups, program_cache
 
-        groups.connect_all()
+        gloo_groups.connect_all()
         warning = program_cache.keep_if_shared()
         if warning and jax.process_index() == 0:
             print(warning, file=sys.stderr, flush=True)

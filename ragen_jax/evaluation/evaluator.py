@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutContext
-from ragen_jax.rollout.tasks import Task, TaskTokens, check_room
+from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
 from ragen_jax.rollout.types import RolloutArgs, RolloutOptions
 from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.trajectory import Episodes, Rows
@@ -170,7 +170,8 @@ def evaluate(
             policy_version=np.int32(0),
         )
         result = evaluator.rollout(parameters, evaluator.tokens, call)
-        check_room([evaluator.label], _on_host(result.too_long).sum(axis=0).tolist())
+        too_long = _on_host(result.too_long).sum(axis=0).tolist()
+        refuse_cut_messages([evaluator.label], too_long)
         wanted = min(evaluator.prompts, prompts - first) * evaluator.rollouts
         episodes = _first(_on_host(result.episodes), wanted)
         parts.append(episodes)

@@ -16,7 +16,9 @@ _SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
 class Estimate:
     """What an estimator gives: advantages, and the critic's targets."""
 
-    advantages: jax.Array  # float32[R, T], units of reward; 0 off the replies
+    # float32[R, T], units of reward, or where divided by it the group's standard
+    # deviations; 0 off the replies.
+    advantages: jax.Array
     returns: jax.Array  # float32[R, T], A + V, units of reward; 0 off the replies
     # bool[R, T], tokens at which the critic learns, and which whitening counts; None:
     # all reply tokens.

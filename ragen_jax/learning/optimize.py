@@ -23,7 +23,7 @@ from ragen_jax.learning.update_plan import UpdatePlan, split_into_microbatches
 
 @struct.dataclass
 class Steps:
-    """What the minibatches of one iteration added up to."""
+    """What the minibatches of one use of the episodes added up to."""
 
     sums: TokenSums
     # float32[] each: sums of the gradient norms, before clipping, of actor and critic.

@@ -78,7 +78,7 @@ def summarize_tasks(episodes: Episodes, environments: int) -> dict[str, jax.Arra
 
 @struct.dataclass
 class UpdateMetrics:
-    """Means over an iteration's updates."""
+    """Means over the updates of one use of the episodes."""
 
     sums: TokenSums
     actor_grad_norm: jax.Array  # float32[], mean over updates, before clipping

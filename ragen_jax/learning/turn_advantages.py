@@ -42,7 +42,7 @@ def bi_level_gae(
       turn_value: "last", V_k is the value at e_k (the source's); or "first".
 
     Returns:
-      float32[B, K, M].
+      An Estimate, of float32[B, K, M].
     """
     is_last = _last_tokens(is_reply)
     earned = jnp.where(is_last, rewards, 0.0).sum(axis=2)

@@ -154,7 +154,7 @@ class Heartbeat:
                 for peer, heard in self._heard.items():
                     if time.monotonic() - heard > self._silent:
                         return self._end(
-                            f"{self._names[peer]} was not heard of for"
+                            f"{self._names[peer]} sent no heartbeat for"
                             f" {self._silent:g} s"
                         )
 

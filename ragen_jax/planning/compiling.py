@@ -12,9 +12,9 @@ from ragen_jax.planning.target import Target
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import validation
 from ragen_jax.training.run import Run
+from ragen_jax.training.validation import TEST, VALIDATION
 
 ROLLOUT, UPDATE, SUMMARY, MERGE = "rollout", "update", "summary", "merge"
-VALIDATION, TEST = "validation", "test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,8 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
     if wanted(MERGE) and run.model.adapters is not None:
         state, frozen = update[:2]
         yield Lowered(MERGE, programs.merge.lower(state.actor, frozen))
-    for name, evaluator in _evaluators(run, wanted):
+    kinds = [kind for kind in (VALIDATION, TEST) if wanted(kind)]
+    for name, evaluator in validation.programs_of(run, kinds):
         tokens = _abstract(run, evaluator.tokens)
         yield Lowered(name, evaluator.rollout.lower(parameters, tokens, call))
 
@@ -87,27 +88,6 @@ def compile_program(target: Target, traced: Lowered) -> Program:
         temporary=memory.temp_size_in_bytes,
         peak=memory.peak_memory_in_bytes,
     )
-
-
-def _evaluators(run: Run, wanted):
-    """Yields (name, Evaluator) for validation and test.
-
-    A test that would be the same program as the validation is left out.
-    """
-    chosen, made = run.settings.evaluation, {}
-    for kind, prompts, rollouts in (
-        (VALIDATION, chosen.prompts, chosen.rollouts),
-        (TEST, chosen.test_prompts, chosen.test_rollouts),
-    ):
-        if not wanted(kind):
-            continue
-        for label, evaluator in validation.make_evaluators(
-            run, rollouts=rollouts, prompts=prompts
-        ).items():
-            size = (label, evaluator.prompts, evaluator.rollouts)
-            if size not in made:
-                made[size] = evaluator
-                yield f"{kind} {label}", evaluator
 
 
 def _abstract(run: Run, tree):

@@ -198,7 +198,7 @@ def _passes(plan: Plan, parts: RolloutParts) -> Iterator[str]:
         named[f"decode, cache of {bucket}"] = full
         if empty != full:  # The kernel reads only the filled part of each slot.
             named["  20% of it filled"] = roofline.decode_at(parts, index, 0.2)
-    named["environment step and feed"] = parts.feed
+    named["environment step and extend"] = parts.extend
     for name, each in named.items():
         yield (
             f"  {name:28s} {each.kernels:8.0f} {each.bytes / _GIGA:10.3f}"
@@ -252,7 +252,7 @@ def _iterations(plan: Plan) -> Iterator[str]:
     work = f"{'s':>8s} {'TB moved':>9s} {'TFLOP':>8s}"
     yield f"  {'':22s} {'rollout':>8s} {'':18s}   {'update':>8s}"
     yield (
-        f"  {'reply':>6s} {'decodes':>8s} {'feeds':>6s} {work}   {work}"
+        f"  {'reply':>6s} {'decodes':>8s} {'extends':>7s} {work}   {work}"
         f" {'GB exchanged':>13s} {'total, s':>12s} {'reply tokens/s':>15s}"
     )
     for each in plan.iterations:
@@ -263,7 +263,7 @@ def _iterations(plan: Plan) -> Iterator[str]:
         )
         exchanged = each.rollout.exchanged + each.update.exchanged
         yield (
-            f"  {each.reply:6.0f} {each.passes.decodes:8d} {each.passes.feeds:6d}"
+            f"  {each.reply:6.0f} {each.passes.decodes:8d} {each.passes.extends:7d}"
             f" {columns} {exchanged / _GIGA:13.2f} {each.seconds:12.2f}"
             f" {each.tokens / each.rollout.seconds:15,.0f}"
         )

@@ -29,14 +29,14 @@ ENDS = 0.2
 class RolloutParts:
     """The costs of the parts of the rollout's program.
 
-    After `start` it runs rounds: each is a chunk of decode passes, followed by a feed
-    pass if enough slots wait.
+    After `start` it runs rounds: each is a chunk of decode passes, followed by an
+    extend pass if enough slots wait.
     """
 
     decode: tuple[Work, ...]  # one decode pass with a full cache, for each bucket
     decode_empty: tuple[Work, ...]  # the same with an empty cache
-    chunk: Work  # a round's overhead besides its decode passes and its feed pass
-    feed: Work  # environments step and their messages are prefilled
+    chunk: Work  # a round's overhead besides its decode passes and its extend pass
+    extend: Work  # environments step and their messages are prefilled
     start: Work  # once: levels, prompts' prefill, the weights' decode layout
 
 
@@ -77,9 +77,9 @@ def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
         raise ValueError("the rollout's program has no loop that scores the vocabulary")
     around = outer[0].body  # one round
     others = tuple(each for each in around.loops if not holds_pass(each))
-    feed = dataclasses.replace(around, kernels=(), collectives=(), loops=others)
+    extend = dataclasses.replace(around, kernels=(), collectives=(), loops=others)
     rest = tuple(each for each in program.loops if not holds_pass(each))
-    # Branches by bucket, as of the feed pass: each bucket as often.
+    # Branches by bucket, as of the extend pass: each bucket as often.
     by_bucket = _equal_shares(len(run.plan.buckets))
     return RolloutParts(
         decode=tuple(costs.block(p.body, _once, by_bucket) for p in passes),
@@ -87,7 +87,7 @@ def read_rollout(run: Run, program: Block, costs: Costs) -> RolloutParts:
             costs.block(_without_cache(p.body), _once, by_bucket) for p in passes
         ),
         chunk=costs.own(around),
-        feed=costs.block(feed, _once, by_bucket),
+        extend=costs.block(extend, _once, by_bucket),
         start=costs.block(dataclasses.replace(program, loops=rest), _once, by_bucket),
     )
 
@@ -126,7 +126,7 @@ def estimate(
     ends = 0.0 if reply >= sizes.reply_tokens else ENDS
     settings, shards = run.settings, meshes.row_shards(run.model.mesh)
     passes, simulated = simulation.expect(sizes, reply, ends, shards)
-    total = parts.start + passes.rounds * parts.chunk + passes.feeds * parts.feed
+    total = parts.start + passes.rounds * parts.chunk + passes.extends * parts.extend
     for index, count in enumerate(passes.by_bucket):
         total += count * decode_at(parts, index, passes.filled)
     # The kept episodes are taken to be like all: the first `kept` of them, repeated

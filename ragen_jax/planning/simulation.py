@@ -51,7 +51,7 @@ class Passes:
 
     by_bucket: tuple[int, ...]  # decode passes with each length of the cache
     rounds: int  # chunks of decode passes
-    feeds: int  # passes in which environments step and messages are prefilled
+    extends: int  # passes in which environments step and messages are prefilled
     tokens: int  # sampled
     filled: float  # share of the cache that decoding slots fill, mean over rounds
     rows: np.ndarray  # int[E], tokens of each episode
@@ -111,7 +111,7 @@ def expect(
             round(count) for count in np.mean([x.by_bucket for x in longest], axis=0)
         ),
         rounds=round(np.mean([each.rounds for each in longest])),
-        feeds=round(np.mean([each.feeds for each in longest])),
+        extends=round(np.mean([each.extends for each in longest])),
         filled=float(np.average([each.filled for each in longest], weights=decodes)),
     )
     return mean, drawn[0]
@@ -153,7 +153,7 @@ def play(sizes: Sizes, script: Script) -> Passes:
     turn = np.zeros(sizes.slots, int)
     length, left = np.full(sizes.slots, sizes.first), script.replies[episode, 0].copy()
     rows, replies = (np.zeros(sizes.episodes, int) for _ in range(2))
-    by_bucket, rounds, feeds, held = [0] * len(sizes.buckets), 0, 0, 0
+    by_bucket, rounds, extends, held = [0] * len(sizes.buckets), 0, 0, 0
     while (status != _IDLE).any():
         decoding = status == _DECODING
         needed = (length[decoding].max() if decoding.any() else 0) + sizes.decode_chunk
@@ -168,7 +168,7 @@ def play(sizes: Sizes, script: Script) -> Passes:
         status[decoding & (left <= 0)] = _WAITING
         if not _is_due(sizes, status):
             continue
-        feeds += 1
+        extends += 1
         for slot in np.flatnonzero(status == _WAITING)[: sizes.extend_width]:
             turn[slot] += 1
             if turn[slot] < script.turns[episode[slot]]:
@@ -184,7 +184,7 @@ def play(sizes: Sizes, script: Script) -> Passes:
             left[slot] = script.replies[episode[slot], turn[slot]]
     tokens = int(replies.sum())
     filled = held / (rounds * sizes.slots * sizes.context)
-    return Passes(tuple(by_bucket), rounds, feeds, tokens, filled, rows, replies)
+    return Passes(tuple(by_bucket), rounds, extends, tokens, filled, rows, replies)
 
 
 def _is_due(sizes: Sizes, status: np.ndarray) -> bool:

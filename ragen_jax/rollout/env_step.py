@@ -82,7 +82,7 @@ def step_environments(
 def _count_too_long(feedback: EnvFeedback, texts: DialogueTokens) -> jax.Array:
     """int32[], messages that exceed the capacity and so were cut.
 
-    `tasks.check_room` refuses a record with any.
+    `tasks.refuse_cut_messages` refuses a record with any.
     """
     is_read = feedback.is_used & (feedback.end == UNFINISHED)
     return (is_read & (feedback.length > texts.next_capacity)).sum(dtype=jnp.int32)

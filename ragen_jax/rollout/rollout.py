@@ -96,8 +96,8 @@ class Rollout:
     episodes: Episodes
     passes: PassCounts
     # int32[shards, environments], messages that were too long and so were cut. Above 0
-    # the rows do not hold what the environments showed: `tasks.check_room` refuses
-    # them.
+    # the rows do not hold what the environments showed:
+    # `tasks.refuse_cut_messages` refuses them.
     too_long: jax.Array
 
 

@@ -51,7 +51,7 @@ def common_opening(tokens: TaskTokens) -> tuple[int, ...]:
     return openings[0][: int(differs.argmax()) if differs.any() else shortest]
 
 
-def check_room(labels: Sequence[str], too_long: Sequence[int]) -> None:
+def refuse_cut_messages(labels: Sequence[str], too_long: Sequence[int]) -> None:
     """Refuses a record in which messages were cut.
 
     Args:

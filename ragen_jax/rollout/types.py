@@ -26,7 +26,7 @@ class EnvShard:
 
     first_episode: int
     episodes: int
-    groups: int  # distinct prompts
+    groups: int  # prompts
     first_slot: int
     slots: int  # at most `episodes`; they play no other environment
     first_feedback: int  # within the W entries of an `EnvFeedback`

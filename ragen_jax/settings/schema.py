@@ -106,7 +106,7 @@ class MeshSettings:
 class RolloutSettings:
     """How episodes are sampled in training."""
 
-    prompts: int = limits.at_least(1)  # P, distinct initial states of one iteration
+    prompts: int = limits.at_least(1)  # P, initial states of one iteration
     group_size: int = limits.at_least(1)  # N, episodes from each of them
     slots: int = limits.at_least(0)  # episodes decoded at a time; 0: by the backend
     turns: int = limits.between(1, _MOST_TURNS)  # K, most turns of an episode
@@ -147,7 +147,7 @@ class RewardSettings:
     length_bonus: float = limits.at_least(0)  # if the thought has a length
     length_low: int = limits.at_least(0)  # from this many tokens
     length_high: int = limits.at_least(0)  # to this many
-    grounding: float = limits.at_least(0)  # times the landmarks' share named rightly
+    grounding: float = limits.at_least(0)  # times the landmarks' share named correctly
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
     # How an episode's return is normalized, and over which set of episodes: its group
     # ("state"), the batch, or those of its environment.

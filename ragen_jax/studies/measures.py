@@ -282,7 +282,7 @@ MEASURES: dict[str, Measure] = {
         lambda run: _last_tenth(run, "rollout/valid_reply_rate"),
     ),
     "last_grounded": _share(
-        "places that thoughts name rightly, mean of the last tenth",
+        "places that thoughts name correctly, mean of the last tenth",
         lambda run: _last_tenth(run, "rollout/grounded"),
     ),
     "last_distinct_thoughts": _share(

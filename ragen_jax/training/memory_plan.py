@@ -1,8 +1,8 @@
 """The memory that a run will need on each device, before any of it is allocated.
 
 Parameters, optimizer states and the cache are counted from their shapes and
-shardings; what the two programs need besides is asked of the compiler, which builds
-them for these devices without running them.
+shardings; what the programs need besides is asked of the compiler, which builds them
+for these devices without running them.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from ragen_jax.models import parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import cache_attention
-from ragen_jax.training import context_checks, placement, weights
+from ragen_jax.training import context_checks, placement, validation, weights
 from ragen_jax.training import model as model_lib
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
@@ -57,22 +57,26 @@ class Needs:
 
 
 def plan(run: Run) -> Needs:
-    """Compiles the programs of an iteration and counts; allocates no array of theirs.
+    """Compiles rollout, update and evaluations and counts; allocates none of theirs.
 
     Args:
       run: from `prepare`.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    lowered = programs.rollout.lower(*programs_lib.abstract_rollout_arguments(run))
+    parameters, tokens, call = programs_lib.abstract_rollout_arguments(run)
+    lowered = programs.rollout.lower(parameters, tokens, call)
     arguments = programs_lib.abstract_update_arguments(run, lowered)
-    sampling = lowered.compile()
-    learning = programs.update.lower(*arguments).compile()
+    evaluation = {
+        name: evaluator.rollout.lower(parameters, evaluator.tokens, call)
+        for name, evaluator in validation.programs_of(run)
+    }
     return count(
         run,
         programs_lib.record_shapes(run, lowered),
-        sampling=sampling.memory_analysis().temp_size_in_bytes,
-        learning=learning.memory_analysis().temp_size_in_bytes,
+        sampling=_temporaries(lowered),
+        learning=_temporaries(programs.update.lower(*arguments)),
         available=available(),
+        evaluation={name: _temporaries(each) for name, each in evaluation.items()},
     )
 
 
@@ -231,7 +235,12 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
             suggestions.append(({"lora.rank": 64}, "train adapters alone"))
         if settings.has_critic:
             suggestions.append(({"estimator": "grpo"}, "do without a critic"))
-    if sum(needs.update.values()) >= sum(needs.rollout.values()):
+    rollout, update = sum(needs.rollout.values()), sum(needs.update.values())
+    if max(needs.evaluation.values(), default=0) > max(rollout, update):
+        if slots := _evaluated_at_a_time(settings.evaluation) // 2:
+            fewer = {"evaluation.slots": slots}
+            suggestions.append((fewer, "fewer episodes evaluated at a time"))
+    elif update >= rollout:
         if not settings.model.remat:
             suggestions.append(({"model.remat": True}, "recompute activations"))
         mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
@@ -258,6 +267,14 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
         for changes, why in suggestions
         if _is_accepted(run, changes)
     ]
+
+
+def _evaluated_at_a_time(chosen: settings_lib.EvaluationSettings) -> int:
+    """Most episodes of an evaluation that are decoded at a time, of all devices."""
+    episodes = max(
+        chosen.prompts * chosen.rollouts, chosen.test_prompts * chosen.test_rollouts
+    )
+    return min(chosen.slots or episodes, episodes)
 
 
 def _is_accepted(run: Run, changes: dict[str, Any]) -> bool:
@@ -298,6 +315,11 @@ def report(run: Run, needs: Needs) -> str:
     else:
         lines.append("This fits.")
     return "\n".join(lines)
+
+
+def _temporaries(lowered: jax.stages.Lowered) -> int:
+    """Bytes on one device besides arguments and results."""
+    return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
 def _bytes(tree) -> int:

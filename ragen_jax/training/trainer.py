@@ -13,18 +13,18 @@ from ragen_jax.diagnostics import episode_log
 from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.errors import UserError
 from ragen_jax.learning.train_state import TrainState
-from ragen_jax.parallel import groups
+from ragen_jax.parallel import gloo_groups
 from ragen_jax.parallel.agreement import agreed_number
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
 from ragen_jax.settings import Settings
 from ragen_jax.training import (
     checkpoints,
+    disk_space,
     final_test,
     loop,
     messages,
     resumed,
-    room,
     weights,
 )
 from ragen_jax.training import programs as programs_lib
@@ -73,7 +73,7 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     """`train`, once no other run trains in the workdir."""
     fingerprint = weights.model_fingerprint(run.model)
     check_same_everywhere(fingerprint)
-    groups.connect(run.model.mesh)
+    gloo_groups.connect(run.model.mesh)
     folder = workdir / checkpoints.FOLDER
     if steps := checkpoints.scores(folder):
         # Weights included: the KL term and the final test read them again.
@@ -83,7 +83,7 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     keep = run.settings.checkpoint
     saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
     with saved:
-        room.check(workdir, run, saved.steps(), console.line)
+        disk_space.check(workdir, run, saved.steps(), console.line)
         # Once, since user code is read when the run starts and not after a rollback.
         code = user_modules.digests(run.settings.files())
         open_workdir = OpenWorkdir(workdir, saved, fingerprint, code)

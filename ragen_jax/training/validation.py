@@ -1,7 +1,7 @@
 """Evaluations of a run: validation while it trains, test levels at its end."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from ragen_jax.text.prompts import DialogueTokens
 from ragen_jax.training.model import Model
 from ragen_jax.training.run import Run
 from ragen_jax.training.tasks import rollout_context, rollout_options
+
+KINDS = VALIDATION, TEST = "validation", "test"
 
 
 def make_evaluator(
@@ -59,6 +61,29 @@ def make_evaluators(run: Run, *, rollouts: int, prompts: int) -> dict[str, Evalu
     return {task.label: make(task, tokens) for task, tokens in run.evaluated}
 
 
+def programs_of(
+    run: Run, kinds: Sequence[str] = KINDS
+) -> Iterator[tuple[str, Evaluator]]:
+    """Yields (kind and label, Evaluator) of what the run will compile, for plans of it.
+
+    A test that would be the same program as the validation is left out.
+    """
+    chosen = run.settings.evaluation
+    sizes = {
+        VALIDATION: (chosen.prompts, chosen.rollouts),
+        TEST: (chosen.test_prompts, chosen.test_rollouts),
+    }
+    seen = set()
+    for kind in kinds:
+        prompts, rollouts = sizes[kind]
+        made = make_evaluators(run, rollouts=rollouts, prompts=prompts)
+        for label, evaluator in made.items():
+            size = (label, evaluator.prompts, evaluator.rollouts)
+            if size not in seen:
+                seen.add(size)
+                yield f"{kind} {label}", evaluator
+
+
 def evaluate(
     run: Run,
     evaluators: dict[str, Evaluator],
@@ -74,7 +99,7 @@ def evaluate(
       run: for the seed and the temperature.
       evaluators: from `make_evaluators`.
       actor: plain parameters.
-      split: base.VALIDATION or base.TEST.
+      split: of envs/base.py, that of validation or of test.
       prompts: P, levels of each environment.
       on_batch: called with an environment's label and what `evaluator.evaluate` hands
         to its own.

@@ -249,7 +249,7 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
       draws: functions from a key to a batch.
       shares: relative frequencies of `draws`.
       loss_of: (weights, batch) -> float32[] loss, and float32[] in 0 .. 1 to print with
-        it: the demonstrator's success, or the share of cells that is read rightly.
+        it: the demonstrator's success, or the share of cells that is read correctly.
       stage, config, name: the stage's section, the whole config, and the stage's name.
     """
     settings = config.optimizer
@@ -277,7 +277,7 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
     root = jax.random.key(_draw_seed(config.seed, stage.draws))
     share = np.array(shares) / sum(shares)
     is_reading = stage.read_layers or stage.walls_weight
-    rate_name = "cells read rightly" if is_reading else "demonstrator's success"
+    rate_name = "cells read correctly" if is_reading else "demonstrator's success"
     losses, rates = [], []
     for step in range(1, stage.steps + 1):
         index = choice.choice(len(draws), p=share)

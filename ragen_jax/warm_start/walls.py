@@ -189,7 +189,7 @@ def loss(
 
     Returns:
       float32[], the loss; float32[], the share of labels that the later head predicts
-      rightly.
+      correctly.
     """
     weights, heads = learned
     is_walk = batch.is_named is None

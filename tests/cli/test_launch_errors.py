@@ -343,8 +343,8 @@ def test_help_begins_with_the_scripts_own_words(attempt):
     assert done.output.startswith("Probes the launcher.")
     assert "--what: what main does" in done.output
     assert (
-        "  --config.rollout.prompts=8\n      P, distinct levels of an iteration\n"
-        in done.output
+        "  --config.rollout.prompts=8\n"
+        "      P, levels of an iteration, drawn independently\n" in done.output
     )
     assert "--config.env.size=4\n      S, rows and columns\n" in done.output
 

@@ -190,7 +190,7 @@ def test_stages_of_symbols_add_layers_that_alone_learn_to_read(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert "symbols_prompt     1/1" in ended.stdout
-    assert "cells read rightly" in ended.stdout
+    assert "cells read correctly" in ended.stdout
     before, after = (load_file(folder / "model.safetensors") for folder in (TINY, out))
     for name, tensor in before.items():
         if "layers." in name:  # They stand three layers higher now, as they were.

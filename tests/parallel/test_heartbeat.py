@@ -75,7 +75,7 @@ def together():
         (signal.SIGKILL, "has ended", 5),
         pytest.param(
             signal.SIGSTOP,
-            "was not heard of for 3 s",
+            "sent no heartbeat for 3 s",
             SILENT + 5,
             marks=pytest.mark.slow,
         ),
@@ -155,7 +155,7 @@ def test_silence_counts_and_not_the_sleep_of_the_process_that_listens(monkeypatc
     assert is_lost.wait(30)
     beating.stop()
     theirs.close()
-    assert said == [(100 + 125 + 75, "process 1 was not heard of for 60 s")]
+    assert said == [(100 + 125 + 75, "process 1 sent no heartbeat for 60 s")]
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n"])

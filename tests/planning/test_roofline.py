@@ -118,7 +118,7 @@ def test_attention_that_knows_lengths_reads_as_much_of_the_cache_as_is_filled():
             COSTS.block(roofline._without_cache(body), lambda _: 1, lambda _: ()),
         ),
         chunk=work.NOTHING,
-        feed=work.NOTHING,
+        extend=work.NOTHING,
         start=work.NOTHING,
     )
     full, part = (roofline.decode_at(parts, 3, filled) for filled in (1.0, 0.2))

@@ -31,7 +31,7 @@ def test_full_replies_take_the_passes_that_the_engine_takes():
     # episode follows in slot 0: rows of 10 + 8 + 6 + 8 tokens each.
     assert found.rows.tolist() == [32, 32, 32]
     assert found.replies.tolist() == [16, 16, 16] and found.tokens == 48
-    assert found.feeds == 6
+    assert found.extends == 6
     assert found.decodes == 4 * found.rounds and found.by_bucket[0] > 0
 
 
@@ -79,7 +79,7 @@ def test_environments_step_when_w_slots_wait():
     sizes = dataclasses.replace(SIZES, episodes=4, slots=4, extend_width=4)
     found = simulation.play(sizes, SCRIPT)
     # All wait for the slowest: after round 3, and again after two more.
-    assert (found.rounds, found.feeds) == (5, 2)
+    assert (found.rounds, found.extends) == (5, 2)
 
 
 def test_environments_step_when_a_share_of_the_busy_slots_waits():
@@ -87,7 +87,7 @@ def test_environments_step_when_a_share_of_the_busy_slots_waits():
     found = simulation.play(dataclasses.replace(sizes, extend_share=2), SCRIPT)
     # Half of four: after round 2 for slots 0 to 2. All are done after round 3: three
     # episodes end, and slot 3 has two rounds to go, half of one being itself.
-    assert (found.rounds, found.feeds) == (5, 3)
+    assert (found.rounds, found.extends) == (5, 3)
 
 
 @pytest.mark.slow
@@ -118,4 +118,4 @@ def test_the_engine_takes_the_passes_that_are_simulated_for_its_replies(extend_s
         found = simulation.play(sizes, script)
         assert found.tokens == record.rows.is_reply.sum()
         assert found.decodes == record.passes.decode_steps.sum()
-        assert found.feeds == record.passes.extend_steps.sum()
+        assert found.extends == record.passes.extend_steps.sum()

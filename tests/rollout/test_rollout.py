@@ -16,7 +16,7 @@ from ragen_jax.models import transformer
 from ragen_jax.rollout import prng, token_sampling
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import training_args
-from ragen_jax.rollout.tasks import check_room
+from ragen_jax.rollout.tasks import refuse_cut_messages
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import (
     ANSWER_CLOSED,
@@ -153,7 +153,7 @@ def test_observations_longer_than_declared_are_counted_and_refused(task, record)
     # One behind each reply, but for those that end an episode.
     assert later.too_long.tolist() == [[int(later.episodes.turns.sum()) - 16]]
     with pytest.raises(UserError, match="^lake shows more tokens .* lost, 4 of them"):
-        check_room(["sokoban", "lake"], [0, 4])
+        refuse_cut_messages(["sokoban", "lake"], [0, 4])
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ import time
 from pathlib import Path
 
 from ragen_jax import cli
-from ragen_jax.parallel import distributed, groups
+from ragen_jax.parallel import distributed, gloo_groups
 from ragen_jax.utils import endings
 
 endings.install()
@@ -146,7 +146,7 @@ def main():
     from ragen_jax.training.checkpoints import Checkpoints
 
     mesh = meshes.make_mesh(1, 2, 1)
-    groups.connect(mesh)
+    gloo_groups.connect(mesh)
     half = jax.NamedSharding(mesh, jax.P("fsdp"))
     state = {"x": jax.jit(lambda: jax.numpy.arange(8.0), out_shardings=half)()}
     with Checkpoints(folder, keep_last=1, keep_best=0) as saved:

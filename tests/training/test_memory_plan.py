@@ -66,6 +66,13 @@ def test_a_tpus_cache_is_counted_with_its_padding_to_whole_lanes(run):
 
 
 @pytest.mark.slow
+def test_what_evaluation_needs_is_asked_of_the_compiler_too(needs):
+    # One program: validation and test of the small run play as many episodes.
+    ((name, size),) = needs.evaluation.items()
+    assert name.startswith("validation ") and size > 0
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_is_reported_with_a_way_out(run, needs):
     assert memory_plan.advice(run, needs) == []
     assert memory_plan.report(run, needs).endswith("This fits.")
@@ -101,6 +108,18 @@ def test_what_does_not_fit_is_reported_with_a_way_out(run, needs):
             ),
             "update",
             ["lora.rank=64", "optimizer.microbatch=3", "rollout.reply_tokens=1"],
+        ),
+        (  # The test plays more episodes than the validation.
+            dict(
+                estimator="grpo",
+                evaluation__prompts=2,
+                evaluation__test_prompts=3,
+                evaluation__test_rollouts=4,
+                evaluation__slots=0,
+                rollout__history="single",
+            ),
+            "evaluation",
+            ["lora.rank=64", "evaluation.slots=6"],
         ),
     ],
 )

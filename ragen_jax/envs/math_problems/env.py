@@ -63,7 +63,7 @@ class State:
     numerator: jax.Array  # int32[], of the answer, in lowest terms
     denominator: jax.Array  # int32[], above 0
     tries: jax.Array  # int32[], wrong answers so far
-    done: jax.Array  # bool[], True once it was answered rightly
+    done: jax.Array  # bool[], True once it was answered correctly
 
 
 NO_OPERATION = -1

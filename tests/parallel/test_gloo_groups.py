@@ -11,7 +11,7 @@ import sys
 import time
 
 from ragen_jax import cli
-from ragen_jax.parallel import distributed, groups
+from ragen_jax.parallel import distributed, gloo_groups
 from ragen_jax.parallel import mesh as meshes
 
 place, index = sys.argv[1], int(sys.argv[2])
@@ -24,7 +24,7 @@ def main():
     from jax.sharding import PartitionSpec as P
 
     mesh = meshes.make_mesh(2, 2, 1)
-    groups.connect(mesh)
+    gloo_groups.connect(mesh)
     if index == 3:
         time.sleep(33)
     every = P(("data", "fsdp"))

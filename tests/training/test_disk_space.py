@@ -10,7 +10,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax.errors import UserError
-from ragen_jax.training import room, weights
+from ragen_jax.training import disk_space, weights
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def leave(monkeypatch):
 def test_a_checkpoint_takes_what_the_arrays_of_a_state_take():
     run = runs.prepare()
     arrays = jax.tree.leaves(weights.new_state(run))
-    assert room.state_bytes(run) == sum(array.nbytes for array in arrays)
+    assert disk_space.state_bytes(run) == sum(array.nbytes for array in arrays)
 
 
 def test_room_for_one_checkpoint_is_needed_and_for_all_that_are_kept_is_advised(
@@ -39,27 +39,27 @@ def test_room_for_one_checkpoint_is_needed_and_for_all_that_are_kept_is_advised(
     """
     kept = dict(checkpoint__keep_last=2, checkpoint__keep_best=1)
     run = runs.prepare(iterations=9, **kept)
-    least, said = 0.85 * room.state_bytes(run), []
+    least, said = 0.85 * disk_space.state_bytes(run), []
     leave(math.ceil(2 * least))
-    room.check(tmp_path, run, [3, 4], said.append)
+    disk_space.check(tmp_path, run, [3, 4], said.append)
     assert said == []
     leave(math.floor(2 * least))
-    room.check(tmp_path, run, [3, 4], said.append)
-    room.check(tmp_path, run, [1, 2, 3, 4, 5, 6], said.append)  # One is still saved.
+    disk_space.check(tmp_path, run, [3, 4], said.append)
+    disk_space.check(tmp_path, run, [1, 2, 3, 4, 5, 6], said.append)  # One comes.
     assert len(said) == 1
-    shown = f"{2 * room.state_bytes(run) / 2**20:.1f} MiB"
+    shown = f"{2 * disk_space.state_bytes(run) / 2**20:.1f} MiB"
     assert re.search(rf"; 2 more checkpoints .* take about {shown}$", said[0])
     leave(math.floor(least))
     remedy = "free space there or choose another --workdir"
     with pytest.raises(UserError, match=remedy):
-        room.check(tmp_path, run, [], said.append)
+        disk_space.check(tmp_path, run, [], said.append)
 
 
 def test_a_run_of_few_iterations_is_not_warned_of_more_checkpoints(tmp_path, leave):
     run = runs.prepare(iterations=2, checkpoint__keep_last=9)
     said = []
-    leave(math.ceil(2 * 0.85 * room.state_bytes(run)))
-    room.check(tmp_path, run, [], said.append)
+    leave(math.ceil(2 * 0.85 * disk_space.state_bytes(run)))
+    disk_space.check(tmp_path, run, [], said.append)
     assert said == []
 
 
@@ -67,6 +67,6 @@ def test_a_run_whose_iterations_are_done_asks_for_no_room(tmp_path, leave):
     leave(0)
     run = runs.prepare(iterations=4)
     with pytest.raises(UserError, match="free space there"):
-        room.check(tmp_path, run, [2, 3], print)
-    room.check(tmp_path, run, [3, 4], print)
-    room.check(tmp_path, run, [6], print)  # It has been given fewer iterations since.
+        disk_space.check(tmp_path, run, [2, 3], print)
+    disk_space.check(tmp_path, run, [3, 4], print)
+    disk_space.check(tmp_path, run, [6], print)  # It has fewer iterations now.
