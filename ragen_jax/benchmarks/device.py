@@ -33,7 +33,8 @@ def device_limits() -> DeviceLimits:
     """Measures the first device, times the number of devices; a CPU counts as one.
 
     A GPU reads 1 GiB in 0.3 ms, and launching a program and waiting for it takes at
-    least a tenth of that. On a GPU each call is therefore a loop of dependent rounds.
+    least a tenth of that. On a GPU each call is therefore a loop of dependent rounds,
+    of a known number: else the host would read the loop's condition in each.
     """
     on_cpu = jax.default_backend() == "cpu"
     size, dtype = (2048, jnp.float32) if on_cpu else (8192, jnp.bfloat16)
@@ -42,15 +43,14 @@ def device_limits() -> DeviceLimits:
     wide = jnp.ones((2**14 if on_cpu else 2**17, 2**12), dtype)
     held = jnp.zeros(2**26 if on_cpu else 2**30, jnp.float32)
 
-    def least(step: Callable, state: jax.Array, *given, in_place=False) -> float:
+    def least(step: Callable, state: Any, *given, in_place=False) -> float:
         """The fewest seconds of a round, `step(state, *given)` -> the next state."""
         if rounds > 1:
-            step = functools.partial(repeated, step)
-            given = (jnp.int32(rounds), *given)
+            step = functools.partial(repeated, step, rounds)
         once = jax.jit(step, donate_argnums=0 if in_place else ())
         states = [state]
 
-        def call() -> jax.Array:
+        def call() -> Any:
             states[0] = once(states[0], *given)
             return states[0]
 
@@ -58,9 +58,15 @@ def device_limits() -> DeviceLimits:
 
     # The maximum makes the next vector depend on the whole product.
     by_vector = lambda v, wide: v + (wide @ v).max() * 1e-6
+
+    def multiply_twice(pair, x):
+        """Two products, each into the other's place: one alone would be copied."""
+        first = pair[0] @ x
+        return first @ x, first
+
     devices = 1 if on_cpu else jax.device_count()
     return DeviceLimits(
-        matmul=devices * 2 * size**3 / least(lambda y, x: y @ x, x, x),
+        matmul=devices * 4 * size**3 / least(multiply_twice, (x, x), x),
         # In place: on a CPU the first touch of new memory takes longer than the copy.
         copy=devices * 2 * held.nbytes / least(lambda y: y + 1, held, in_place=True),
         read=devices * wide.nbytes / least(by_vector, wide[0], wide),
@@ -83,9 +89,10 @@ def cuda_versions() -> dict[str, str]:
     }
 
 
-def repeated(step: Callable[..., jax.Array], state, rounds: jax.Array, *given):
-    """`step` applied `rounds` times; traced, so that XLA cannot unroll the loop."""
-    return jax.lax.fori_loop(0, rounds, lambda _, state: step(state, *given), state)
+def repeated(step: Callable[..., Any], rounds: int, state, *given):
+    """`step` applied `rounds` times, in a loop."""
+    body = lambda state, _: (step(state, *given), None)
+    return jax.lax.scan(body, state, length=rounds)[0]
 
 
 def seconds(run: Callable[[], Any], repeats: int = 5) -> list[float]:

@@ -7,13 +7,14 @@ measures as stages.py says.
 import contextlib
 import importlib.metadata
 import math
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ragen_jax.benchmarks import stages, suite
+from ragen_jax.benchmarks import stages, suite, suite_sizes
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.utils import endings, folder_lock
@@ -48,7 +49,7 @@ def run_suite(
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
     folder = Path(out).expanduser().absolute()
-    sizes = stages.SMOKE if is_small else stages.FULL
+    sizes = suite_sizes.SMOKE if is_small else suite_sizes.FULL
     known = stages.stages(sizes)
     if stage:
         chosen = suite.find(known, stage)
@@ -61,6 +62,9 @@ def run_suite(
             suite.measure(folder, chosen, tables, show)
         return
     device = _device(is_small)
+    if not is_small:
+        # A stage where CUDA does not start fails, instead of measuring the CPU.
+        os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu")
     flags = (f"--smoke={is_small}", f"--stage_seconds={limit}")
     command = suite.command_line(script, folder, *flags)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +100,7 @@ def _measuring(folder: Path) -> Iterator[None]:
         yield
 
 
-def _made_with(sizes: stages.Sizes, device: str) -> dict[str, str]:
+def _made_with(sizes: suite_sizes.Sizes, device: str) -> dict[str, str]:
     """What two results must have in common to be comparable; see `suite.run`."""
     return {
         "device": device,

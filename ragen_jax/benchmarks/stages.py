@@ -16,6 +16,7 @@ from ragen_jax import cli
 from ragen_jax import settings as settings_lib
 from ragen_jax.benchmarks import training_runs
 from ragen_jax.benchmarks.suite import Stage, read
+from ragen_jax.benchmarks.suite_sizes import SMOKE, Sizes
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 from ragen_jax.utils import endings
@@ -26,55 +27,6 @@ _CONFIGS = Path(__file__).parents[2] / "configs"
 _LIMITS, _ATTENTION = "at best", "cuDNN's attention"
 
 Tables = Iterator[tuple[str, dict]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The sizes of all stages.
-
-    They are part of `Result.made_with`, so they hold no absolute path.
-    """
-
-    config: str  # of whole iterations: a file in `configs`, with its variant
-    shape: str  # of their random weights, a key of SHAPES
-    # Limits of reply tokens to measure; random weights end no reply early.
-    replies: tuple[int, ...]
-    compared: int  # the one of `replies` at which switches are compared
-    iterations: int  # to time after one that compiles
-    slots: int  # this and the next two: of attention by itself
-    context: int
-    heads: tuple[int, int, int]  # (query heads, key heads, features of each)
-    default: str  # config of the training runs, as `config`
-    default_iterations: int  # of the run that learns
-    repeated_iterations: int  # of each of the two runs that must be equal
-
-
-FULL = Sizes(
-    config="frozenlake.py:paper",
-    shape="qwen2.5-0.5b",
-    replies=(50, 150, 400),
-    compared=150,
-    iterations=3,
-    slots=128,
-    context=2624,
-    heads=(14, 2, 64),
-    default="frozenlake.py",
-    default_iterations=12,
-    repeated_iterations=3,
-)
-SMOKE = Sizes(
-    config="frozenlake.py:smoke",
-    shape="tiny",
-    replies=(6, 12),
-    compared=6,
-    iterations=1,
-    slots=4,
-    context=96,
-    heads=(8, 2, 16),
-    default="frozenlake.py:smoke",
-    default_iterations=2,
-    repeated_iterations=1,
-)
 
 
 def stages(sizes: Sizes) -> tuple[Stage, ...]:
@@ -113,7 +65,8 @@ def stages(sizes: Sizes) -> tuple[Stage, ...]:
         for name, (answers, changes) in switches.items()
     ]
     return (
-        Stage("device", "what is here, its limits, cuDNN's attention", "device"),
+        Stage("device", "what is here, its limits, cuDNN's attention", "device",
+              others_need_it=True),
         Stage("smoke_run", "a small training run, evaluation included", "smoke_run"),
         whole[0],
         Stage("attention", "the kernels of decoding side by side", "attention"),
@@ -139,16 +92,23 @@ def measure(stage: Stage, sizes: Sizes, out: Path) -> Tables:
 def _settings(sizes: Sizes, out: Path, stage: Stage) -> Settings:
     """The settings for whole iterations, with a stage's reply length and changes."""
     config = cli.load_config(str(_CONFIGS / sizes.config))
-    changes = _without_failing(sizes, out) | stage.options.get("changes", {})
+    failing = _without_failing(out, sizes.context, sizes.heads)
+    changes = failing | stage.options.get("changes", {})
     reply = {"rollout.reply_tokens": stage.options["reply"]}
     config.update_from_flattened_dict(reply | changes)
     return settings_lib.from_dict(config.to_dict())
 
 
-def _without_failing(sizes: Sizes, out: Path) -> dict[str, str]:
+def _without_failing(
+    out: Path, context: int, heads: tuple[int, int, int]
+) -> dict[str, str]:
     """The settings, by dotted key, that avoid kernels which failed in stage "device".
 
     Otherwise one broken kernel of cuDNN would make all stages fail.
+
+    Args:
+      out: the folder of results.
+      context, heads: of the model that is to be trained.
     """
     from ragen_jax.benchmarks import attention_forms
 
@@ -157,20 +117,17 @@ def _without_failing(sizes: Sizes, out: Path) -> dict[str, str]:
     # The kernels were not tried yet, or this device does not use them.
     if _LIMITS not in tables or "state" in outcomes:
         return {}
-    return attention_forms.settings_without_failing(
-        outcomes, sizes.context, sizes.heads
-    )
+    return attention_forms.settings_without_failing(outcomes, context, heads)
 
 
-def _avoided(sizes: Sizes, out: Path) -> Tables:
+def _avoided(changes: dict[str, str]) -> Tables:
     """A table of the settings of `_without_failing`, if there are any."""
-    if changes := _without_failing(sizes, out):
+    if changes:
         yield "without what fails here", changes
 
 
-def _flags(sizes: Sizes, out: Path) -> list[str]:
+def _flags(changes: dict[str, str]) -> list[str]:
     """The settings of `_without_failing` as flags of launch/train.py."""
-    changes = _without_failing(sizes, out)
     return [f"--config.{key}={value}" for key, value in changes.items()]
 
 
@@ -195,7 +152,11 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     )
     # Attention comes last: a failure there may leave the device unusable.
     yield _LIMITS, device.device_limits().figures()
-    for outcomes in attention_forms.tried(sizes.context, sizes.heads):
+    cases = (
+        (sizes.context, sizes.heads),
+        (sizes.default_context, sizes.default_heads),
+    )
+    for outcomes in attention_forms.tried(cases):
         yield _ATTENTION, outcomes
 
 
@@ -215,7 +176,7 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     from ragen_jax.benchmarks import device, machine
     from ragen_jax.training import run as run_lib
 
-    yield from _avoided(sizes, out)
+    yield from _avoided(_without_failing(out, sizes.context, sizes.heads))
     settings = _settings(sizes, out, stage)
     cli.use_every_core(settings)
     cli.start_jax(settings)
@@ -234,10 +195,13 @@ def _iterations(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     from ragen_jax.planning import compiling, devices, model, report, roofline, target
 
-    seen = read(out, "device").tables.get("device", {})
+    seen = read(out, "device").tables.get("device")
+    if seen is None:
+        yield "forecast", {"state": "unmeasured: the stage device says no device"}
+        return
     named = {devices.read(name).title: name for name in devices.names()}
     name, count = "h100", 1  # For a test of the suite on a CPU.
-    if seen.get("backend", "cpu") != "cpu":
+    if seen["backend"] != "cpu":
         if seen["kind"] not in named:
             missing = f"no description of {seen['kind']} in planning/device_data"
             yield "forecast", {"state": f"unmeasured: {missing}"}
@@ -281,8 +245,9 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 
 def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
-    yield from _avoided(sizes, out)
-    arguments = f"--config={_CONFIGS / SMOKE.config}", *_flags(sizes, out)
+    changes = _without_failing(out, sizes.default_context, sizes.default_heads)
+    yield from _avoided(changes)
+    arguments = f"--config={_CONFIGS / SMOKE.config}", *_flags(changes)
     with _new_folder(out, stage) as folder:
         records = training_runs.train(folder / "run", *arguments)
         yield "training", {"iterations": len(records)} | _last(records)
@@ -293,12 +258,13 @@ def _smoke_run(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
 
 def _learns(sizes: Sizes, out: Path, stage: Stage) -> Tables:
+    changes = _without_failing(out, sizes.default_context, sizes.default_heads)
     arguments = (
         f"--config={_CONFIGS / sizes.default}",
         f"--config.iterations={sizes.default_iterations}",
-        *_flags(sizes, out),
+        *_flags(changes),
     )
-    yield from _avoided(sizes, out)
+    yield from _avoided(changes)
     with _new_folder(out, stage) as folder:
         for records in training_runs.follow(folder / "run", *arguments):
             yield from _learned(records)
@@ -334,13 +300,14 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
     Each run has its own compilation cache. With a shared one, both would run kernels
     that XLA had autotuned once, which hides differences in that choice.
     """
+    changes = _without_failing(out, sizes.default_context, sizes.default_heads)
     arguments = (
         f"--config={_CONFIGS / sizes.default}",
         "--config.deterministic=True",
         f"--config.iterations={sizes.repeated_iterations}",
-        *_flags(sizes, out),
+        *_flags(changes),
     )
-    yield from _avoided(sizes, out)
+    yield from _avoided(changes)
     with _new_folder(out, stage) as folder:
         caches = folder / "a.programs", folder / "b.programs"
         one = training_runs.train(folder / "a", *arguments, programs=caches[0])

@@ -29,6 +29,7 @@ DONE, RUNNING = "done", "running"  # Any other state is a sentence about a failu
 CODE = "code"
 _GRACE = 15  # seconds between SIGTERM and SIGKILL
 _LEAST = 60.0  # seconds that must be left for a stage to start
+_TRIES = 3  # attempts at a stage that others need before they run without it
 # How the line begins that names an error, Python's or one of this project's scripts.
 _ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
 
@@ -42,6 +43,7 @@ class Stage:
     kind: str  # a key of stages.MEASURE
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     on_cpu: bool = False  # run it on a CPU even if there are GPUs
+    others_need_it: bool = False  # so that it comes first, for _TRIES attempts
 
 
 @dataclasses.dataclass
@@ -104,6 +106,8 @@ def run(
 ) -> list[Result]:
     """Runs all stages that are not done yet, those with the fewest attempts first.
 
+    A stage that others need comes before them, unless it has not ended well thrice.
+
     Results with another `made_with` are moved to a folder OUT/before_N first, unless
     they differ only in CODE: those stay and are reported as such.
 
@@ -120,7 +124,7 @@ def run(
     end = time.monotonic() + total
     _set_aside(out, stages, made_with, status)
     # So a stage that always runs into its limit does not block the others.
-    for stage in sorted(stages, key=lambda each: read(out, each.name).attempts):
+    for stage in sorted(stages, key=lambda each: _turn(out, each)):
         result = read(out, stage.name)
         if result.state == DONE:
             status(f"{stage.name}: {_done_before(out, result, made_with)}")
@@ -135,6 +139,12 @@ def run(
         status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
         _write_report(out, stages)
     return _write_report(out, stages)
+
+
+def _turn(out: Path, stage: Stage) -> tuple[bool, int]:
+    """What stages are sorted by."""
+    attempts = read(out, stage.name).attempts
+    return not (stage.others_need_it and attempts < _TRIES), attempts
 
 
 def _done_before(out: Path, result: Result, made_with: Mapping[str, str]) -> str:

@@ -40,9 +40,11 @@ def plan_for_target(settings: Settings, flags: PlanFlags) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Nothing is run on a device.
+    from ragen_jax.cli import compiler_options
     from ragen_jax.planning import model, report, target
     from ragen_jax.reporting.console import Console
 
+    compiler_options.set_precision(settings)
     console = Console(sys.stdout)
     with user_mistakes():
         replies = _read_replies(flags.replies)

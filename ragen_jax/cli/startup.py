@@ -18,6 +18,7 @@ from typing import NoReturn, TextIO
 from absl import app, flags, logging
 
 from ragen_jax import settings as settings_lib
+from ragen_jax.cli import compiler_options
 from ragen_jax.cli.flags import one_line, parse
 from ragen_jax.cli.help_text import group
 from ragen_jax.errors import SettingsError, UserError
@@ -37,24 +38,7 @@ group(
     "process",
 )
 
-# Flags of XLA, which reads them once, before the first computation. Several CPU devices
-# meet in a collective in each minibatch. On a busy machine one may be minutes late, and
-# XLA would abort the process after 40 s. Here it warns after 5 minutes, and aborts
-# after an hour.
-_TIMEOUTS = {
-    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
-    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
-}
 _GC_THRESHOLDS = (100_000, 20, 20)  # of gc.set_threshold; Python's are (700, 10, 10)
-_DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
-# CPU compiler passes that are switched off: together they take a sixth of the time of
-# compiling the update, and do not make it faster (CHANGELOG.md).
-_LEFT_OUT = (
-    "xla_cpu_disable_loop_unrolling",
-    "xla_cpu_disable_slp_vectorizer",
-    "xla_cpu_disable_tiled_emitter",
-)
-_COMPILES_LESS = {"xla_backend_extra_options": ",".join(_LEFT_OUT)}
 
 
 def run(main: Callable[[], None]) -> None:
@@ -93,10 +77,10 @@ def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> Non
     """Sets the XLA flags that the settings ask for, and connects the run's processes.
 
     Args:
-      settings: of the run; `deterministic` and `mesh` are read.
+      settings: of the run; `deterministic`, `mesh` and `model.compute_dtype` are read.
       facts: what all processes must have in common, from `facts.of_run`.
     """
-    _set_xla_flags(settings)
+    compiler_options.set_all(settings)
     distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     import jax
 
@@ -123,7 +107,7 @@ def start_jax_alone(settings: Settings, what: str) -> None:
       UserError: if several processes were started, before they connect.
     """
     check_alone(what)
-    _set_xla_flags(settings)
+    compiler_options.set_all(settings)
     _collect_garbage_seldom()
     _give_collectives_threads(settings)
 
@@ -146,11 +130,6 @@ def check_alone(what: str) -> None:
         )
 
 
-def _set_xla_flags(settings: Settings) -> None:
-    value = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = xla_flags(value, settings.deterministic)
-
-
 def _give_collectives_threads(settings: Settings) -> None:
     if settings.mesh.fsdp != 1 or settings.mesh.tensor != 1:
         distributed.give_collectives_threads()
@@ -165,18 +144,6 @@ def _collect_garbage_seldom() -> None:
     """
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-
-
-def xla_flags(users: str, deterministic: bool) -> str:
-    """XLA_FLAGS of a run: the user's, then ours except those that the user sets.
-
-    Args:
-      users: the variable as the user set it, or "".
-      deterministic: use deterministic operations alone (has an effect on GPUs).
-    """
-    ours = _TIMEOUTS | _COMPILES_LESS | (_DETERMINISTIC if deterministic else {})
-    more = [f"--{name}={value}" for name, value in ours.items() if name not in users]
-    return " ".join([users, *more]).strip()
 
 
 def use_every_core(settings: Settings) -> None:

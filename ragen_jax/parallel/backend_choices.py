@@ -25,10 +25,12 @@ class Choices:
     # of one row's block (measured: 5 times faster, forward and backward).
     has_row_loop: bool
     # Queries scored at a time by attention in plain operations, which is unrolled over
-    # such blocks. On a TPU, which has them in float32 alone, wider ones compile sooner:
-    # with blocks of 256 an update in rows of up to 768 tokens took 93 s of processor
-    # time, tracing included, with 64 140 s; temporaries were 359 and 391 MiB (compiled
-    # for a v5e, when bfloat16 had no other attention there).
+    # such blocks. Wider ones compile sooner. A GPU times the kernels of each block, all
+    # of other lengths, on the card: with blocks of 64 some 120 products for rows of
+    # 1,344 tokens, with 256 some 36 (counted, not tried). On a TPU, with blocks of 256
+    # an update in rows of up to 768 tokens took 93 s of processor time, tracing
+    # included, with 64 140 s; temporaries were 359 and 391 MiB (compiled for a v5e,
+    # when bfloat16 had no other attention there).
     query_block: int
     # Slots: episodes of a training batch that are decoded at a time; 0: all. On a CPU
     # the cost of a step grows with the slots, and with a slot for each episode three
@@ -94,7 +96,7 @@ _CPU = Choices(
 _ACCELERATOR = Choices(
     compute_dtype="bfloat16",
     has_row_loop=False,
-    query_block=64,
+    query_block=256,
     slots=0,
     decode_chunk=4,
     buckets=1,
@@ -105,7 +107,7 @@ _ACCELERATOR = Choices(
     sums_blocks_at_once=True,
     row_multiple=64,
 )
-_TPU = dataclasses.replace(_ACCELERATOR, query_block=256, buckets=4)
+_TPU = dataclasses.replace(_ACCELERATOR, buckets=4)
 
 # The commands that a CUDA graph of the rollout may hold: XLA's own list, and loops, so
 # that the whole rollout is one graph, and the host evaluates no loop condition

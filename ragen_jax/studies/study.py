@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import archive, definition, report, runner
+from ragen_jax.studies import archive, definition, gpus, report, runner
 from ragen_jax.studies.definition import PlannedRun, Study
 from ragen_jax.studies.run_record import RunRecord, read_run
 
@@ -139,7 +139,8 @@ def run(
         train=train,
         console=console,
         retry_failed=retry_failed,
-        one_core=plan.choice.scale != "paper",  # That scale is for GPUs.
+        # XLA compiles for a GPU with many threads.
+        one_core=plan.choice.scale != "paper" and not gpus.found(),
     )
     if failed:
         names = ", ".join(run.label for run in failed)

@@ -234,19 +234,30 @@ def compile_indicators(run: Run, programs: Programs, monitor: Monitor) -> Monito
     """The monitor with its per-iteration measurements compiled, now or in a thread.
 
     Called once the rollout has compiled, when a second core is free. With several
-    processes it is not compiled ahead, as in `compile_ahead`.
+    processes it is not compiled ahead, as in `compile_ahead`. The scores of recorded
+    episodes compile ahead only where the backend prefers that all do.
 
     Args:
       run: what is static.
       programs: from `compile_ahead`.
       monitor: of the run.
     """
-    if jax.process_count() > 1 or not run.settings.health.indicators:
+    health = run.settings.health
+    all_first = backend_choices.choices().compiles_all_first
+    if jax.process_count() > 1:
+        return monitor
+    if health.record_every and all_first:
+        *arguments, _ = abstract_update_arguments(run, programs.rollout)
+        score = _Ahead(monitor.score, tuple(arguments))
+        score.compile()
+        monitor = dataclasses.replace(monitor, score=score)
+    if not health.indicators:
         return monitor
     record = record_shapes(run, programs.rollout)
-    arguments = (record.rows, record.episodes, monitor_lib.tables(run))
-    measure = _Ahead(monitor.measure, arguments)
-    if backend_choices.choices().compiles_all_first:
+    measure = _Ahead(
+        monitor.measure, (record.rows, record.episodes, monitor_lib.tables(run))
+    )
+    if all_first:
         measure.compile()
     else:
         endings.start_unawaited(measure.compile)

@@ -14,7 +14,13 @@ import pytest
 from helpers import runs
 from helpers.paths import ROOT
 
-from ragen_jax.benchmarks import gpu_suite, stages, suite, training_runs
+from ragen_jax.benchmarks import (
+    gpu_suite,
+    stages,
+    suite,
+    suite_sizes,
+    training_runs,
+)
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
 from ragen_jax.planning import target
@@ -129,6 +135,20 @@ def test_what_is_done_is_not_done_again_and_what_was_tried_least_comes_first(tmp
     assert [each.attempts for each in found] == [1, 2, 1]
 
 
+@pytest.mark.parametrize(("attempts", "first"), [(2, "needed"), (3, "other")])
+def test_a_stage_that_others_need_comes_first_until_it_was_tried_thrice(
+    tmp_path, attempts, first
+):
+    """Else the others would run without what it was to find out, and count as done."""
+    needed = Stage("needed", "?", "none", others_need_it=True)
+    suite.write(tmp_path, Result("needed", suite.RUNNING, attempts, made_with=HERE))
+    lines: list[str] = []
+    command = [sys.executable, "-c", ""]
+    chosen = (Stage("other", "?", "none"), needed)
+    suite.run(tmp_path, chosen, command, 20.0, HERE, lines.append)
+    assert lines[0] == f"{first}: ? ..."
+
+
 def test_an_attempt_that_measures_less_loses_nothing_of_the_one_before(tmp_path):
     stage = STAGES[0]
     known = {"first": {"figure": 1.0}, "second": {"figure": 2.0}}
@@ -177,14 +197,15 @@ def test_what_other_code_has_measured_stays_and_is_said_to_be_so(tmp_path):
 
 def test_results_of_small_sizes_are_not_those_of_large_ones():
     small, full = (
-        gpu_suite._made_with(x, "1 x gpu") for x in (stages.SMOKE, stages.FULL)
+        gpu_suite._made_with(x, "1 x gpu")
+        for x in (suite_sizes.SMOKE, suite_sizes.FULL)
     )
     assert {key for key in full if full[key] != small[key]} == {"sizes"}
     assert full["device"] == "1 x gpu" and full["jax"] == jax.__version__
 
 
 def test_results_of_a_checkout_are_those_of_another_that_lies_elsewhere():
-    for sizes in (stages.FULL, stages.SMOKE):
+    for sizes in (suite_sizes.FULL, suite_sizes.SMOKE):
         assert str(ROOT) not in str(gpu_suite._made_with(sizes, "1 x gpu"))
 
 
@@ -318,7 +339,7 @@ def test_the_report_puts_what_was_measured_beside_the_forecast():
 
 
 def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own(tmp_path):
-    for sizes in (stages.FULL, stages.SMOKE):
+    for sizes in (suite_sizes.FULL, suite_sizes.SMOKE):
         chosen = stages.stages(sizes)
         assert {stage.kind for stage in chosen} == set(stages.MEASURE)
         assert len({stage.name for stage in chosen}) == len(chosen)
@@ -379,13 +400,14 @@ def training(tmp_path, monkeypatch):
 
 
 def test_a_runs_iterations_are_measured_and_not_its_test(training):
-    found = dict(stages._learns(stages.SMOKE, training, Stage("run", "?", "learns")))
+    run, two = Stage("run", "?", "learns"), Stage("two", "?", "twice")
+    found = dict(stages._learns(suite_sizes.SMOKE, training, run))
     assert found == {
         "log-probability gap, nats": {"mean": 2.0, "largest": 3},
         "success": {"first half": 1.0, "second half": 2.5},
         "last iteration": {"iteration": 3, "train/success": 3},
     }
-    twice = dict(stages._twice(stages.SMOKE, training, Stage("two", "?", "twice")))
+    twice = dict(stages._twice(suite_sizes.SMOKE, training, two))
     assert twice["two runs"]["iterations"] == 3
     assert twice["two runs"]["figures that differ"] == 0
 
@@ -411,18 +433,22 @@ def test_stages_do_without_an_attention_that_was_seen_to_fail(
     training, outcomes, model, rollout
 ):
     """For all of them would fail."""
+    if outcomes and "state" not in outcomes:
+        models = ("14 heads of 64", "8 heads of 16")
+        outcomes = {f"{x}, {of}": said for x, said in outcomes.items() for of in models}
     tables = {"at best": {}} | ({} if outcomes is None else {ATTENTION: outcomes})
     suite.write(training, Result("device", DONE, 1, tables=tables))
-    for stage in stages.stages(stages.FULL):
+    for stage in stages.stages(suite_sizes.FULL):
         if stage.kind in ("iterations", "forecast") and "changes" not in stage.options:
-            found = stages._settings(stages.FULL, training, stage)
+            found = stages._settings(suite_sizes.FULL, training, stage)
             chosen = (found.model.attention, found.rollout.decode_attention)
             assert chosen == (model, rollout)
     # A training run is told so, and the table says so.
     heard = training / "heard"
     script = f"import sys\nopen({str(heard)!r}, 'a').write(' '.join(sys.argv))\n"
     (training / "launch" / "train.py").write_text(script + TRAINING)
-    found = dict(stages._learns(stages.FULL, training, Stage("run", "?", "learns")))
+    run = Stage("run", "?", "learns")
+    found = dict(stages._learns(suite_sizes.FULL, training, run))
     wanted = {"model.attention": model, "rollout.decode_attention": rollout}
     wanted = {key: value for key, value in wanted.items() if value == "xla"}
     assert found.get("without what fails here", {}) == wanted
@@ -439,7 +465,7 @@ with open({str(folders)!r}, "a") as file:
     print(os.environ["JAX_COMPILATION_CACHE_DIR"], file=file)
 """
     (training / "launch" / "train.py").write_text(script + TRAINING)
-    list(stages._twice(stages.SMOKE, training, Stage("two", "?", "twice")))
+    list(stages._twice(suite_sizes.SMOKE, training, Stage("two", "?", "twice")))
     one, other = folders.read_text().split()
     # New ones, which go with the runs.
     assert one != other
@@ -449,7 +475,7 @@ with open({str(folders)!r}, "a") as file:
 
 
 def test_what_a_run_has_measured_is_known_before_it_ends(training):
-    tables = stages._learns(stages.SMOKE, training, Stage("stuck", "?", "learns"))
+    tables = stages._learns(suite_sizes.SMOKE, training, Stage("stuck", "?", "learns"))
     started = time.perf_counter()
     for title, figures in tables:
         if title == "last iteration" and figures["iteration"] == 2:
@@ -461,7 +487,7 @@ def test_what_a_run_has_measured_is_known_before_it_ends(training):
 def test_a_run_that_fails_is_an_error(training):
     (training / "launch" / "train.py").write_text("raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError):
-        list(stages._learns(stages.SMOKE, training, Stage("run", "?", "learns")))
+        list(stages._learns(suite_sizes.SMOKE, training, Stage("run", "?", "learns")))
 
 
 @pytest.mark.parametrize(
@@ -526,12 +552,18 @@ def test_a_stage_measures_this_machine(tmp_path, stage, figures):
         assert tables["iteration"]["mean reply, tokens"] > 5
 
 
+def test_without_a_device_there_is_no_forecast_of_another(tmp_path):
+    stage = suite.find(stages.stages(suite_sizes.SMOKE), "forecast_replies_6")
+    ((_, figures),) = stages.measure(stage, suite_sizes.SMOKE, tmp_path)
+    assert figures == {"state": "unmeasured: the stage device says no device"}
+
+
 @pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
 def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, kind):
     found = {"device": {"kind": kind, "backend": "gpu", "devices": 1}}
     suite.write(tmp_path, Result("device", DONE, 1, 5.0, found))
-    stage = suite.find(stages.stages(stages.SMOKE), "forecast_replies_6")
-    ((_, figures),) = stages.measure(stage, stages.SMOKE, tmp_path)
+    stage = suite.find(stages.stages(suite_sizes.SMOKE), "forecast_replies_6")
+    ((_, figures),) = stages.measure(stage, suite_sizes.SMOKE, tmp_path)
     assert figures == {
         "state": f"unmeasured: no description of {kind} in planning/device_data"
     }
@@ -540,6 +572,8 @@ def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, 
 @pytest.mark.slow
 @pytest.mark.skipif(not target.is_available("h100"), reason="needs the plan-gpu extra")
 def test_a_stage_has_a_forecast_from_programs_compiled_for_a_gpu(tmp_path):
+    here = {"device": {"kind": "cpu", "backend": "cpu", "devices": 1}}
+    suite.write(tmp_path, Result("device", DONE, 1, 5.0, here))
     launched(tmp_path, "--stage=forecast_replies_6")
     found = json.loads((tmp_path / "forecast_replies_6.json").read_text())
     forecast = found["tables"]["forecast"]

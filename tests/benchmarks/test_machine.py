@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import models
 
-from ragen_jax.benchmarks import device, machine, sampler, stages, suite
+from ragen_jax.benchmarks import device, machine, sampler, stages, suite, suite_sizes
 
 BEST = sampler.DeviceLimits(matmul=1e9, copy=2e9, read=1e9, dtype="float32")
 VALUES = {
@@ -112,15 +112,15 @@ def test_a_stage_adds_the_shares_of_the_limits_to_the_last_iterations(monkeypatc
         (device, "device_limits", BEST),
     ):
         monkeypatch.setattr(module, name, lambda *_, found=found: found)
-    stage = suite.find(stages.stages(stages.SMOKE), "replies_6")
-    *before, last = stages.measure(stage, stages.SMOKE, None)
+    stage = suite.find(stages.stages(suite_sizes.SMOKE), "replies_6")
+    *before, last = stages.measure(stage, suite_sizes.SMOKE, None)
     assert before == known
     assert last == ("iteration", machine.with_shares(figures, BEST))
 
 
 def test_a_loop_of_rounds_does_every_round_on_what_the_last_one_made():
     x = jax.random.normal(jax.random.key(0), (16, 16)) / 4
-    six = jax.jit(device.repeated, static_argnums=0)(lambda y, x: y @ x, x, 5, x)
+    six = jax.jit(device.repeated, static_argnums=(0, 1))(lambda y, x: y @ x, 5, x, x)
     np.testing.assert_allclose(six, np.linalg.matrix_power(x, 6), rtol=1e-4, atol=1e-5)
 
 

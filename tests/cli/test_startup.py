@@ -10,20 +10,41 @@ from pathlib import Path
 import jax
 import jaxlib
 import pytest
-from helpers import warm_process
+from helpers import runs, warm_process
 from helpers.paths import CONFIGS, ROOT
 
 from ragen_jax import cli
-from ragen_jax.cli import startup
+from ragen_jax.cli import compiler_options, startup
 from ragen_jax.training import checkpoint_files, checkpoints
 
 
+@pytest.mark.parametrize(
+    ("dtype", "users", "found"),
+    [
+        ("float32", None, "highest"),
+        ("float32", "high", "high"),
+        ("auto", None, None),  # A CPU's float32 has no other precision.
+        ("bfloat16", None, None),
+    ],
+)
+def test_float32_that_is_asked_for_keeps_its_digits_on_every_device(
+    dtype, users, found
+):
+    settings = runs.prepare(model__compute_dtype=dtype).settings
+    jax.config.update("jax_default_matmul_precision", users)
+    try:
+        compiler_options.set_precision(settings)
+        assert jax.config.jax_default_matmul_precision == found
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
+
+
 def test_flags_for_xla_that_the_user_gives_win_over_ours():
-    ours = startup.xla_flags("", deterministic=False)
+    ours = compiler_options.xla_flags("", deterministic=False)
     assert "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling," in ours
     assert "nondeterministic" not in ours
     given = "--xla_backend_extra_options=xla_cpu_optimize_for_size"
-    both = startup.xla_flags(given, deterministic=True)
+    both = compiler_options.xla_flags(given, deterministic=True)
     assert both.count("xla_backend_extra_options") == 1
     assert both.startswith(given)
     assert "--xla_gpu_exclude_nondeterministic_ops=true" in both
@@ -38,7 +59,7 @@ def test_xla_still_knows_the_options_by_which_it_compiles_less():
         library.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        for name in startup._LEFT_OUT:
+        for name in compiler_options._LEFT_OUT:
             # A compiler may write a short name in vectors of 16 bytes (jaxlib 0.11).
             whole, end = name.encode(), name.encode()[-16:]
             assert max(content.find(whole), content.find(end)) >= 0, name

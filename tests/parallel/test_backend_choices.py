@@ -127,15 +127,13 @@ def test_a_cuda_graph_is_refused_where_none_can_be():
         backend_choices.check_cuda_graph(True)
 
 
-def test_a_tpu_differs_from_a_gpu_in_blocks_of_queries_and_lengths_of_the_cache():
+def test_a_tpu_differs_from_a_gpu_in_lengths_of_the_cache_alone():
     with backend.targeting(target()):
         gpu = backend_choices.choices()
     with backend.targeting(target("tpu", None)):
         tpu = backend_choices.choices()
-    assert tpu.query_block == 256 > gpu.query_block
     assert tpu.buckets == 4 > gpu.buckets  # A slice of its cache needs no copy.
-    same = {"query_block": gpu.query_block, "buckets": gpu.buckets}
-    assert dataclasses.replace(tpu, **same) == gpu
+    assert dataclasses.replace(tpu, buckets=gpu.buckets) == gpu
 
 
 def test_a_training_batch_on_a_cpu_is_decoded_32_episodes_at_a_time():

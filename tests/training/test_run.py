@@ -4,6 +4,7 @@ import dataclasses
 import math
 import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -257,3 +258,23 @@ def test_indicators_that_compile_ahead_are_those_that_compile_when_called(
     before = len(compilations)
     assert monitor_lib.measure(ahead, run, rollout) == wanted
     assert len(compilations) == before
+    assert ahead.score is monitor.score
+
+
+@pytest.mark.slow
+def test_where_all_compiles_first_the_scores_of_recorded_episodes_do_too(
+    run, compilations, monkeypatch
+):
+    first = dataclasses.replace(backend_choices.choices(), compiles_all_first=True)
+    monkeypatch.setattr(backend_choices, "choices", lambda: first)
+    made = programs_lib.make_programs(run)
+    programs, _ = programs_lib.compile_ahead(run, made, {})
+    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    ahead = programs_lib.compile_indicators(run, programs, monitor)
+    state, _, rollout = starpo.iterate(run, programs, weights.new_state(run))
+    record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
+    trained = state.replace(iteration=state.iteration - 1)  # As monitor.record does.
+    before = len(compilations)
+    found = ahead.score(trained, *record)
+    assert len(compilations) == before
+    chex.assert_trees_all_equal(found, monitor.score(trained, *record))
