@@ -61,6 +61,7 @@ def main() -> None:
     from ragen_jax.parallel import mesh as meshes
     from ragen_jax.reporting.console import Console
     from ragen_jax.settings import fit_mesh
+    from ragen_jax.text import agent_template
     from ragen_jax.training import weights
     from ragen_jax.training.model import make_model
 
@@ -73,6 +74,9 @@ def main() -> None:
                 f"--adapter: {_CHECKPOINT.value} was trained without adapters"
                 " (lora.rank = 0): leave --adapter out, which writes the whole model"
             )
+    tokenizer, difference = agent_template.for_agent(
+        model.tokenizer, model.pieces, thinking=settings.env.thinking
+    )
     console.status(f"reading step {found.step} ...")
     restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(restore(model, found.directory, found.step))
@@ -86,7 +90,7 @@ def main() -> None:
                 out,
                 model.config,
                 actor,
-                model.tokenizer,
+                tokenizer,
                 jnp.dtype(_DTYPE.value),
                 stop_tokens=model.pieces.stop_tokens,
             )
@@ -98,6 +102,8 @@ def main() -> None:
     )
     if _ADAPTER.value and model.source.is_gguf:
         console.line(f"note         {_GGUF}")
+    if difference and not _ADAPTER.value:
+        console.line(f"note         {difference}")
     if not _ADAPTER.value:
         words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
         console.line(f"\nnext: {shlex.join(words)}")

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
 from ragen_jax.models.io.gguf_file import GgufFile
+from ragen_jax.text import agent_template, pinned_date
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
@@ -108,7 +109,9 @@ def _wrap(
         clean_up_tokenization_spaces=False,
         **{name: texts[index] for name, index in ids.items() if index is not None},
     )
-    wrapped.chat_template = metadata.get("tokenizer.chat_template")
+    wrapped.chat_template = pinned_date.change_each(
+        metadata.get("tokenizer.chat_template"), agent_template.original
+    )
     return wrapped
 
 
