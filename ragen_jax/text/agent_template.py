@@ -75,6 +75,14 @@ def for_agent(
     )
 
 
+def of_adapters(thinking: bool) -> str:
+    """What users of adapters alone have to know, whose base has its own template."""
+    return (
+        "adapters bring no chat template: end prompts with"
+        f" {reply_prefix(thinking)!r}, with which the agent's replies began in training"
+    )
+
+
 def original(template: str) -> str:
     """The template as it was before `for_agent`; any other one as it is."""
     for prefix in _PREFIXES:
