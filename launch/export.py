@@ -61,6 +61,7 @@ def main() -> None:
     from ragen_jax.parallel import mesh as meshes
     from ragen_jax.reporting.console import Console
     from ragen_jax.settings import fit_mesh
+    from ragen_jax.text import agent_template
     from ragen_jax.training import weights
     from ragen_jax.training.model import make_model
 
@@ -73,6 +74,9 @@ def main() -> None:
                 f"--adapter: {_CHECKPOINT.value} was trained without adapters"
                 " (lora.rank = 0): leave --adapter out, which writes the whole model"
             )
+    tokenizer, note = agent_template.for_agent(
+        model.tokenizer, model.pieces, thinking=settings.env.thinking
+    )
     console.status(f"reading step {found.step} ...")
     restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(restore(model, found.directory, found.step))
@@ -86,7 +90,7 @@ def main() -> None:
                 out,
                 model.config,
                 actor,
-                model.tokenizer,
+                tokenizer,
                 jnp.dtype(_DTYPE.value),
                 stop_tokens=model.pieces.stop_tokens,
             )
@@ -96,11 +100,22 @@ def main() -> None:
         f"parameters   {parameters.count(actor) / 1e6:.2f} M in {dtype}\n"
         f"folder       {out}"
     )
-    if _ADAPTER.value and model.source.is_gguf:
-        console.line(f"note         {_GGUF}")
+    notes = [note] if note else []
+    if _ADAPTER.value:
+        notes = _notes_on_adapters(model)
+    for note in notes:
+        console.line(f"note         {note}")
     if not _ADAPTER.value:
         words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
         console.line(f"\nnext: {shlex.join(words)}")
+
+
+def _notes_on_adapters(model) -> list[str]:
+    """What a user of the adapters alone has to know."""
+    from ragen_jax.text import agent_template
+
+    notes = [_GGUF] if model.source.is_gguf else []
+    return [*notes, agent_template.of_adapters(model.settings.env.thinking)]
 
 
 def _check_flags() -> Path:

@@ -71,7 +71,7 @@ def reshape(settings: Settings, prompts: int, group_size: int) -> Settings:
         prompts=prompts or rollout.prompts, group_size=group_size or rollout.group_size
     )
     flags = {f"--{name}": size for name, size in shape.items()}
-    check_record(flags | turn_sizes(settings, settings.most_turns()))
+    check_record(flags | turn_sizes(settings))
     rollout = dataclasses.replace(rollout, **shape, cuda_graph=False)
     return dataclasses.replace(settings, rollout=rollout)
 

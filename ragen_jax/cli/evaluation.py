@@ -166,7 +166,7 @@ def _check_size(request: Request, settings: Settings) -> None:
     else:
         if settings.evaluation.slots:  # Levels are then played one after another.
             del sizes["--prompts"]
-        sizes |= settings_lib.turn_sizes(settings, settings.most_turns())
+        sizes |= settings_lib.turn_sizes(settings)
     settings_lib.check_record(sizes)
 
 

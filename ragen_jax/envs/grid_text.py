@@ -70,7 +70,7 @@ def check_shown(name: str, settings: Any, meanings: Sequence[str]) -> None:
         )
     symbols = settings.symbols
     is_usable = len(set(symbols)) == len(symbols) == len(meanings)
-    if not is_usable or any(len(symbol.split()) != 1 for symbol in symbols):
+    if not is_usable or any(symbol.split() != [symbol] for symbol in symbols):
         raise ValueError(
             f"{name}.symbols = {symbols} must be {len(meanings)} different texts"
             f" without white space, for {', '.join(meanings)}"

@@ -219,9 +219,9 @@ def _parse(key: str, text: str, kind: Any) -> Any:
 
 
 def _parse_texts(key: str, text: str) -> tuple[str, ...]:
-    """A tuple of texts from a,b or ('a', 'b')."""
+    """A tuple of texts from a,b or ('a', 'b'); without quotes, spaces around go."""
     if not text.startswith(("(", "[", "'", '"')):
-        return tuple(text.split(","))
+        return tuple(part.strip() for part in text.split(","))
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

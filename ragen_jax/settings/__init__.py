@@ -10,15 +10,14 @@ without devices, a model or an environment. The modules:
   checks.py           combinations of settings, and settings against devices
   learning_checks.py  combinations of filter, estimator and loss settings
   unread.py           refuses a changed setting that nothing would read
+  record_sizes.py     keys that limit episodes, and records too large for int32
   main_task.py        which of several evaluated environments represents the run
 """
 
 from ragen_jax.settings.checks import (
     check_devices,
     check_even_split,
-    check_record,
     fit_mesh,
-    turn_sizes,
 )
 from ragen_jax.settings.choices import (
     AGGREGATIONS,
@@ -39,6 +38,7 @@ from ragen_jax.settings.reader import (
     to_dict,
     type_remedy,
 )
+from ragen_jax.settings.record_sizes import check_record, limit_key, turn_sizes
 from ragen_jax.settings.schema import (
     AdvantageSettings,
     CheckpointSettings,
@@ -90,6 +90,7 @@ __all__ = [
     "flatten",
     "from_dict",
     "known_keys",
+    "limit_key",
     "main_task",
     "nearest",
     "to_dict",

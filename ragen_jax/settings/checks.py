@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings.learning_checks import check_learning
+from ragen_jax.settings.record_sizes import check_sizes, longest_turns
 from ragen_jax.settings.schema import MIX, MeshSettings, Settings
 
 
@@ -41,7 +42,7 @@ def check_combinations(settings: Settings) -> None:
     """Raises SettingsError for the first combination that cannot be used."""
     _check_mesh(settings)
     _check_mix(settings)
-    _check_sizes(settings)
+    check_sizes(settings)
     _check_episodes(settings)
     _check_rewards(settings)
     check_learning(settings)
@@ -203,46 +204,6 @@ def _check_mix(settings: Settings) -> None:
             )
 
 
-def _check_sizes(settings: Settings) -> None:
-    """Refuses rollouts whose record has too many elements to index with int32."""
-    rollout, evaluation = settings.rollout, settings.evaluation
-    sizes = {
-        "rollout.prompts": rollout.prompts,
-        "rollout.group_size": rollout.group_size,
-    }
-    check_record(sizes | turn_sizes(settings, settings.most_turns()))
-    turns = max(task.turns for task in settings.evaluated_tasks())
-    for test in ("", "test_"):
-        names = [f"{test}prompts", f"{test}rollouts"]
-        sizes = {f"evaluation.{name}": getattr(evaluation, name) for name in names}
-        # With fewer slots than episodes, levels are evaluated in several batches.
-        if 0 < evaluation.slots < math.prod(sizes.values()):
-            del sizes[f"evaluation.{names[0]}"]
-        check_record(sizes | turn_sizes(settings, turns))
-
-
-def turn_sizes(settings: Settings, turns: int) -> dict[str, int]:
-    """Sizes of an episode's record by key: turns, and tokens or actions of each."""
-    rollout = settings.rollout
-    names = ("reply_tokens", "actions_per_turn")
-    name = max(names, key=lambda name: getattr(rollout, name))
-    return {"rollout.turns": turns, f"rollout.{name}": getattr(rollout, name)}
-
-
-def check_record(sizes: Mapping[str, int]) -> None:
-    """Raises SettingsError for a record with too many elements to index with int32.
-
-    Args:
-      sizes: of the axes of its largest array, by the key or flag that sets each.
-    """
-    if (numbers := math.prod(sizes.values())) >= 2**31:
-        raise SettingsError(
-            f"{' * '.join(sizes)} = {' * '.join(map(str, sizes.values()))} ="
-            f" {numbers} numbers of its record are 2**31 or more, too many for int32"
-            f" indices: lower {max(sizes, key=sizes.__getitem__)}, the largest of them"
-        )
-
-
 def _check_episodes(settings: Settings) -> None:
     rollout = settings.rollout
     for each in _rollouts(settings):
@@ -303,7 +264,7 @@ def _check_batches(settings: Settings) -> None:
         "rollout.group_size": rollout.group_size,
     }
     if rollout.window_turns:
-        sizes["rollout.turns"], rows = settings.most_turns(), "turns"
+        sizes, rows = sizes | longest_turns(settings), "turns"
     if mini > (most := math.prod(sizes.values())):
         raise SettingsError(
             f"optimizer.minibatch = {mini} rows is more than the"

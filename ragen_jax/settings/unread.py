@@ -1,9 +1,10 @@
-"""Refuses a setting that the user changed but the chosen estimator or filter ignores.
+"""Refuses a setting that the user changed but that nothing in the run would read.
 
 launch/train.py calls it before a new run.
 """
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings.choices import ESTIMATORS, FILTER_METRICS, FILTER_STRATEGIES
@@ -12,6 +13,60 @@ from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
 
 # `filter.reweight` reads these with any strategy and metric.
 _BY_REWEIGHT = frozenset(["filter.scope", "filter.with_penalty"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """What has to be so for a leaf to be read."""
+
+    reads: Callable[[Settings], bool]
+    chooser: str  # the dotted key that decides it
+    remedy: str  # what to set that to
+
+
+def _has_entropy_bonus(settings: Settings) -> bool:
+    return settings.loss.entropy > 0 or settings.loss.entropy_end > 0
+
+
+def _decays(settings: Settings) -> bool:
+    """Whether a learning rate ends at 0, of the actor or of a critic."""
+    optimizer = settings.optimizer
+    kinds = {optimizer.schedule}
+    if settings.has_critic and optimizer.critic_schedule != "same":
+        kinds.add(optimizer.critic_schedule)
+    return kinds != {"constant"}
+
+
+_ADAPTERS = _Reader(lambda s: s.lora.rank > 0, "lora.rank", "above 0")
+_REFERENCE = _Reader(lambda s: s.has_reference, "loss.kl", "above 0")
+_BONUS = _Reader(lambda s: s.reward.length_bonus > 0, "reward.length_bonus", "above 0")
+# By what the leaf belongs to, whatever estimator and filter are chosen.
+_READERS = {
+    "lora.alpha": _ADAPTERS,
+    "lora.targets": _ADAPTERS,
+    "rollout.window": _Reader(
+        lambda s: s.rollout.history == "window", "rollout.history", "to 'window'"
+    ),
+    "reward.length_low": _BONUS,
+    "reward.length_high": _BONUS,
+    "reward.grounding_by": _Reader(
+        lambda s: s.reward.grounding > 0, "reward.grounding", "above 0"
+    ),
+    "reward.normalize_by": _Reader(
+        lambda s: s.reward.normalize != "none", "reward.normalize", "to 'mean_std'"
+    ),
+    "loss.entropy_on": _Reader(_has_entropy_bonus, "loss.entropy", "above 0"),
+    "loss.kl_kind": _REFERENCE,
+    "loss.kl_in": _REFERENCE,
+    "optimizer.schedule_updates": _Reader(
+        _decays, "optimizer.schedule", "to 'linear' or 'cosine'"
+    ),
+    "health.remedy": _Reader(
+        lambda s: s.health.on_collapse == "rollback",
+        "health.on_collapse",
+        "to 'rollback'",
+    ),
+}
 
 
 def check_changed(settings: Settings, changed: Collection[str]) -> None:
@@ -34,6 +89,13 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
             continue
         if key in _BY_REWEIGHT and settings.filter.reweight:
             continue
+        reader = _READERS.get(key)
+        if reader and not reader.reads(settings):
+            raise SettingsError(
+                f"{key} = {leaves[key]!r} does nothing with {reader.chooser} ="
+                f" {leaves[reader.chooser]!r}: leave it out or set {reader.chooser}"
+                f" {reader.remedy}"
+            )
         _check_read(key, leaves, "estimator", ESTIMATORS)
         _check_read(key, leaves, "filter.strategy", FILTER_STRATEGIES)
         _check_read(key, leaves, "filter.metric", FILTER_METRICS)

@@ -90,7 +90,8 @@ def cut_pieces(
     longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
     shorter = longer[:4]
     parts = []
-    rest, longer_text = _render(tokenizer, (shorter, longer), where)
+    template = _template_of(tokenizer, where)
+    rest, longer_text = render(template, tokenizer, (shorter, longer), where)
     for marker in shorter:
         piece, separator, rest = rest.partition(marker)
         if not separator:
@@ -146,19 +147,34 @@ def _end_of_turn(
     return closing[0], end
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerFast,
-    conversations: Sequence[Sequence[str]],
-    where: str,
-) -> tuple[str, ...]:
-    """The template's text of each conversation (system, user, reply, user, ...)."""
+def _template_of(tokenizer: PreTrainedTokenizerFast, where: str) -> str:
+    """The tokenizer's own template, with its date. Raises UserError without one."""
     try:
         template = tokenizer.get_chat_template()
         if not isinstance(template, str):
             raise ValueError(f"it is not a string but {type(template).__name__}")
     except ValueError as error:
         raise _unusable(where, str(error).splitlines()[0]) from None
-    template = pinned_date.pin(template)
+    return pinned_date.pin(template)
+
+
+def render(
+    template: str,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[Sequence[str]],
+    where: str,
+) -> tuple[str, ...]:
+    """A template's text of each conversation, with the prompt for another reply.
+
+    Args:
+      template: in Jinja's language.
+      tokenizer: whose special tokens it may write.
+      conversations: the texts of each: system, user, reply, user, ...
+      where: the model's name or path, for messages.
+
+    Raises:
+      UserError: if the template refuses one, or does not end.
+    """
     tokens = {name: str(x) for name, x in tokenizer.special_tokens_map.items()}
     request = json.dumps([template, tokens, conversations], sort_keys=True)
     texts, problem = _render_in_a_process(request)

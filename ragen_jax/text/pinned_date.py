@@ -15,8 +15,8 @@ _PINNED = """\
 
 
 def pin(template: str) -> str:
-    """The template with the date in front, if it asks for one and has none yet."""
-    if _FUNCTION not in template or template.startswith(_PINNED):
+    """The template with the date in front, if it asks for one and has none in it."""
+    if _FUNCTION not in template or _PINNED in template:
         return template
     return _PINNED + template
 

@@ -93,6 +93,11 @@ def system_prompt(env: Environment, limits: TurnLimits, thinking: bool) -> str:
     )
 
 
+def reply_prefix(thinking: bool) -> str:
+    """The beginning of a reply, which is written for the policy."""
+    return "<think>" if thinking else "<answer>"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -102,7 +107,7 @@ def make_dialogue(
 ) -> Dialogue:
     """Builds the texts of `env` for a model whose chat template is `pieces`."""
     system = system_prompt(env, limits, thinking)
-    prefix = "<think>" if thinking else "<answer>"
+    prefix = reply_prefix(thinking)
     # A sampled end-of-turn token is already in the row; else the template's is added.
     after_stop = pieces.after_reply.removeprefix(pieces.end_of_turn)
     fixed = (

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.rollout.tasks import Task, longest_row
-from ragen_jax.settings import Settings
+from ragen_jax.settings import Settings, limit_key
 from ragen_jax.text import reply_parser
 from ragen_jax.text.prompts import Dialogue, DialogueTokens
 
@@ -40,16 +40,17 @@ def check_context(
     )
     if settings.env.mix or settings.env.evaluate:
         parts = f"{task.label}: {parts}"
+    turns = limit_key(settings, "turns", task.label, is_training=is_training)
     if 0 < context < needed:
         raise UserError(
             f"rollout.context = {context} is too short: {parts} can need {needed}"
-            " tokens; set it to 0, which takes exactly that, lower rollout.turns or"
+            f" tokens; set it to 0, which takes exactly that, lower {turns} or"
             " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
         )
     if needed > config.longest_context:
         remedy = (
-            "lower rollout.turns or rollout.reply_tokens, or let rollout.history ="
-            " 'window' forget old turns"
+            f"lower {turns} or rollout.reply_tokens, or let rollout.history = 'window'"
+            " forget old turns"
         )
         if max(tokens.first_capacity, tokens.window_capacity) > config.longest_context:
             remedy = _show_less(task)

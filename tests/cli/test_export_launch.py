@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import models, runs, warm_process, wrong_input
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.models.io import hugging_face
@@ -55,6 +56,17 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert tokenizers[0].encode(texts) == tokenizers[1].encode(texts)
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
     assert [path.name for path in out.parent.iterdir()] == ["an ägent"]
+    # Other programs are to begin replies as training did; its own template does not.
+    theirs = PreTrainedTokenizerFast.from_pretrained(out)
+    prompts = [
+        each.apply_chat_template(
+            [{"role": "user", "content": "hi"}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for each in (theirs, tokenizers[1])
+    ]
+    assert prompts[0] == prompts[1] + "<think>"
 
 
 @pytest.mark.slow

@@ -364,6 +364,8 @@ def test_the_picture_shows_ice_holes_goal_and_player_apart():
         ({"symbols": tuple("P_OGXX")}, "6 different texts"),
         ({"symbols": ("P", "_", "O", "G", "X", "")}, "6 different texts"),
         ({"symbols": ("P", "_", "O", "G", "X", "a b")}, "without white space"),
+        ({"symbols": ("P ", "_", "O", "G", "X", "Y")}, "without white space"),
+        ({"symbols": ("P", "_", "O", "G", "X", "Y\n")}, "without white space"),
         ({"symbols": tuple("P_OGX")}, "6 different texts"),
     ],
 )

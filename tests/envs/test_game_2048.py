@@ -263,3 +263,16 @@ def test_the_config_asks_for_a_target_that_its_actions_can_reach(
 def test_an_unknown_variant_of_the_config_is_refused():
     with pytest.raises(UserError, match="'big': choose one of 'smoke'"):
         cli.load_config(f"{ROOT}/configs/game_2048.py:big")
+
+
+def test_each_first_board_of_the_test_is_one_of_training_turned_as_documented():
+    boards = game_2048.FIRST_BOARDS
+    splits = np.asarray(base.split_of(jax.vmap(base.content_hash)(boards)))
+    training = {
+        np.rot90(side, turns).tobytes()
+        for board in boards[splits == base.TRAIN]
+        for side in (board, board.T)
+        for turns in range(4)
+    }
+    tested = [board.tobytes() for board in boards[splits == base.TEST]]
+    assert (len(boards), len(tested)) == (480, 41) and set(tested) <= training

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from ragen_jax import envs
 from ragen_jax.envs import base
@@ -214,6 +215,41 @@ def test_no_task_is_asked_for_in_two_splits():
     rows = np.stack([levels.task, levels.wanted, levels.target], 1)
     train, validation, test = (set(map(tuple, r)) for r in rows.reshape(3, LEVELS, 3))
     assert not train & validation and not train & test and not validation & test
+
+
+@pytest.mark.parametrize("split", range(3))
+def test_each_kind_of_task_is_as_frequent_in_each_split(split):
+    """Of "two" the test has 20 tasks, of "look" one."""
+    count = 1200
+    reset = functools.partial(env.reset, settings=SETTINGS)
+    keys = jax.random.split(jax.random.key(5), count)
+    drawn = jax.jit(jax.vmap(lambda key, split: reset(key, split).task, (0, None)))
+    found = np.bincount(np.asarray(drawn(keys, jnp.int32(split))), minlength=6)
+    share = 1 / 6
+    deviation = (count * share * (1 - share)) ** 0.5
+    assert np.abs(found - count * share).max() < 4 * deviation, found
+
+
+def test_the_documents_table_says_how_many_tasks_each_split_has():
+    rows = env.wishes(SETTINGS)
+    splits = np.asarray(jax.vmap(env._split_of)(rows))
+    text = " ".join((ROOT / "docs" / "text_environments.md").read_text().split())
+    for index, task in enumerate(house.TASKS):
+        counts = [((rows[:, 0] == index) & (splits == k)).sum() for k in range(3)]
+        assert "{} {} / {} / {}".format(task, *counts) in text
+
+
+def test_a_kind_of_task_that_a_split_lacks_is_refused(monkeypatch):
+    split_of = env._split_of
+
+    def without_look(wish):
+        lacks = (wish[0] == house.LOOK) & (split_of(wish) == base.TEST)
+        return jnp.where(lacks, base.TRAIN, split_of(wish))
+
+    monkeypatch.setattr(env, "_split_of", without_look)
+    env.check(Household(tasks=("put", "two")))
+    with pytest.raises(ValueError, match="names 'look', of which the split test has"):
+        env.check(SETTINGS)
 
 
 @pytest.mark.parametrize(

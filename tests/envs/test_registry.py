@@ -275,7 +275,9 @@ def test_settings_are_read_from_texts_by_their_types():
     assert envs.parse_options("frozen_lake", ["size=x"]) == (("size", "x"),)
 
 
-@pytest.mark.parametrize("text", ["a,(,'", "('a','(',\"'\")", "['a', '(', \"'\"]"])
+@pytest.mark.parametrize(
+    "text", ["a,(,'", " a, ( ,'", "('a','(',\"'\")", "['a', '(', \"'\"]"]
+)
 def test_texts_of_a_tuple_lie_between_commas_or_are_written_as_in_python(text):
     options = envs.parse_options("frozen_lake", [f"symbols={text}"])
     assert options == (("symbols", ("a", "(", "'")),)

@@ -275,3 +275,34 @@ def test_the_config_asks_for_cubes_that_its_actions_can_solve(variant, depth):
 def test_an_unknown_variant_of_the_config_is_refused():
     with pytest.raises(UserError, match="'big': choose one of 'smoke'"):
         cli.load_config(f"{ROOT}/configs/rubik.py:big")
+
+
+@pytest.mark.parametrize(
+    ("depth", "levels", "patterns", "tested"),
+    [(1, 144, 6, 24), (2, 576, 24, 79), (3, 2304, 96, 302)],
+)
+def test_each_test_level_is_a_training_level_in_other_colours_as_documented(
+    depth, levels, patterns, tested
+):
+    """All levels of a depth, from every orientation by every sequence of turns."""
+    reached = {(tuple(held), -1) for held in cube.HELD.tolist()}
+    table = rubik.turns(Rubik(depth=depth))
+    axes = [(action // 2) % 3 for action in range(len(table))]
+    for _ in range(depth):
+        reached = {
+            (tuple(np.array(stickers)[turn].tolist()), axis)
+            for stickers, last in reached
+            for turn, axis in zip(table, axes, strict=True)
+            if axis != last
+        }
+    cubes = np.array(sorted({stickers for stickers, _ in reached}), np.int32)
+    splits = np.asarray(jax.vmap(lambda x: base.split_of(base.content_hash(x)))(cubes))
+    # Colours by their first appearance.
+    names = [[list(dict.fromkeys(x)).index(c) for c in x] for x in cubes.tolist()]
+    by_split = [
+        [tuple(x) for x, of in zip(names, splits, strict=True) if of == split]
+        for split in (base.TRAIN, base.TEST)
+    ]
+    assert len(cubes) == levels and len(set(map(tuple, names))) == patterns
+    assert len(by_split[1]) == tested and set(by_split[1]) <= set(by_split[0])
+    assert str(tested) in (ROOT / "docs" / "environments.md").read_text()

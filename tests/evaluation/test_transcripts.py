@@ -1,5 +1,6 @@
 """Transcripts say what the recorded tokens say, and nothing else."""
 
+import copy
 import dataclasses
 import json
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import models
+from helpers.chat_templates import QWEN3
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -14,7 +16,7 @@ from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Transcript, Turn
 from ragen_jax.rollout import rollout as rollout_lib
-from ragen_jax.text import phrases, prompts
+from ragen_jax.text import agent_template, chat_template, phrases, prompts
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import END_OF_TURN, REPLY_BUDGET
 
@@ -66,6 +68,28 @@ def test_messages_through_the_template_are_the_decoded_row(task, record, found):
             transcript.messages(), tokenize=False
         )
         assert whole in (row + "\n", row + "<|im_end|>\n")
+
+
+@pytest.mark.parametrize("model", ["the model's own", "qwen3"])
+def test_an_exports_prompt_and_the_reply_to_it_are_a_rows_beginning(
+    model, task, record, found
+):
+    """Qwen3's pieces are the same: it differs in that it drops earlier thoughts."""
+    tokenizer = copy.copy(task.tokenizer)
+    if model == "qwen3":
+        tokenizer.chat_template = QWEN3
+    assert chat_template.cut_pieces(tokenizer, model) == task.pieces
+    agent, _ = agent_template.for_agent(tokenizer, task.pieces, thinking=True)
+    rows, _ = record
+    for transcript, tokens, turn in zip(found, rows.tokens, rows.turn, strict=True):
+        row, messages = task.tokenizer.decode(tokens[turn >= 0]), transcript.messages()
+        for index in range(2, len(messages), 2):
+            prompt = agent.apply_chat_template(
+                messages[:index], tokenize=False, add_generation_prompt=True
+            )
+            assert prompt.endswith("<think>")
+            reply = messages[index]["content"].removeprefix("<think>")
+            assert row.startswith(prompt + reply)
 
 
 def test_text_of_tokens_is_what_the_tokenizer_decodes(task, reader):

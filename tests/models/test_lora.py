@@ -197,6 +197,7 @@ def test_exported_adapters_name_their_base_so_that_peft_finds_it(workdir, tmp_pa
     written = json.loads((out / "adapter_config.json").read_text())
     assert Path(written["base_model_name_or_path"]) == base.absolute()
     assert "peft reads no GGUF" not in done.stdout
+    assert "end prompts with '<think>', with which" in done.stdout
 
 
 def test_only_adapters_wait_for_an_optimizer(run):

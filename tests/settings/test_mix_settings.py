@@ -223,3 +223,58 @@ def test_a_reward_hook_may_count_on_as_many_turns_as_the_longest_environment_has
     assert made.rollout.turns < 7
     run = run_lib.prepare(made, models.one_device())
     assert run.plan.turns == 7
+
+
+def long_mix(own_turns, **rollout):
+    """A mix of which one environment has most turns: its own, or rollout.turns."""
+    config = config_of({**MIX, "large": {**MIX["large"], "turns": own_turns}})
+    config["rollout"].update(rollout)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("own_turns", "key", "most"),
+    [(7, "env.mix.large.turns", 7), (2, "rollout.turns", 3)],
+)
+def test_messages_name_the_key_that_sets_the_most_turns(own_turns, key, most):
+    config = long_mix(own_turns, turns=3, group_size=2, slots=0, history="window")
+    config["optimizer"].update(minibatch=128, microbatch=4)
+    with pytest.raises(SettingsError) as found:
+        settings.from_dict(config)
+    said = f"more than the 4 * 2 * {most} = {8 * most} turns of"
+    assert f"{said} rollout.prompts * rollout.group_size * {key}: lower" in str(
+        found.value
+    )
+
+
+def test_a_record_too_large_for_int32_names_the_key_of_its_own_turns():
+    config = long_mix(10**4, reply_tokens=10**6)
+    with pytest.raises(
+        SettingsError, match=r"\* env\.mix\.large\.turns \* rollout\.reply"
+    ):
+        settings.from_dict(config)
+
+
+def test_a_record_of_what_is_evaluated_names_the_key_of_its_own_turns():
+    evaluate = dict(wide=dict(name="frozen_lake", turns=10**4))
+    config = config_of(evaluate=evaluate)
+    config["rollout"].update(reply_tokens=10**5)
+    with pytest.raises(SettingsError, match=r"env\.evaluate\.wide\.turns \* rollout\."):
+        settings.from_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("own_turns", "key"), [(40, "env.mix.large.turns"), (0, "rollout.turns")]
+)
+def test_a_row_without_room_is_cured_by_the_key_that_sets_its_turns(own_turns, key):
+    made = settings.from_dict(long_mix(own_turns, context=300, turns=6))
+    with pytest.raises(UserError) as found:
+        run_lib.prepare(made, models.one_device())
+    assert f"exactly that, lower {key} or rollout.reply_tokens, or" in str(found.value)
+
+
+def test_too_many_turns_for_the_model_are_cured_by_the_key_that_sets_them():
+    made = settings.from_dict(long_mix(200, context=0))
+    with pytest.raises(UserError) as found:
+        run_lib.prepare(made, models.one_device())
+    assert "; lower env.mix.large.turns or rollout.reply_tokens" in str(found.value)

@@ -65,8 +65,62 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
 
 
 @pytest.mark.parametrize(
+    ("changes", "chooser", "remedy"),
+    [
+        (["lora.alpha=16.0"], "lora.rank = 0", "above 0"),
+        (["lora.targets=mlp"], "lora.rank = 0", "above 0"),
+        (["loss.kl=0.0", "loss.kl_kind=k2"], "loss.kl = 0.0", "above 0"),
+        (["loss.kl=0.0", "loss.kl_in=loss"], "loss.kl = 0.0", "above 0"),
+        (["rollout.window=3"], "rollout.history = 'full'", "to 'window'"),
+        (
+            ["rollout.history=single", "rollout.window=3"],
+            "rollout.history = 'single'",
+            "to 'window'",
+        ),
+        (["reward.length_low=1"], "reward.length_bonus = 0.0", "above 0"),
+        (["reward.length_high=9"], "reward.length_bonus = 0.0", "above 0"),
+        (["reward.grounding_by=episode"], "reward.grounding = 0.0", "above 0"),
+        (["reward.normalize_by=batch"], "reward.normalize = 'none'", "to 'mean_std'"),
+        (
+            ["loss.entropy=0.0", "loss.entropy_on=thought"],
+            "loss.entropy = 0.0",
+            "above 0",
+        ),
+        (["health.remedy=filter"], "health.on_collapse = 'warn'", "to 'rollback'"),
+        (
+            ["optimizer.schedule=constant", "optimizer.schedule_updates=500"],
+            "optimizer.schedule = 'constant'",
+            "to 'linear' or 'cosine'",
+        ),
+    ],
+)
+def test_a_change_of_what_is_off_is_refused(changes, chooser, remedy):
+    with pytest.raises(SettingsError) as refusal:
+        check(*changes)
+    message = str(refusal.value)
+    assert message.startswith(changes[-1].split("=")[0] + " = ")
+    key = chooser.split(" = ")[0]
+    end = f" does nothing with {chooser}: leave it out or set {key} {remedy}"
+    assert message.endswith(end)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
+        ["lora.rank=4", "lora.alpha=64.0", "lora.targets=mlp"],
+        ["loss.kl=0.0", "loss.kl_end=0.1", "loss.kl_kind=k2"],
+        ["loss.kl=0.0", "loss.kl_kind=k1", "loss.kl_in=reward"],  # as preset
+        ["rollout.history=window", "rollout.window=3"],
+        ["reward.length_bonus=0.1", "reward.length_low=1", "reward.length_high=9"],
+        ["reward.grounding=0.1", "reward.grounding_by=episode"],
+        ["reward.normalize=mean", "reward.normalize_by=batch"],
+        ["loss.entropy=0.0", "loss.entropy_end=0.1", "loss.entropy_on=thought"],
+        ["health.on_collapse=rollback", "health.remedy=filter"],
+        [
+            *("optimizer.schedule=constant", "optimizer.critic_schedule=linear"),
+            "optimizer.schedule_updates=500",
+        ],
+        ["optimizer.schedule_updates=500"],
         ["estimator=grpo"],
         ["estimator=grpo", "advantage.gamma=1.0"],  # as the config has it
         ["advantage.turn_gamma=1.0", "advantage.turn_value=first"],  # as preset

@@ -128,13 +128,16 @@ def check(settings: Household) -> None:
             f"household.tasks = {settings.tasks} must name one or more of"
             f" {', '.join(TASKS)}"
         )
-    splits = np.asarray(jax.vmap(_split_of)(wishes(settings)))
-    for split, name in enumerate(base.SPLITS):
-        if split not in splits:
-            raise ValueError(
-                f"household.tasks = {settings.tasks} leaves the split {name} without"
-                " any task: name more of them"
-            )
+    rows = wishes(settings)
+    splits = np.asarray(jax.vmap(_split_of)(rows))
+    for task in settings.tasks:
+        found = splits[rows[:, 0] == TASKS.index(task)]
+        for split, name in enumerate(base.SPLITS):
+            if split not in found:
+                raise ValueError(
+                    f"household.tasks = {settings.tasks} names {task!r}, of which the"
+                    f" split {name} has no task: leave it out"
+                )
 
 
 def reset(key: jax.Array, split: jax.Array, settings: Household) -> State:
@@ -142,14 +145,18 @@ def reset(key: jax.Array, split: jax.Array, settings: Household) -> State:
 
     A task (what to do with which type of object, and where) belongs to one split,
     whatever the house: validation and test ask for what was never asked in training.
+    All kinds of task are as frequent in each split, though not each has as many tasks.
     """
+    task_key, key = jax.random.split(key)
+    tasks = jnp.array([TASKS.index(task) for task in settings.tasks], jnp.int32)
+    task = tasks[jax.random.randint(task_key, (), 0, len(tasks))]
 
     def draw_house(key):
-        house = draw(key, settings)
+        house = draw(key, task, settings.objects)
         wish = jnp.stack([house.task, house.wanted, house.target])
         return house, _split_of(wish) == split
 
-    # It ends: `check` ensures that each split has tasks.
+    # It ends: `check` ensures that each split has tasks of each kind.
     return base.draw_until_fit(draw_house, key)
 
 
@@ -168,25 +175,27 @@ def wishes(settings: Household) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def draw(key: jax.Array, settings: Household) -> State:
+def draw(key: jax.Array, task: jax.Array, count: int) -> State:
     """A random house with a task.
 
     The first two objects are of the type that the task asks for. None of that type is
     in a receptacle of the target's kind.
+
+    Args:
+      key: consumed.
+      task: int32[], index in TASKS.
+      count: O, objects in the house.
     """
-    keys = jax.random.split(key, 6)
-    count = settings.objects
-    tasks = jnp.array([TASKS.index(task) for task in settings.tasks], jnp.int32)
-    task = tasks[jax.random.randint(keys[0], (), 0, len(tasks))]
+    keys = jax.random.split(key, 4)
     treats = (task == CLEAN) | (task == HEAT) | (task == COOL)
     most = jnp.where(treats, WASHABLE, len(TYPES))
-    wanted = jax.random.randint(keys[1], (), 0, most)
-    types = jax.random.randint(keys[2], (count,), 0, len(TYPES))
+    wanted = jax.random.randint(keys[0], (), 0, most)
+    types = jax.random.randint(keys[1], (count,), 0, len(TYPES))
     types = jnp.where(jnp.arange(count) < 2, wanted, types)
-    target = jnp.asarray(TARGETS)[jax.random.randint(keys[3], (), 0, len(TARGETS))]
+    target = jnp.asarray(TARGETS)[jax.random.randint(keys[2], (), 0, len(TARGETS))]
     # LOOK has no target: it gets a fixed one, so that only the type decides its split.
     target = jnp.where(task == LOOK, int(TARGETS[0]), target)
-    chances = jax.random.uniform(keys[4], (count, len(RECEPTACLES)))
+    chances = jax.random.uniform(keys[3], (count, len(RECEPTACLES)))
     is_target = jnp.asarray(KIND_OF) == target
     is_wrong = (types == wanted)[:, None] & is_target[None]
     place = jnp.argmax(jnp.where(is_wrong, -1.0, chances), axis=1)

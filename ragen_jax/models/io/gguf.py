@@ -132,6 +132,11 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return gguf_tokenizer.build(gguf_file.open_file(path))
 
 
+def read_stop_tokens(path: Path) -> tuple[int, ...]:
+    """Ids at which llama.cpp ends a reply. See `gguf_tokenizer.stop_tokens`."""
+    return gguf_tokenizer.stop_tokens(gguf_file.open_file(path))
+
+
 def _halves(tensor: np.ndarray, head_dim: int) -> np.ndarray:
     """Rows of whole heads of Q or K of the llama architecture, in our order.
 

@@ -17,8 +17,19 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
 from ragen_jax.models.io.gguf_file import GgufFile
+from ragen_jax.text import agent_template, pinned_date
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
+# Texts of control tokens at which llama.cpp ends a generation: those of its list
+# (special_eog_ids in src/llama-vocab.cpp) that end a turn or a text, not tool calls.
+_ENDS = frozenset(
+    [
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+        *("<|end|>", "<|return|>", "<end_of_turn>", "<end_of_utterance>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>"),
+    ]
+)
+_END_IDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
 # Cuts words, numbers of up to N digits, signs and white space from each other, as the
 # tokenizer.json of Qwen2 (N = 1) and Llama 3 (N = 3) do.
@@ -58,6 +69,36 @@ def build(file: GgufFile) -> PreTrainedTokenizerFast:
             f" ({type(error).__name__}: {error}".splitlines()[0]
             + f"); {_REMEDY}"
         ) from None
+
+
+def stop_tokens(file: GgufFile) -> tuple[int, ...]:
+    """Ids at which llama.cpp ends a reply, beside the end of text.
+
+    The file has no list of them, as generation_config.json is: it names up to two, and
+    the others are known by their texts.
+
+    Raises:
+      UserError: if it names what is no token of it.
+    """
+    metadata = file.metadata
+    texts = metadata.get("tokenizer.ggml.tokens", ())
+    types = metadata.get("tokenizer.ggml.token_type", ())
+    ends = {
+        index
+        for index, (text, kind) in enumerate(zip(texts, types, strict=False))
+        if kind == _CONTROL and text in _ENDS
+    }
+    for key in _END_IDS:
+        index = metadata.get(key)
+        if index is None:
+            continue
+        if type(index) is not int or not 0 <= index < len(texts):
+            raise UserError(
+                f"{file.path}: {key} = {index!r} is none of its {len(texts)} tokens;"
+                f" {_REMEDY}"
+            )
+        ends.add(index)
+    return tuple(sorted(ends))
 
 
 def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
@@ -108,7 +149,9 @@ def _wrap(
         clean_up_tokenization_spaces=False,
         **{name: texts[index] for name, index in ids.items() if index is not None},
     )
-    wrapped.chat_template = metadata.get("tokenizer.chat_template")
+    wrapped.chat_template = pinned_date.change_each(
+        metadata.get("tokenizer.chat_template"), agent_template.original
+    )
     return wrapped
 
 

@@ -14,6 +14,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.io import partial_reads, safetensors_files, tokenizer_files
 from ragen_jax.models.io.safetensors_files import Stored
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.text import agent_template, pinned_date
 from ragen_jax.utils import atomic_files, json_files, machine_errors
 
 # Our layer leaves -> name in the file.
@@ -220,6 +221,8 @@ def _check_tensor(
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Reads the folder's tokenizer, without network and without remote code.
 
+    The chat template of an exported agent is read as it was before the export.
+
     The tokens are those of tokenizer.json, whatever class the other files name:
     AutoTokenizer of transformers 5 gives every `qwen2` model Qwen's own way of cutting
     text into pieces, silently, and a model trained with another reads rubbish.
@@ -235,9 +238,13 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         for name in TOKENIZER_FILES:
             if (folder / name).exists():
                 json_files.check_regular(folder / name, json_files.MOST_BYTES)
-        return PreTrainedTokenizerFast.from_pretrained(
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
+        tokenizer.chat_template = pinned_date.change_each(
+            tokenizer.chat_template, agent_template.original
+        )
+        return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # A damaged file may raise anything, a panic too.

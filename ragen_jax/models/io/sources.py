@@ -61,7 +61,7 @@ class Source:
 
     def read_stop_tokens(self) -> tuple[int, ...]:
         """Ids at which its makers let it stop, beside those of the tokenizer."""
-        return () if self.is_gguf else hugging_face.read_stop_tokens(self.path)
+        return self._reader.read_stop_tokens(self.path)
 
     @property
     def _reader(self):

@@ -10,7 +10,7 @@ from helpers.gguf_files import refusal, write
 from helpers.paths import GOLDEN
 from tokenizers import decoders, normalizers, pre_tokenizers, trainers
 
-from ragen_jax.models.io import gguf
+from ragen_jax.models.io import gguf, sources
 
 TEXTS = runpy.run_path(str(GOLDEN / "make_smollm2.py"))["TEXTS"]
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -103,6 +103,36 @@ def test_a_beginning_of_text_is_added_where_the_file_asks_for_it(tmp_path):
     found = gguf.read_tokenizer(write(tmp_path / "m.gguf", LLAMA, {}, **metadata))
     bare = found.encode("a b", add_special_tokens=False)
     assert found.encode("a b") == [found.bos_token_id, *bare]
+
+
+def test_a_file_stops_where_the_models_folder_does(tmp_path):
+    """Qwen2.5's generation_config.json has both ends, its GGUF file one of them."""
+    metadata = metadata_of(reference("qwen2"), "qwen2")
+    texts = metadata["tokenizer.ggml.tokens"]
+    ends = [texts.index(text) for text in ("<|im_end|>", "<|endoftext|>")]
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata)
+    # Not <|im_start|>, which is a control token too, nor <think>.
+    assert sources.locate(str(path)).read_stop_tokens() == tuple(sorted(ends))
+
+
+def test_a_text_that_is_no_control_token_does_not_end_a_reply(tmp_path):
+    metadata = metadata_of(reference("qwen2"), "qwen2")
+    texts = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.token_type"][texts.index("<|endoftext|>")] = 1
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata)
+    assert gguf.read_stop_tokens(path) == (texts.index("<|im_end|>"),)
+
+
+@pytest.mark.parametrize("name", ["eot", "eom"])
+def test_an_end_that_a_file_names_ends_a_reply_if_it_is_a_token(name, tmp_path):
+    metadata = metadata_of(reference("qwen2"), "qwen2")
+    texts, key = metadata["tokenizer.ggml.tokens"], f"tokenizer.ggml.{name}_token_id"
+    named = texts.index("<think>")
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata, **{key: named})
+    assert named in gguf.read_stop_tokens(path)
+    path = write(tmp_path / "n.gguf", QWEN2, {}, **metadata, **{key: len(texts)})
+    message = refusal(gguf.read_stop_tokens, path)
+    assert f"n.gguf: {key} = {len(texts)} is none of its {len(texts)} tokens" in message
 
 
 BAD_TOKENIZERS = {
