@@ -34,7 +34,7 @@ class ScoredBatch:
     kept: KeptRows  # the rows as recorded, longest first, padding rows last
     batch: Batch  # of the same rows
     keep: jax.Array  # bool[B], episodes that the filter keeps
-    spread: jax.Array  # float32[P], in-group std of the task return
+    spread: jax.Array  # float32[P], `Selection.std` by the run's filter
 
 
 def make_scoring(plan: UpdatePlan, *, keep_all: bool) -> Callable[..., ScoredBatch]:

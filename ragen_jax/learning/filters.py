@@ -20,8 +20,9 @@ class Selection:
     keep: jax.Array  # bool[B], to train on
     # float32[], fraction kept of the groups, or of the episodes within_group.
     kept_fraction: jax.Array
-    std: jax.Array  # float32[P], in-group std of the task return, units of reward
-    spread: jax.Array  # float32[P], as `std`; with the penalty if filter.with_penalty
+    # float32[P], in-group std of the return, units of reward: of the task's, or with
+    # the format penalty if filter.with_penalty.
+    std: jax.Array
     kept_groups: jax.Array  # bool[P], with an episode to train on
 
 
@@ -38,9 +39,7 @@ def uncertainty_filter(
     options, groups = settings.filter, settings.rollout.prompts
     grouping = Grouping(episodes.group, groups)
     within_groups = lambda values: group_statistics(values, grouping)
-    std = within_groups(rewards.returns(episodes)).std
-    with_penalty = rewards.returns(episodes, _penalty(settings))
-    spread = within_groups(with_penalty).std if options.with_penalty else std
+    std = within_groups(rewards.returns(episodes, counted_penalty(settings))).std
     measure, statistic = METRICS[options.metric]
     values = measure(settings, rows, episodes)
     fraction = over_the_run(settings, options.fraction, options.fraction_end, iteration)
@@ -54,7 +53,12 @@ def uncertainty_filter(
         count = strategies.members_kept(settings.rollout.group_size, options)
         keep &= strategies.keep_members(values, episodes.group, groups, count)
         kept_fraction = keep.mean(dtype=jnp.float32)
-    return Selection(keep, kept_fraction, std, spread, kept_groups)
+    return Selection(keep, kept_fraction, std, kept_groups)
+
+
+def counted_penalty(settings: Settings) -> float:
+    """Reward of an invalid reply in the returns that filter and diagnostics compare."""
+    return settings.reward.format_penalty if settings.filter.with_penalty else 0.0
 
 
 def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
@@ -95,12 +99,8 @@ def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
 # Values of episodes, float32[B] -------------------------------------------------------
 
 
-def _penalty(settings: Settings) -> float:
-    return settings.reward.format_penalty if settings.filter.with_penalty else 0.0
-
-
 def _returns(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
-    return rewards.returns(episodes, _penalty(settings))
+    return rewards.returns(episodes, counted_penalty(settings))
 
 
 def _length(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:

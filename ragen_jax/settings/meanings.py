@@ -85,7 +85,7 @@ MEANINGS = {
     "filter.high": "percentile_range: last rank kept, from 0 (best) to 1 (last)",
     "filter.prefer": 'which scores are the best: "largest" or "smallest"',
     "filter.metric": f"the groups' score: {_one_of(choices.FILTER_METRICS)}",
-    "filter.with_penalty": "returns in the score include the format penalty",
+    "filter.with_penalty": "the score and the in-group std include format penalties",
     "filter.keep_zero": "groups of score 0 may be kept",
     "filter.zero": "scores below this absolute value count as 0; in the score's unit",
     "filter.margin": "how far top_p may fall short of its share; in the score's unit",

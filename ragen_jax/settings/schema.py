@@ -175,7 +175,9 @@ class FilterSettings:
     high: float = limits.from_zero_to_one()
     prefer: str = limits.one_of("largest", "smallest")  # which scores are the best
     metric: str = limits.one_of(*FILTER_METRICS)  # a group's score
-    with_penalty: bool  # the returns behind the metric include the format penalty
+    # Whether the returns behind the metric, the recorded in-group std and the rules
+    # about it include the format penalty.
+    with_penalty: bool
     keep_zero: bool  # groups whose metric is 0 may be kept
     zero: float = limits.at_least(0)  # a metric of lower absolute value counts as 0
     # In the metric's unit: top_p is content with this much less than its share.

@@ -26,8 +26,7 @@ KEPT = KeptRows(rows=ROWS, weight=jnp.array([1.0, 1.0, 0.0]))
 CHOSEN = Selection(
     keep=jnp.array([True, True]),
     kept_fraction=jnp.float32(0.25),
-    std=jnp.array([1.0, 3.0]),
-    spread=jnp.array([1.0, 4.0]),
+    std=jnp.array([1.0, 4.0]),
     kept_groups=jnp.array([True, True]),
 )
 GAINS = jnp.where(ROWS.is_reply, jnp.array([[2.0], [-1.0], [5.0]]), 0.0)
@@ -66,7 +65,7 @@ def test_groups_are_weighted_by_their_spread_over_the_largest():
 
 def test_a_group_that_is_dropped_does_not_set_the_largest_spread():
     kept, sets = jnp.array([True, False]), jnp.zeros(2, jnp.int32)
-    weight = rescale.spread_weight(CHOSEN.spread, kept, sets)
+    weight = rescale.spread_weight(CHOSEN.std, kept, sets)
     np.testing.assert_allclose(weight, [1.0, 0.0], rtol=1e-5)
 
 
@@ -395,20 +394,35 @@ def test_a_metric_sees_the_penalty_only_where_asked():
     assert np.abs(values - np.asarray(rewards.returns(episodes))).max() > 0.05
 
 
-def test_the_filter_reports_both_spreads_and_keeps_the_fraction_of_its_iteration():
+def test_the_filter_keeps_the_fraction_of_its_iteration():
     rows, episodes = updates.record()
     chosen = updates.settings(
         iterations=5,
-        filter__with_penalty=True,
         filter__fraction=0.25,
         filter__fraction_end=0.75,
     )
     for iteration, kept in ((0, 1), (2, 2), (4, 3)):
         found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(iteration))
         assert found.kept_groups.sum() == kept
-    for spread, penalty in ((found.std, 0.0), (found.spread, -0.1)):
-        by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
-        np.testing.assert_allclose(spread, by_group.std(axis=1, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["top_fraction", "none"])
+@pytest.mark.parametrize("metric", ["return_std", "length"])
+@pytest.mark.parametrize(("with_penalty", "penalty"), [(False, 0.0), (True, -0.1)])
+def test_the_spread_is_that_of_the_returns_that_are_asked_for(
+    with_penalty, penalty, metric, strategy
+):
+    rows, episodes = updates.record()
+    chosen = updates.settings(
+        filter__strategy=strategy,
+        filter__metric=metric,
+        filter__with_penalty=with_penalty,
+    )
+    found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    played = np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None]
+    earned = np.asarray(episodes.reward) + penalty * ~np.asarray(episodes.is_valid)
+    returns = np.where(played, earned, 0).sum(axis=1).reshape(4, 4)
+    np.testing.assert_allclose(found.std, returns.std(axis=1, ddof=1), rtol=1e-5)
 
 
 def test_groups_are_ranked_among_those_of_their_environment():
