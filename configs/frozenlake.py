@@ -208,7 +208,8 @@ def _learning(config: ConfigDict) -> None:
         schedule="cosine",  # or "linear", until `schedule_updates`; or "constant"
         critic_schedule="same",  # as the actor's, or one of those
         # Steps until the rate is 0; 0: as many as the run makes at most, so that with
-        # windows or a sparse filter the rate ends above 0.
+        # windows or a sparse filter the rate ends above 0. The actor's are the share
+        # of them that the iterations after `critic_warmup` have.
         schedule_updates=0,
         clip_norm=1.0,
         minibatch=32,  # E, rows of one optimizer step.

@@ -9,7 +9,7 @@ from flax import struct
 from ragen_jax.learning import rewards, strategies
 from ragen_jax.learning.groups import Grouping, GroupStatistics, group_statistics
 from ragen_jax.learning.schedules import over_the_run
-from ragen_jax.settings import FILTER_METRICS, Settings
+from ragen_jax.settings import FILTER_METRICS, Settings, update_counts
 from ragen_jax.trajectory import Episodes, Rows
 
 
@@ -50,7 +50,7 @@ def uncertainty_filter(
     keep = kept_groups[episodes.group]
     kept_fraction = kept_groups.mean(dtype=jnp.float32)
     if options.strategy == "within_group":
-        count = strategies.members_kept(settings.rollout.group_size, options)
+        count = update_counts.members_kept(settings.rollout.group_size, options)
         keep &= strategies.keep_members(values, episodes.group, groups, count)
         kept_fraction = keep.mean(dtype=jnp.float32)
     return Selection(keep, kept_fraction, std, kept_groups)
@@ -69,7 +69,7 @@ def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
       episodes: B episodes of P groups.
     """
     groups = settings.rollout.prompts
-    if len(strategies.scopes(settings)) == 1:
+    if len(update_counts.scopes(settings)) == 1:
         return jnp.zeros(groups, jnp.int32)
     return jax.ops.segment_max(episodes.environment, episodes.group, groups)
 
@@ -78,14 +78,17 @@ def most_kept_episodes(settings: Settings) -> int:
     """The most episodes that the filter can keep."""
     members = settings.rollout.group_size
     if settings.filter.strategy == "within_group":
-        members = strategies.members_kept(members, settings.filter)
-    sizes = strategies.scopes(settings)
-    return members * sum(strategies.most_kept(size, settings.filter) for size in sizes)
+        members = update_counts.members_kept(members, settings.filter)
+    groups = sum(
+        update_counts.most_kept(size, settings.filter)
+        for size in update_counts.scopes(settings)
+    )
+    return members * groups
 
 
 def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
     """bool[P], chosen in the whole batch or among the groups of each environment."""
-    options, sizes = settings.filter, strategies.scopes(settings)
+    options, sizes = settings.filter, update_counts.scopes(settings)
     if len(sizes) == 1:
         return strategies.keep_groups(score, options, fraction)
     ranked_in = sets_of_groups(settings, episodes)

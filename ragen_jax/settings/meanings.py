@@ -125,8 +125,8 @@ MEANINGS = {
     "optimizer.warmup": "gradient steps until the peak learning rate",
     "optimizer.schedule": '"constant", "linear" or "cosine", until schedule_updates',
     "optimizer.critic_schedule": '"same" (actor), "constant", "linear" or "cosine"',
-    "optimizer.schedule_updates": "gradient steps until the rate is 0, warm-up"
-    " included; 0: as many as the run makes at most",
+    "optimizer.schedule_updates": "steps until the rate is 0, of the actor"
+    " its share after critic_warmup; 0: the run's at most",
     "optimizer.clip_norm": "gradients are clipped to this global norm",
     "optimizer.minibatch": "rows of one gradient step, over all devices",
     "optimizer.microbatch": "rows of one gradient accumulation step, over all devices",

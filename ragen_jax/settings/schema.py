@@ -249,7 +249,8 @@ class OptimizerSettings:
     # How often the program `update` runs on one batch of episodes; 1: on-policy.
     reuse: int = limits.at_least(1)
     critic_warmup: int = limits.at_least(0)  # iterations that train the critic alone
-    # Steps until the learning rate is 0; 0: as many as the run is expected to make.
+    # Steps until the learning rate is 0, of the actor its iterations' share of them; 0:
+    # as many as the run is expected to make.
     schedule_updates: int = limits.at_least(0, default=0)
     epsilon: float = limits.above(0, default=1e-8)  # added to the second moment's root
 

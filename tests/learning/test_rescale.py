@@ -18,6 +18,7 @@ from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
 from ragen_jax.learning.groups import Grouping, group_statistics
+from ragen_jax.settings import update_counts
 
 # Rows of episodes 0 and 1 of two groups: 3 reply tokens and 1, and a row of padding.
 ROWS = rows_of("orrR", "oR..", "....", episode=[0, 1, 0])
@@ -136,7 +137,7 @@ def test_the_critic_can_have_a_schedule_of_its_own():
     chosen = updates.settings(
         optimizer__schedule="constant", optimizer__critic_schedule="linear"
     )
-    last = schedules.updates_expected(chosen)
+    last = update_counts.updates_expected(chosen)
     kind = chosen.optimizer.critic_schedule
     assert schedules.learning_rate(chosen, 1.0)(last) == 1.0
     assert schedules.learning_rate(chosen, 1.0, kind)(last) == 0.0
@@ -160,15 +161,31 @@ def test_the_actors_schedule_ends_with_the_run_though_the_critic_warms_up_first(
     chosen = updates.settings(
         iterations=20, optimizer__critic_warmup=10, optimizer__schedule="linear"
     )
-    last = schedules.updates_expected(chosen)
+    last = update_counts.updates_expected(chosen)
     assert schedules.learning_rate(chosen, 1.0)(last // 4) == 0.5
     assert schedules.learning_rate(chosen, 1.0)(last // 2) == 0.0
     assert schedules.learning_rate(chosen, 1.0, "same")(last // 2) == 0.5
 
 
+def test_the_actor_has_the_share_of_a_schedule_that_its_iterations_have():
+    chosen = updates.settings(
+        iterations=100,
+        optimizer__critic_warmup=60,
+        optimizer__schedule_updates=50,
+        optimizer__schedule="linear",
+    )
+    assert update_counts.actor_share(chosen, 50) == 20
+    rate, of_critic = (schedules.learning_rate(chosen, 1.0, k) for k in ("", "same"))
+    found = [rate(10), rate(19), rate(20)]
+    np.testing.assert_allclose(found, [0.5, 0.05, 0.0], rtol=1e-5)
+    np.testing.assert_allclose([of_critic(25), of_critic(50)], [0.5, 0.0])
+
+
 def test_updates_are_counted_for_each_use_of_the_episodes():
-    once = schedules.updates_expected(updates.settings())
-    assert schedules.updates_expected(updates.settings(optimizer__reuse=3)) == 3 * once
+    once = update_counts.updates_expected(updates.settings())
+    assert (
+        update_counts.updates_expected(updates.settings(optimizer__reuse=3)) == 3 * once
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +219,7 @@ def test_a_schedule_ends_with_the_run_whatever_the_filter_rounds(
         iterations=3,
         **dict(filter__strategy="top_fraction", filter__low=0.0) | changes,
     )
-    assert schedules.updates_expected(chosen) == 3 * episodes // 2
+    assert update_counts.updates_expected(chosen) == 3 * episodes // 2
 
 
 @pytest.mark.parametrize(
@@ -234,7 +251,7 @@ def test_a_schedule_ends_with_the_run_whose_fraction_of_kept_groups_moves(
         fraction = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
         kept = int(strategies.keep_groups(score, chosen.filter, fraction).sum())
         made.append(-(-kept * updates.GROUP_SIZE // 16))
-    assert schedules.updates_expected(chosen) == sum(made)
+    assert update_counts.updates_expected(chosen) == sum(made)
     rate, learned = schedules.learning_rate(chosen, 1.0), sum(made[warmup:])
     assert rate(learned - 1) > 0.0
     assert rate(learned) == 0.0
@@ -251,11 +268,11 @@ def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its
         iterations=3,
     )
     assert filters.most_kept_episodes(chosen) == 8
-    assert schedules.updates_expected(chosen) == 3 * 2
+    assert update_counts.updates_expected(chosen) == 3 * 2
     whole = dataclasses.replace(
         chosen, filter=dataclasses.replace(chosen.filter, scope="batch")
     )
-    assert schedules.updates_expected(whole) == 3
+    assert update_counts.updates_expected(whole) == 3
 
 
 LAKES = dict.fromkeys("abcd", dict(name="frozen_lake", prompts=2))
@@ -303,7 +320,7 @@ def test_a_schedule_counts_the_most_groups_that_scores_can_make_a_filter_keep(
 ):
     usual = dict(rollout__prompts=8, optimizer__minibatch=4, optimizer__microbatch=4)
     chosen = updates.settings(iterations=1, **usual | changes)
-    assert schedules.updates_expected(chosen) == groups  # of four episodes each
+    assert update_counts.updates_expected(chosen) == groups  # of four episodes each
 
 
 @pytest.mark.parametrize("prefer", ["largest", "smallest"])
@@ -330,7 +347,7 @@ def test_no_scores_make_a_filter_keep_more_groups_than_a_schedule_counts(
             lambda x, c=chosen.filter: strategies.keep_groups(x, c, c.fraction)
         )
         most = int(keep(score).sum(axis=1).max())
-        assert 1 <= most <= schedules.updates_expected(chosen)
+        assert 1 <= most <= update_counts.updates_expected(chosen)
 
 
 def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windows():
@@ -348,7 +365,7 @@ def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windo
         iterations=3,
     )
     # Two groups of four episodes of one turn, two of four turns.
-    assert schedules.updates_expected(chosen) == 3 * (8 * 1 + 8 * 4) // 4
+    assert update_counts.updates_expected(chosen) == 3 * (8 * 1 + 8 * 4) // 4
 
 
 # What a filter scores -----------------------------------------------------------------
