@@ -21,31 +21,44 @@ class Selection:
     # float32[], fraction kept of the groups, or of the episodes within_group.
     kept_fraction: jax.Array
     # float32[P], in-group std of the return, units of reward: of the task's, or with
-    # the format penalty if filter.with_penalty.
+    # the format penalty if filter.with_penalty; NaN where a return is not finite.
     std: jax.Array
     kept_groups: jax.Array  # bool[P], with an episode to train on
 
 
 def uncertainty_filter(
-    settings: Settings, rows: Rows, episodes: Episodes, iteration: jax.Array
+    settings: Settings,
+    rows: Rows,
+    episodes: Episodes,
+    iteration: jax.Array,
+    turn_rewards: jax.Array | None = None,
 ) -> Selection:
     """Chooses the groups whose outcome is uncertain (StarPO-S, arXiv:2504.20073, 4.1).
+
+    A group with a return that is not finite is left out whatever its score, unless none
+    is left then: it would spoil every advantage through the whitening.
 
     Args:
       settings: of the run.
       rows, episodes: the record of B episodes of P groups.
       iteration: int32[], iterations finished.
+      turn_rewards: float32[B, K], units of reward, all that is trained on, bonuses and
+        hook included; None: the environment's.
     """
     options, groups = settings.filter, settings.rollout.prompts
     grouping = Grouping(episodes.group, groups)
     within_groups = lambda values: group_statistics(values, grouping)
     std = within_groups(rewards.returns(episodes, counted_penalty(settings))).std
+    is_sound = _finite_groups(episodes, turn_rewards, groups)
+    std = jnp.where(is_sound, std, jnp.nan)
     measure, statistic = METRICS[options.metric]
     values = measure(settings, rows, episodes)
     fraction = over_the_run(settings, options.fraction, options.fraction_end, iteration)
     score = statistic(within_groups(values))
     if options.strategy == "within_group":  # Drops only groups of equal members.
         score = within_groups(values).std
+    # If no group is sound the update shows it: its gradients are not finite.
+    score = jnp.where(is_sound | ~is_sound.any(), score, jnp.nan)
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
     keep = kept_groups[episodes.group]
     kept_fraction = kept_groups.mean(dtype=jnp.float32)
@@ -84,6 +97,14 @@ def most_kept_episodes(settings: Settings) -> int:
         for size in update_counts.scopes(settings)
     )
     return members * groups
+
+
+def _finite_groups(episodes: Episodes, turn_rewards, groups: int) -> jax.Array:
+    """bool[P], whether all returns of a group are finite; True of an empty one."""
+    if turn_rewards is None:
+        turn_rewards = rewards.played_rewards(episodes, 0.0)
+    is_bad = (~jnp.isfinite(turn_rewards.sum(axis=1))).astype(jnp.int32)
+    return jax.ops.segment_sum(is_bad, episodes.group, groups) == 0
 
 
 def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):

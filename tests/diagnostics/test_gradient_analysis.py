@@ -276,5 +276,6 @@ def test_where_all_rows_are_scored_the_runs_filter_still_says_which_it_keeps(
     score, keep = note("rows", kept=zero, batch=zero), note("keep", keep=zero, std=zero)
     monkeypatch.setattr(scored_batch.starpo, "score", score)
     monkeypatch.setattr(scored_batch, "uncertainty_filter", keep)
+    monkeypatch.setattr(scored_batch.shaping, "turn_rewards", lambda *_: zero)
     scored_batch.make_scoring(plan_of_half(), keep_all=True)(NOBODY, {}, {}, {}, {})
     assert seen == {"rows": "none", "keep": "top_fraction"}

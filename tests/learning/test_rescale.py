@@ -1,6 +1,7 @@
 """Weights and scales of advantages, coefficients that move, and a filter's scores."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -440,6 +441,47 @@ def test_the_spread_is_that_of_the_returns_that_are_asked_for(
     earned = np.asarray(episodes.reward) + penalty * ~np.asarray(episodes.is_valid)
     returns = np.where(played, earned, 0).sum(axis=1).reshape(4, 4)
     np.testing.assert_allclose(found.std, returns.std(axis=1, ddof=1), rtol=1e-5)
+
+
+def earned_with(value: float, *places):
+    """Turn rewards of the record, with `value` in these (episode, turn)."""
+    _, episodes = updates.record()
+    earned = np.array(rewards.played_rewards(episodes, -0.1))
+    for place in places:
+        earned[place] = value
+    return jnp.asarray(earned)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [("none", [0, 1, 2]), ("top_fraction", [0, 1]), ("within_group", [0, 1])],
+)
+def test_a_group_with_a_return_that_is_not_finite_makes_room_for_the_next(
+    strategy, kept, value
+):
+    rows, episodes = updates.record()
+    chosen = updates.settings(filter__strategy=strategy)
+    # Scores fall in the order of groups 3, 0, 1; group 2 has none.
+    choose = functools.partial(filters.uncertainty_filter, chosen, rows, episodes)
+    sound = choose(jnp.int32(0), earned_with(0.0))
+    found = choose(jnp.int32(0), earned_with(value, (13, 0)))
+    assert sound.kept_groups[3] and np.isfinite(sound.std).all()
+    assert np.flatnonzero(found.kept_groups).tolist() == kept
+    assert not found.keep[episodes.group == 3].any()
+    np.testing.assert_array_equal(np.isnan(found.std), [False, False, False, True])
+    np.testing.assert_array_equal(found.std[:3], sound.std[:3])
+
+
+def test_if_no_group_is_sound_the_update_sees_what_the_filter_kept():
+    rows, episodes = updates.record()
+    chosen = updates.settings(filter__strategy="top_fraction")
+    spoilt = earned_with(np.nan, (0, 0), (4, 0), (8, 0), (12, 0))
+    choose = functools.partial(filters.uncertainty_filter, chosen, rows, episodes)
+    found = choose(jnp.int32(0), spoilt)
+    usual = choose(jnp.int32(0))
+    np.testing.assert_array_equal(found.keep, usual.keep)
+    assert usual.keep.any() and np.isnan(found.std).all()
 
 
 def test_groups_are_ranked_among_those_of_their_environment():
