@@ -144,8 +144,8 @@ class RewardSettings:
         lambda value: value <= 0, "0 or a negative number, for it is added"
     )
     # The two bonuses are paid only for valid replies.
-    length_bonus: float = limits.at_least(0)  # if the thought has a length
-    length_low: int = limits.at_least(0)  # from this many tokens
+    length_bonus: float = limits.at_least(0)  # if what precedes the answer's text has
+    length_low: int = limits.at_least(0)  # from this many tokens, tags included,
     length_high: int = limits.at_least(0)  # to this many
     grounding: float = limits.at_least(0)  # times the landmarks' share named correctly
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
