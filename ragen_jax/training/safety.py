@@ -141,16 +141,30 @@ def why_nothing_is_kept(
             f"filter.strategy = {options.strategy!r} keeps none where filter.metric ="
             f" {options.metric!r} is negative, or too small for filter.zero ="
             f" {options.zero:g}{margin if options.strategy == 'top_p' else ''}"
+            f"{_uncounted(settings)}"
         )
     if spread == 0 and valid == 0:
         return "no reply was valid, so that no action reached the environment"
     if spread == 0:
-        return "all episodes of each group earned the same"
+        return f"all episodes of each group earned the same{_uncounted(settings)}"
     return (
         f"filter.metric = {options.metric!r}, filter.zero = {options.zero:g} and"
         f" filter.margin = {options.margin:g} leave none, though returns differ within"
         f" groups, by a standard deviation of {spread:.3g} in the mean"
+        f"{_uncounted(settings)}"
     )
+
+
+def _uncounted(settings: Settings) -> str:
+    """The rewards in use that the filter does not see, to follow upon a cause."""
+    reward = settings.reward
+    is_set = {
+        "length_bonus": reward.length_bonus > 0,
+        "grounding": reward.grounding > 0,
+        "hook": bool(reward.hook),
+    }
+    names = [f"reward.{name}" for name, found in is_set.items() if found]
+    return f", not counting {' and '.join(names)}" if names else ""
 
 
 def _keeps_what_is_above_zero(settings: Settings) -> bool:

@@ -295,6 +295,24 @@ def test_negative_returns_are_the_cause_where_a_filter_ranks_by_them(
     assert said.endswith("begin with other values of those in another --workdir")
 
 
+@pytest.mark.parametrize(
+    ("changes", "spread"),
+    [
+        ({}, 0.0),
+        (dict(filter__zero=100), 0.354),
+        (dict(filter__strategy="top_p", filter__metric="return_mean"), 0.354),
+    ],
+)
+def test_the_cause_of_an_empty_batch_says_which_rewards_do_not_count(changes, spread):
+    thinking = dict(env__thinking=True)
+    paid = dict(reward__length_bonus=0.1, reward__hook="my_rewards.py") | thinking
+    uncounted = ", not counting reward.length_bonus and reward.hook"
+    cause = safety.why_nothing_is_kept(runs.settings(**changes, **paid), spread)
+    assert cause.endswith(uncounted)
+    plain = safety.why_nothing_is_kept(runs.settings(**changes, **thinking), spread)
+    assert cause == plain + uncounted
+
+
 def test_a_run_without_any_update_says_why_nothing_was_learned(run):
     state = weights.new_state(run).replace(iteration=jnp.int32(4))
     empty = state.replace(skipped_empty=jnp.int32(4))
