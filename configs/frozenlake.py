@@ -130,8 +130,8 @@ def _rollout() -> dict:
 def _reward() -> dict:
     return dict(
         format_penalty=-0.1,  # On each turn with an invalid reply.
-        length_bonus=0.0,  # On each turn whose thought is of a length in these bounds:
-        length_low=8,  # tokens
+        length_bonus=0.0,  # On each turn whose thought is of a length in these bounds,
+        length_low=8,  # in tokens before the answer's text, tags included.
         length_high=32,
         grounding=0.0,  # Times the share of landmarks that a thought places correctly.
         grounding_by="turn",  # or "episode": divided by the turns played.
@@ -158,7 +158,7 @@ def _learning(config: ConfigDict) -> None:
         # or "return_variance", "return_mean", "return_sum", "length", "entropy",
         # "entropy_std".
         metric="return_std",
-        with_penalty=False,  # If True, returns in the metric include format penalties.
+        with_penalty=False,  # Returns, also in reward_std, include penalties.
         keep_zero=False,  # If True, groups of metric 0 may be kept.
         zero=1e-6,  # A lower |metric| counts as 0.
         margin=0.01,  # By how much "top_p" may miss its share of the sum.
@@ -208,7 +208,8 @@ def _learning(config: ConfigDict) -> None:
         schedule="cosine",  # or "linear", until `schedule_updates`; or "constant"
         critic_schedule="same",  # as the actor's, or one of those
         # Steps until the rate is 0; 0: as many as the run makes at most, so that with
-        # windows or a sparse filter the rate ends above 0.
+        # windows or a sparse filter the rate ends above 0. The actor's are the share
+        # of them that the iterations after `critic_warmup` have.
         schedule_updates=0,
         clip_norm=1.0,
         minibatch=32,  # E, rows of one optimizer step.

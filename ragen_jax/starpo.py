@@ -155,12 +155,12 @@ def score(
     """
     check_record(plan, rows, episodes)
     settings, iteration = plan.settings, state.iteration
-    selection = uncertainty_filter(settings, rows, episodes, iteration)
+    groups = settings.rollout.prompts
+    turn_rewards = shaping.turn_rewards(settings.reward, episodes, groups)
+    selection = uncertainty_filter(settings, rows, episodes, iteration, turn_rewards)
     kept = gather_kept_rows(settings, rows, episodes, selection.keep)
     kept = kept.replace(rows=shard_rows(plan, kept.rows))
     scores = forward.score_before(plan, state, frozen, reference, kept)
-    groups = settings.rollout.prompts
-    turn_rewards = shaping.turn_rewards(settings.reward, episodes, groups)
     token_rewards = shaping.token_rewards(
         settings, kept.rows, turn_rewards, scores, iteration
     )

@@ -18,7 +18,8 @@ from ragen_jax.diagnostics.alarm import (
     AlarmState,
     Verdict,
 )
-from ragen_jax.learning import filters, schedules
+from ragen_jax.learning import filters
+from ragen_jax.settings import update_counts
 from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
 from ragen_jax.settings.schema import HealthSettings
 
@@ -160,7 +161,7 @@ def remedied(settings: Any, rollbacks: int) -> Any:
             # Fewer groups make fewer updates. The length of schedules stays that of the
             # run as it was: a shorter one would be over at once, with rates of 0.
             total = settings.optimizer.schedule_updates
-            total = total or schedules.updates_expected(settings)
+            total = total or update_counts.updates_expected(settings)
             changes = dict(schedule_updates=total)
             settings = dataclasses.replace(settings, filter=tighter)
         else:

@@ -51,6 +51,7 @@ def indicators(
     actions: Sequence[int],
     groups: int,
     reply_tokens: int,
+    format_penalty: float = 0.0,
 ) -> dict[str, jax.Array]:
     """All indicators of a batch, each float32[], by the names of `health/` metrics.
 
@@ -62,13 +63,14 @@ def indicators(
         text, whose first actions are not counted; static.
       groups: P; static.
       reply_tokens: most tokens of a reply; static.
+      format_penalty: of the returns whose spread is counted, `zero_spread`'s; static.
     """
     is_thought = thought_mask(rows, episodes)
     repetition = repetition_of(*thought_hashes(rows, episodes, is_thought))
     grams = gram_overlap(rows, episodes, is_thought, DISTINCT_GRAM)
     overlap = gram_overlap(rows, episodes, is_thought, OVERLAP_GRAM)
     found = {
-        "zero_spread_groups": zero_spread(episodes, groups),
+        "zero_spread_groups": zero_spread(episodes, groups, format_penalty),
         "distinct_thoughts": repetition.distinct,
         "top_thought_share": repetition.top_share,
         "distinct_bigrams": grams.distinct,
@@ -89,13 +91,20 @@ def indicators(
 # Spread ------------------------------------------------------------------------------
 
 
-def zero_spread(episodes: Episodes, groups: int) -> jax.Array:
-    """float32[], share of the groups whose episodes all earned the same task return.
+def zero_spread(
+    episodes: Episodes, groups: int, format_penalty: float = 0.0
+) -> jax.Array:
+    """float32[], share of the groups whose episodes all earned the same return.
 
-    Such a group has no advantage to learn from (RAGEN-2, arXiv:2604.06268, counts them
-    as zero-variance groups).
+    Without penalties and bonuses such a group has no advantage to learn from (RAGEN-2,
+    arXiv:2604.06268, counts them as zero-variance groups, of returns with penalty).
+
+    Args:
+      episodes: the B episodes.
+      groups: P; static.
+      format_penalty: units of reward, <= 0, of an invalid reply; 0: the task's return.
     """
-    returns = rewards.returns(episodes)
+    returns = rewards.returns(episodes, format_penalty)
     std = group_statistics(returns, Grouping(episodes.group, groups)).std
     return (std < ZERO_SPREAD).mean(dtype=jnp.float32)
 

@@ -20,6 +20,7 @@ from ragen_jax.diagnostics.episode_log import TokenNumbers
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
+from ragen_jax.learning.filters import counted_penalty
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
@@ -56,6 +57,7 @@ def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
         actions=actions,
         groups=rollout.prompts,
         reply_tokens=run.plan.reply_tokens,
+        format_penalty=counted_penalty(run.settings),
     )
     return Monitor(
         measure=jax.jit(measure),

@@ -12,6 +12,7 @@ import jax
 from flax import struct
 
 from ragen_jax import starpo
+from ragen_jax.learning import shaping
 from ragen_jax.learning.batch import Batch, KeptRows
 from ragen_jax.learning.filters import uncertainty_filter
 from ragen_jax.learning.update_plan import UpdatePlan
@@ -34,7 +35,7 @@ class ScoredBatch:
     kept: KeptRows  # the rows as recorded, longest first, padding rows last
     batch: Batch  # of the same rows
     keep: jax.Array  # bool[B], episodes that the filter keeps
-    spread: jax.Array  # float32[P], in-group std of the task return
+    spread: jax.Array  # float32[P], `Selection.std` by the run's filter
 
 
 def make_scoring(plan: UpdatePlan, *, keep_all: bool) -> Callable[..., ScoredBatch]:
@@ -65,5 +66,7 @@ def _score(
 ) -> ScoredBatch:
     """`starpo.score` by the plan `scoring`; what the filter of `plan` keeps."""
     record = starpo.score(scoring, state, frozen, reference, rows, episodes)
-    by_run = uncertainty_filter(plan.settings, rows, episodes, state.iteration)
+    settings = plan.settings
+    earned = shaping.turn_rewards(settings.reward, episodes, settings.rollout.prompts)
+    by_run = uncertainty_filter(settings, rows, episodes, state.iteration, earned)
     return ScoredBatch(record.kept, record.batch, by_run.keep, by_run.std)

@@ -9,7 +9,7 @@ from flax import struct
 from ragen_jax.learning import rewards, strategies
 from ragen_jax.learning.groups import Grouping, GroupStatistics, group_statistics
 from ragen_jax.learning.schedules import over_the_run
-from ragen_jax.settings import FILTER_METRICS, Settings
+from ragen_jax.settings import FILTER_METRICS, Settings, update_counts
 from ragen_jax.trajectory import Episodes, Rows
 
 
@@ -20,41 +20,58 @@ class Selection:
     keep: jax.Array  # bool[B], to train on
     # float32[], fraction kept of the groups, or of the episodes within_group.
     kept_fraction: jax.Array
-    std: jax.Array  # float32[P], in-group std of the task return, units of reward
-    spread: jax.Array  # float32[P], as `std`; with the penalty if filter.with_penalty
+    # float32[P], in-group std of the return, units of reward: of the task's, or with
+    # the format penalty if filter.with_penalty; NaN where a return is not finite.
+    std: jax.Array
     kept_groups: jax.Array  # bool[P], with an episode to train on
 
 
 def uncertainty_filter(
-    settings: Settings, rows: Rows, episodes: Episodes, iteration: jax.Array
+    settings: Settings,
+    rows: Rows,
+    episodes: Episodes,
+    iteration: jax.Array,
+    turn_rewards: jax.Array | None = None,
 ) -> Selection:
     """Chooses the groups whose outcome is uncertain (StarPO-S, arXiv:2504.20073, 4.1).
+
+    A group with a return that is not finite is left out whatever its score, unless none
+    is left then: it would spoil every advantage through the whitening.
 
     Args:
       settings: of the run.
       rows, episodes: the record of B episodes of P groups.
       iteration: int32[], iterations finished.
+      turn_rewards: float32[B, K], units of reward, all that is trained on, bonuses and
+        hook included; None: the environment's.
     """
     options, groups = settings.filter, settings.rollout.prompts
     grouping = Grouping(episodes.group, groups)
     within_groups = lambda values: group_statistics(values, grouping)
-    std = within_groups(rewards.returns(episodes)).std
-    with_penalty = rewards.returns(episodes, _penalty(settings))
-    spread = within_groups(with_penalty).std if options.with_penalty else std
+    std = within_groups(rewards.returns(episodes, counted_penalty(settings))).std
+    is_sound = _finite_groups(episodes, turn_rewards, groups)
+    std = jnp.where(is_sound, std, jnp.nan)
     measure, statistic = METRICS[options.metric]
     values = measure(settings, rows, episodes)
     fraction = over_the_run(settings, options.fraction, options.fraction_end, iteration)
     score = statistic(within_groups(values))
     if options.strategy == "within_group":  # Drops only groups of equal members.
         score = within_groups(values).std
+    # If no group is sound the update shows it: its gradients are not finite.
+    score = jnp.where(is_sound | ~is_sound.any(), score, jnp.nan)
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
     keep = kept_groups[episodes.group]
     kept_fraction = kept_groups.mean(dtype=jnp.float32)
     if options.strategy == "within_group":
-        count = strategies.members_kept(settings.rollout.group_size, options)
+        count = update_counts.members_kept(settings.rollout.group_size, options)
         keep &= strategies.keep_members(values, episodes.group, groups, count)
         kept_fraction = keep.mean(dtype=jnp.float32)
-    return Selection(keep, kept_fraction, std, spread, kept_groups)
+    return Selection(keep, kept_fraction, std, kept_groups)
+
+
+def counted_penalty(settings: Settings) -> float:
+    """Reward of an invalid reply in the returns that filter and diagnostics compare."""
+    return settings.reward.format_penalty if settings.filter.with_penalty else 0.0
 
 
 def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
@@ -65,7 +82,7 @@ def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
       episodes: B episodes of P groups.
     """
     groups = settings.rollout.prompts
-    if len(strategies.scopes(settings)) == 1:
+    if len(update_counts.scopes(settings)) == 1:
         return jnp.zeros(groups, jnp.int32)
     return jax.ops.segment_max(episodes.environment, episodes.group, groups)
 
@@ -74,14 +91,25 @@ def most_kept_episodes(settings: Settings) -> int:
     """The most episodes that the filter can keep."""
     members = settings.rollout.group_size
     if settings.filter.strategy == "within_group":
-        members = strategies.members_kept(members, settings.filter)
-    sizes = strategies.scopes(settings)
-    return members * sum(strategies.most_kept(size, settings.filter) for size in sizes)
+        members = update_counts.members_kept(members, settings.filter)
+    groups = sum(
+        update_counts.most_kept(size, settings.filter)
+        for size in update_counts.scopes(settings)
+    )
+    return members * groups
+
+
+def _finite_groups(episodes: Episodes, turn_rewards, groups: int) -> jax.Array:
+    """bool[P], whether all returns of a group are finite; True of an empty one."""
+    if turn_rewards is None:
+        turn_rewards = rewards.played_rewards(episodes, 0.0)
+    is_bad = (~jnp.isfinite(turn_rewards.sum(axis=1))).astype(jnp.int32)
+    return jax.ops.segment_sum(is_bad, episodes.group, groups) == 0
 
 
 def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
     """bool[P], chosen in the whole batch or among the groups of each environment."""
-    options, sizes = settings.filter, strategies.scopes(settings)
+    options, sizes = settings.filter, update_counts.scopes(settings)
     if len(sizes) == 1:
         return strategies.keep_groups(score, options, fraction)
     ranked_in = sets_of_groups(settings, episodes)
@@ -95,12 +123,8 @@ def _keep_by_scope(settings: Settings, score, episodes: Episodes, fraction):
 # Values of episodes, float32[B] -------------------------------------------------------
 
 
-def _penalty(settings: Settings) -> float:
-    return settings.reward.format_penalty if settings.filter.with_penalty else 0.0
-
-
 def _returns(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
-    return rewards.returns(episodes, _penalty(settings))
+    return rewards.returns(episodes, counted_penalty(settings))
 
 
 def _length(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 # exp of this is 5e8. Beyond it exp would overflow to infinity, and its gradient to NaN
 # even where the other branch of a minimum was taken.
 _LARGEST_LOG_RATIO = 20.0
+_LARGEST_K3 = 10.0  # nats, of a token's KL term
 
 
 def clipped_policy_loss(
@@ -191,7 +192,7 @@ def kl(logprobs: jax.Array, ref_logprobs: jax.Array, kind: str) -> jax.Array:
 
     Source: Schulman 2020, "Approximating KL Divergence",
     joschu.net/blog/kl-approx.html; the plus (straight-through) as in verl. d is held
-    to at most 20 in k3, as in verl.
+    to at most 20 in k3, as in verl; `bounded_kl` has verl's bound of k3 itself.
 
     Args:
       logprobs: float[R, T], nats, under the policy.
@@ -214,6 +215,31 @@ def kl(logprobs: jax.Array, ref_logprobs: jax.Array, kind: str) -> jax.Array:
         known = tuple(KL_KINDS)
         raise ValueError(f"unknown KL estimator {kind!r}; choose one of {known}")
     return KL_KINDS[kind](difference)
+
+
+def bounded_kl(divergence: jax.Array, kind: str) -> jax.Array:
+    """What a token's KL adds to the loss, or takes from the reward: k3 up to 10 nats.
+
+    Beyond, at d > 2.61 or d < -11 in `kl`, a token has no gradient by k3; by k3+ it has
+    that of k2 all the same. The other kinds have no bound.
+
+    Source: verl, trainer/ppo/core_algos.py, `kl_penalty`, whose `low_var_kl` clamps its
+    value to 10.
+
+    Args:
+      divergence: float32[R, T], nats, as `kl` gives it.
+      kind: one of KL_KINDS.
+
+    Returns:
+      float32[R, T], nats.
+    """
+    if kind == "k3":
+        return jnp.minimum(divergence, _LARGEST_K3)
+    if kind == "k3+":
+        constant = jax.lax.stop_gradient(divergence)
+        # The difference is exactly 0 and has the gradient.
+        return jnp.minimum(constant, _LARGEST_K3) + (divergence - constant)
+    return divergence
 
 
 def _k3(difference: jax.Array) -> jax.Array:

@@ -49,7 +49,7 @@ def token_losses(
         )
         if options.kl_in == "loss":
             weight = over_the_run(settings, options.kl, options.kl_end, iteration)
-            total += weight * divergence
+            total += weight * losses.bounded_kl(divergence, options.kl_kind)
     return TokenLosses(total, surrogate, is_clipped, divergence)
 
 

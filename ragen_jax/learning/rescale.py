@@ -41,7 +41,7 @@ def rescale(
         )
     if settings.filter.reweight:
         sets = sets_of_groups(settings, episodes)
-        weight = spread_weight(selection.spread, selection.kept_groups, sets)
+        weight = spread_weight(selection.std, selection.kept_groups, sets)
         result *= advantages.broadcast_to_tokens(weight[episodes.group], rows)
     if settings.filter.loss_scale != "none":
         result *= LOSS_SCALES[settings.filter.loss_scale](selection.kept_fraction)

@@ -66,7 +66,8 @@ def penalize_kl(
     """
     chex.assert_equal_shape([token_rewards, logprobs, ref_logprobs, is_reply])
     chex.assert_type(is_reply, bool)
-    penalty = coefficient * losses.kl(logprobs, ref_logprobs, kind)
+    divergence = losses.kl(logprobs, ref_logprobs, kind)
+    penalty = coefficient * losses.bounded_kl(divergence, kind)
     return token_rewards - jnp.where(is_reply, penalty, 0.0)
 
 

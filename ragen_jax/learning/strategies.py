@@ -4,7 +4,6 @@ Shapes never depend on what is kept. RAGEN's rules are those of arXiv:2604.06268
 code; each departure is a setting (docs/algorithms.md).
 """
 
-import math
 from collections.abc import Callable
 
 import chex
@@ -12,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.settings import FILTER_STRATEGIES, FilterSettings, Settings
+from ragen_jax.settings import FILTER_STRATEGIES, FilterSettings
+from ragen_jax.settings.update_counts import FRACTION_ROUNDING, rounded_count
 
 _RATIO_SLACK = 1e-10  # of min_p, as RAGEN
-_ROUNDING = 1e-6  # error, either way, of a fraction that moves and so is float32
 
 Fraction = float | jax.Array  # one that changes over the run is float32[]
 
@@ -71,36 +70,12 @@ def keep_groups(
     return jnp.zeros(score.shape, bool).at[order].set(keep_ranked) & is_candidate
 
 
-def scopes(settings: Settings) -> list[int]:
-    """Sizes of the sets of groups that are ranked apart: all P, or by environment."""
-    if settings.filter.scope == "batch":
-        return [settings.rollout.prompts]
-    return [task.prompts for task in settings.tasks()]
-
-
-def most_kept(groups: int, options: FilterSettings) -> int:
-    """The most groups of P that `keep_groups` can keep: how much room to make.
-
-    Args:
-      groups: P.
-      options: the filter.
-    """
-    if options.strategy == "top_count":
-        return min(options.count, groups)
-    if options.strategy == "top_fraction":
-        most = max(options.fraction, options.fraction_end)
-        if options.fraction_end != -1:  # Moving, it may be rounded up.
-            most = min(1.0, most + 2 * _ROUNDING)
-        return int(_rounded_count(groups, options, most))
-    return groups
-
-
 def _rounded_count(size: int, options: FilterSettings, fraction: Fraction):
-    """fraction * size as a count, at least 1; filter.rounding: a half up, or down."""
-    half = 0.5 if options.rounding == "nearest" else 0.0
+    """`rounded_count`, also of a fraction that moves."""
     if isinstance(fraction, float):
-        return max(1, math.floor(fraction * size + half))
-    fraction = jnp.minimum(fraction + _ROUNDING, 1.0)
+        return rounded_count(size, options, fraction)
+    half = 0.5 if options.rounding == "nearest" else 0.0
+    fraction = jnp.minimum(fraction + FRACTION_ROUNDING, 1.0)
     return jnp.maximum(1, jnp.floor(fraction * size + half).astype(jnp.int32))
 
 
@@ -173,14 +148,6 @@ STRATEGIES: dict[str, Callable] = {
     "within_group": _all,  # `keep_members` follows.
 }
 assert STRATEGIES.keys() == FILTER_STRATEGIES.keys()
-
-
-def members_kept(group_size: int, options: FilterSettings) -> int:
-    """k, members that within_group keeps of N: at least 2, or they have no variance."""
-    return min(
-        group_size,
-        max(2, int(_rounded_count(group_size, options, options.fraction))),
-    )
 
 
 def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):

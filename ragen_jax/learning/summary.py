@@ -83,7 +83,7 @@ class UpdateMetrics:
     sums: TokenSums
     actor_grad_norm: jax.Array  # float32[], mean over updates, before clipping
     critic_grad_norm: jax.Array  # float32[]
-    reward_std: jax.Array  # float32[], mean in-group std of the task return
+    reward_std: jax.Array  # float32[], mean of `Selection.std`
     kept_fraction: jax.Array  # float32[], of groups (within_group: of episodes)
     explained_variance: jax.Array  # float32[], of the returns by the old values
     counts: UpdateCounts  # in this iteration

@@ -43,7 +43,9 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/entropy": Metric("nats", "mean entropy of a reply token when sampled"),
     "filter/reward_std": Metric(
-        "reward", "mean over groups of the sample std of the return, before the filter"
+        "reward",
+        "mean over groups of the sample std of the return, before the filter; with the"
+        " format penalty if filter.with_penalty",
     ),
     "rollout/reply_tokens": Metric("tokens", "mean length of a reply"),
     "update/actor_grad_norm": Metric(
@@ -111,7 +113,9 @@ METRICS: dict[str, Metric] = {
     ),
     # Health: of the sampled batch before the filter. See docs/diagnostics.md.
     "health/zero_spread_groups": Metric(
-        "1", "share of groups whose episodes all earned the same"
+        "1",
+        "share of groups whose episodes all earned the same; with the format penalty"
+        " if filter.with_penalty",
     ),
     "health/distinct_thoughts": Metric("1", "distinct thoughts / thoughts"),
     "health/top_thought_share": Metric("1", "share of the most frequent thought"),

@@ -9,6 +9,7 @@ without devices, a model or an environment. The modules:
   reader.py           config to tree, and back
   checks.py           combinations of settings, and settings against devices
   learning_checks.py  combinations of filter, estimator and loss settings
+  update_counts.py    how many groups a filter keeps and updates a run makes at most
   unread.py           refuses a changed setting that nothing would read
   record_sizes.py     keys that limit episodes, and records too large for int32
   main_task.py        which of several evaluated environments represents the run

@@ -111,7 +111,7 @@ class Strategy:
 
 def _reads(*names: str) -> frozenset[str]:
     """The dotted keys of these `filter` leaves and of those every real filter reads."""
-    always = ("metric", "with_penalty", "keep_zero", "zero", "loss_scale")
+    always = ("metric", "keep_zero", "zero", "loss_scale")
     return frozenset(f"filter.{name}" for name in (*always, *names))
 
 
@@ -154,22 +154,20 @@ class FilterMetric:
 
     meaning: str
     is_spread: bool = False  # within a group, which then needs two episodes or more
-    reads: frozenset[str] = frozenset()  # the leaves it reads that others ignore
 
-
-_PENALTY = frozenset(["filter.with_penalty"])
 
 FILTER_METRICS = {
     "return_std": FilterMetric(
-        "sample standard deviation of the returns", True, _PENALTY
+        "sample standard deviation of the returns", is_spread=True
     ),
-    "return_variance": FilterMetric("sample variance of the returns", True, _PENALTY),
-    "return_mean": FilterMetric("mean of the returns", reads=_PENALTY),
-    "return_sum": FilterMetric("sum of the returns", reads=_PENALTY),
+    "return_variance": FilterMetric("sample variance of the returns", is_spread=True),
+    "return_mean": FilterMetric("mean of the returns"),
+    "return_sum": FilterMetric("sum of the returns"),
     "length": FilterMetric("mean of the episodes' reply tokens"),
     "entropy": FilterMetric("mean of the episodes' mean token entropies"),
     "entropy_std": FilterMetric(
-        "sample standard deviation of the episodes' mean token entropies", True
+        "sample standard deviation of the episodes' mean token entropies",
+        is_spread=True,
     ),
 }
 
@@ -196,7 +194,8 @@ REMEDIES = ("learning_rate", "filter")  # what a rollback changes
 class EarlyStops:
     """Rules that end a run (diagnostics/health.py); a count of 0 turns a rule off."""
 
-    # This many consecutive iterations with an in-group std of the return below
+    # This many consecutive iterations with an in-group std of the return, with the
+    # format penalty if filter.with_penalty, below
     # `spread_share` times its mean over the first `spread_baseline` iterations in which
     # the filter kept a group.
     spread_iterations: int = 0

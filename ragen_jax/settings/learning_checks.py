@@ -11,6 +11,7 @@ from ragen_jax.settings.choices import (
     FILTER_STRATEGIES,
 )
 from ragen_jax.settings.schema import Settings
+from ragen_jax.settings.update_counts import actor_share, updates_expected
 
 
 def check_learning(settings: Settings) -> None:
@@ -113,16 +114,35 @@ def _check_estimator(settings: Settings) -> None:
 def _check_schedule(settings: Settings) -> None:
     optimizer = settings.optimizer
     total, kinds = optimizer.schedule_updates, [optimizer.schedule]
+    if total == 0:
+        return
     if settings.has_critic and optimizer.critic_schedule != "same":
         kinds.append(optimizer.critic_schedule)
     decays = any(kind != "constant" for kind in kinds)
-    if decays and 0 < total <= optimizer.warmup:
+    if decays and total <= optimizer.warmup:
         raise SettingsError(
             f"optimizer.schedule_updates = {total} leaves no gradient step after"
             f" optimizer.warmup = {optimizer.warmup} for the learning rate to decay:"
             f" raise it above {optimizer.warmup}, or set it to 0 or optimizer.warmup to"
             f" at most {total - 1}"
         )
+    share = actor_share(settings, total)
+    if optimizer.schedule != "constant" and share <= optimizer.warmup:
+        raise SettingsError(
+            f"optimizer.schedule_updates = {total} leaves the actor {share} gradient"
+            f" steps after optimizer.critic_warmup = {optimizer.critic_warmup} of"
+            f" iterations = {settings.iterations}, none of them after optimizer.warmup"
+            f" = {optimizer.warmup} for its learning rate to decay: raise"
+            f" optimizer.schedule_updates to {_least_schedule(settings)} or more, or"
+            f" set it to 0 or optimizer.warmup to at most {share - 1}"
+        )
+
+
+def _least_schedule(settings: Settings) -> int:
+    """The shortest schedule whose share of the actor is longer than its warm-up."""
+    optimizer = settings.optimizer
+    of_actor = updates_expected(settings, since=optimizer.critic_warmup)
+    return -(-(optimizer.warmup + 1) * updates_expected(settings) // of_actor)
 
 
 def _check_loss(settings: Settings) -> None:

@@ -144,8 +144,8 @@ class RewardSettings:
         lambda value: value <= 0, "0 or a negative number, for it is added"
     )
     # The two bonuses are paid only for valid replies.
-    length_bonus: float = limits.at_least(0)  # if the thought has a length
-    length_low: int = limits.at_least(0)  # from this many tokens
+    length_bonus: float = limits.at_least(0)  # if what precedes the answer's text has
+    length_low: int = limits.at_least(0)  # from this many tokens, tags included,
     length_high: int = limits.at_least(0)  # to this many
     grounding: float = limits.at_least(0)  # times the landmarks' share named correctly
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""
@@ -175,7 +175,9 @@ class FilterSettings:
     high: float = limits.from_zero_to_one()
     prefer: str = limits.one_of("largest", "smallest")  # which scores are the best
     metric: str = limits.one_of(*FILTER_METRICS)  # a group's score
-    with_penalty: bool  # the returns behind the metric include the format penalty
+    # Whether the returns behind the metric, the recorded in-group std and the rules
+    # about it include the format penalty.
+    with_penalty: bool
     keep_zero: bool  # groups whose metric is 0 may be kept
     zero: float = limits.at_least(0)  # a metric of lower absolute value counts as 0
     # In the metric's unit: top_p is content with this much less than its share.
@@ -247,7 +249,8 @@ class OptimizerSettings:
     # How often the program `update` runs on one batch of episodes; 1: on-policy.
     reuse: int = limits.at_least(1)
     critic_warmup: int = limits.at_least(0)  # iterations that train the critic alone
-    # Steps until the learning rate is 0; 0: as many as the run is expected to make.
+    # Steps until the learning rate is 0, of the actor its iterations' share of them; 0:
+    # as many as the run is expected to make.
     schedule_updates: int = limits.at_least(0, default=0)
     epsilon: float = limits.above(0, default=1e-8)  # added to the second moment's root
 

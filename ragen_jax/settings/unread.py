@@ -7,12 +7,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from ragen_jax.errors import SettingsError
-from ragen_jax.settings.choices import ESTIMATORS, FILTER_METRICS, FILTER_STRATEGIES
+from ragen_jax.settings.choices import ESTIMATORS, FILTER_STRATEGIES
 from ragen_jax.settings.reader import flatten, to_dict
 from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
-
-# `filter.reweight` reads these with any strategy and metric.
-_BY_REWEIGHT = frozenset(["filter.scope", "filter.with_penalty"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +84,8 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
     for key in changed:
         if key in presets and leaves[key] == presets[key]:
             continue
-        if key in _BY_REWEIGHT and settings.filter.reweight:
-            continue
+        if key == "filter.scope" and settings.filter.reweight:
+            continue  # With any strategy.
         reader = _READERS.get(key)
         if reader and not reader.reads(settings):
             raise SettingsError(
@@ -98,7 +95,6 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
             )
         _check_read(key, leaves, "estimator", ESTIMATORS)
         _check_read(key, leaves, "filter.strategy", FILTER_STRATEGIES)
-        _check_read(key, leaves, "filter.metric", FILTER_METRICS)
 
 
 def _check_read(key: str, leaves: Mapping, chooser: str, table: Mapping) -> None:

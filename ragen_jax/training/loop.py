@@ -244,7 +244,7 @@ def _show(
     )
     line = console_lib.iteration_line(iteration, total, values, left)
     console.iteration(line, total)
-    console.once(unsound_rewards(values["filter/reward_std"]))
+    console.once(unsound_rewards(run.settings, values["filter/reward_std"]))
 
 
 def _problem(

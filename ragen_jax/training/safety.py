@@ -40,7 +40,7 @@ def problem(
         Rounding in bfloat16 makes it jump: the limit is for their mean, once there are
         so many, and a single one may be GROSS_GAP times as large.
       spread: units of reward, `filter/reward_std` of the last iteration; not finite
-        where rewards of the environment were not.
+        where returns were not.
       valid: `rollout/valid_reply_rate` of the last iteration; nan: not known.
     """
     safety = settings.safety
@@ -48,8 +48,8 @@ def problem(
         return (
             f"gradients were not finite in {int(state.bad_in_row)} iterations in a row"
             f" (safety.max_bad_updates = {safety.max_bad_updates})"
-            f"{_cause_of_bad_gradients(spread)}; the state was saved: start in another"
-            f" --workdir with {_finite_gradients(settings, spread)}, or"
+            f"{_cause_of_bad_gradients(settings, spread)}; the state was saved: start"
+            f" in another --workdir with {_finite_gradients(settings, spread)}, or"
             " delete the last of this one's checkpoints to continue from an earlier one"
         )
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
@@ -77,17 +77,18 @@ def problem(
     return ""
 
 
-def unsound_rewards(spread: float) -> str:
+def unsound_rewards(settings: Settings, spread: float) -> str:
     """What to know of an iteration whose rewards were no numbers, or an empty string.
 
     Args:
+      settings: of the run.
       spread: units of reward, `filter/reward_std` of the iteration.
     """
     if math.isfinite(spread):
         return ""
     return (
-        f"warning: {_NOT_FINITE}: episodes with them teach nothing, and means are"
-        f" nan; begin with {_SOUND} in another --workdir"
+        f"warning: {_not_finite(settings)}: groups with them teach nothing, and means"
+        f" are nan; begin with {_sound(settings)} in another --workdir"
     )
 
 
@@ -110,8 +111,9 @@ def nothing_learned(
         return (
             f"nothing was learned: no update was made in {iterations} iterations, for"
             f" {int(state.skipped_bad)} gradients were not finite"
-            f"{_cause_of_bad_gradients(spread)}, and in {empty} iterations no group was"
-            f" kept: try {_finite_gradients(settings, spread)} in another --workdir"
+            f"{_cause_of_bad_gradients(settings, spread)}"
+            f", and in {empty} iterations no group was kept: try"
+            f" {_finite_gradients(settings, spread)} in another --workdir"
         )
     return (
         f"nothing was learned: no group was kept in any of {iterations} iterations, for"
@@ -132,23 +134,37 @@ def why_nothing_is_kept(
     """
     options = settings.filter
     if not math.isfinite(spread):
-        return _NOT_FINITE
+        return _not_finite(settings)
     if _keeps_what_is_above_zero(settings):
         margin = f" and filter.margin = {options.margin:g}"
         return (
             f"filter.strategy = {options.strategy!r} keeps none where filter.metric ="
             f" {options.metric!r} is negative, or too small for filter.zero ="
             f" {options.zero:g}{margin if options.strategy == 'top_p' else ''}"
+            f"{_uncounted(settings)}"
         )
     if spread == 0 and valid == 0:
         return "no reply was valid, so that no action reached the environment"
     if spread == 0:
-        return "all episodes of each group earned the same"
+        return f"all episodes of each group earned the same{_uncounted(settings)}"
     return (
         f"filter.metric = {options.metric!r}, filter.zero = {options.zero:g} and"
         f" filter.margin = {options.margin:g} leave none, though returns differ within"
         f" groups, by a standard deviation of {spread:.3g} in the mean"
+        f"{_uncounted(settings)}"
     )
+
+
+def _uncounted(settings: Settings) -> str:
+    """The rewards in use that the filter does not see, to follow upon a cause."""
+    reward = settings.reward
+    is_set = {
+        "length_bonus": reward.length_bonus > 0,
+        "grounding": reward.grounding > 0,
+        "hook": bool(reward.hook),
+    }
+    names = [f"reward.{name}" for name, found in is_set.items() if found]
+    return f", not counting {' and '.join(names)}" if names else ""
 
 
 def _keeps_what_is_above_zero(settings: Settings) -> bool:
@@ -158,29 +174,35 @@ def _keeps_what_is_above_zero(settings: Settings) -> bool:
     return by_fraction and options.metric in ("return_mean", "return_sum")
 
 
-_NOT_FINITE = "rewards of the environment were not finite"
-_SOUND = "an environment that passes python -m ragen_jax.testing.check_env"
-
 _READABLE = (
     "a model that writes the reply format of the example prompt, or with more"
     " rollout.reply_tokens where it is cut off before its answer,"
 )
 
 
-def _cause_of_bad_gradients(spread: float) -> str:
-    return "" if math.isfinite(spread) else f", for {_NOT_FINITE}"
+def _not_finite(settings: Settings) -> str:
+    hook = " or of reward.hook" if settings.reward.hook else ""
+    return f"rewards of the environment{hook} were not finite"
+
+
+def _sound(settings: Settings) -> str:
+    hook = " and finite rewards of reward.hook" if settings.reward.hook else ""
+    return f"an environment that passes python -m ragen_jax.testing.check_env{hook}"
+
+
+def _cause_of_bad_gradients(settings: Settings, spread: float) -> str:
+    return "" if math.isfinite(spread) else f", for {_not_finite(settings)}"
 
 
 def _finite_gradients(settings: Settings, spread: float) -> str:
     if not math.isfinite(spread):
-        return _SOUND
-    hook = ", with rewards of reward.hook that are finite" * bool(settings.reward.hook)
-    return f"a lower optimizer.actor_lr{hook}"
+        return _sound(settings)
+    return "a lower optimizer.actor_lr"
 
 
 def _what_would_be_kept(settings: Settings, spread: float, valid: float) -> str:
     if not math.isfinite(spread):
-        return _SOUND
+        return _sound(settings)
     if spread or _keeps_what_is_above_zero(settings):
         return "other values of those"
     # Where nothing acts, every environment is equally hard.

@@ -20,6 +20,7 @@ from ragen_jax.diagnostics.alarm import (
     Track,
 )
 from ragen_jax.learning import filters, schedules
+from ragen_jax.settings import update_counts
 from ragen_jax.settings.schema import HealthSettings
 
 # Series of two healthy runs of the embedded model, recorded iteration by iteration.
@@ -322,8 +323,8 @@ def test_a_rollback_that_keeps_fewer_groups_leaves_the_learning_rates_as_they_we
     )
     tighter = health.remedied(settings, rollbacks)
     # Half of what would be expected without a rollback was made before it.
-    made = schedules.updates_expected(settings) // 2
-    assert schedules.updates_expected(tighter) <= made
+    made = update_counts.updates_expected(settings) // 2
+    assert update_counts.updates_expected(tighter) <= made
     for kind in ("", "linear"):
         before, after = (
             schedules.learning_rate(one, 1.0, kind)(made) for one in (settings, tighter)

@@ -13,6 +13,7 @@ from helpers import models, updates
 
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
+from ragen_jax.learning import rewards
 from ragen_jax.learning.batch import Batch, reply_lengths
 from ragen_jax.learning.update_plan import UpdatePlan
 
@@ -243,6 +244,22 @@ def test_the_batch_of_kept_rows_is_the_updates_own():
     assert set(kept) == set(np.flatnonzero(found.keep))
 
 
+def test_the_spread_that_sorts_buckets_has_the_penalty_where_the_filter_has_it():
+    rows, episodes = updates.record()
+    spread = {}
+    for with_penalty in (False, True):
+        changes = CHANGES | dict(filter__with_penalty=with_penalty)
+        few = dataclasses.replace(plan(), settings=updates.settings(**changes))
+        reference = updates.reference(few.settings)
+        score = scored_batch.make_scoring(few, keep_all=True)
+        spread[with_penalty] = score(NOBODY, {}, reference, rows, episodes).spread
+    for with_penalty, penalty in ((False, 0.0), (True, -0.1)):
+        by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
+        expected = by_group.std(axis=1, ddof=1)
+        np.testing.assert_allclose(spread[with_penalty], expected, rtol=1e-5)
+    assert np.abs(spread[True] - spread[False]).max() > 0.01
+
+
 def test_where_all_rows_are_scored_the_runs_filter_still_says_which_it_keeps(
     monkeypatch,
 ):
@@ -259,5 +276,6 @@ def test_where_all_rows_are_scored_the_runs_filter_still_says_which_it_keeps(
     score, keep = note("rows", kept=zero, batch=zero), note("keep", keep=zero, std=zero)
     monkeypatch.setattr(scored_batch.starpo, "score", score)
     monkeypatch.setattr(scored_batch, "uncertainty_filter", keep)
+    monkeypatch.setattr(scored_batch.shaping, "turn_rewards", lambda *_: zero)
     scored_batch.make_scoring(plan_of_half(), keep_all=True)(NOBODY, {}, {}, {}, {})
     assert seen == {"rows": "none", "keep": "top_fraction"}

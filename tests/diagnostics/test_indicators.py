@@ -226,3 +226,11 @@ def test_all_indicators_are_computed_by_hand():
             "first_action_entropy_in_group": 2 / 3 * math.log(2),
         }
     )
+
+
+def test_a_group_that_differs_by_the_penalty_alone_has_a_spread_where_it_counts():
+    # Groups 0 and 1 earn the same throughout; one reply of group 1 is not valid.
+    episodes = records.episodes_of([[1.0], [1.0], [0.5], [0.5]], group=[0, 0, 1, 1])
+    episodes = episodes.replace(is_valid=jnp.ones((4, 1), bool).at[3, 0].set(False))
+    assert float(indicators.zero_spread(episodes, 2)) == 1
+    assert float(indicators.zero_spread(episodes, 2, -0.1)) == 0.5

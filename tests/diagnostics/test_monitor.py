@@ -10,7 +10,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import runs
+from helpers import runs, updates
 
 from ragen_jax.cli import diagnosis
 from ragen_jax.diagnostics import (
@@ -230,6 +230,24 @@ def test_each_iteration_has_its_indicators(rolled_back):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("with_penalty", "share"), [(False, 1.0), (True, 0.75)])
+def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
+    with_penalty, share
+):
+    chosen = updates.settings(filter__with_penalty=with_penalty)
+    plan = types.SimpleNamespace(reply_tokens=4)
+    run = types.SimpleNamespace(settings=chosen, tasks=(), plan=plan)
+    update_plan = types.SimpleNamespace(settings=chosen)
+    rows, episodes = updates.record()
+    # All earn nothing, and one reply of group 0 is not valid.
+    is_valid = jnp.ones_like(episodes.is_valid).at[1, 0].set(False)
+    episodes = episodes.replace(
+        reward=jnp.zeros_like(episodes.reward), is_valid=is_valid
+    )
+    measure = monitor.make_monitor(run, update_plan).measure
+    assert float(measure(rows, episodes, ())["zero_spread_groups"]) == share
+
+
 def test_episodes_are_recorded_with_what_their_tokens_were_worth(rolled_back):
     workdir, *_ = rolled_back
     episodes = episode_log.read(workdir)

@@ -13,7 +13,7 @@ from helpers.records import rows_of
 
 from ragen_jax.learning import advantages, gather, groups, strategies
 from ragen_jax.learning.groups import Grouping
-from ragen_jax.settings import FilterSettings
+from ragen_jax.settings import FilterSettings, update_counts
 
 NOTHING = [False] * 4
 USUAL = FilterSettings(
@@ -199,7 +199,7 @@ def test_the_kept_groups_equal_those_of_a_loop(strategy, keep_zero, seed):
         keep_zero=keep_zero,
     )
     chosen = dataclasses.replace(USUAL, strategy=strategy, fraction=fraction)
-    assert sum(expected) <= strategies.most_kept(9, chosen)
+    assert sum(expected) <= update_counts.most_kept(9, chosen)
 
 
 @pytest.mark.parametrize("strategy", ["top_fraction", "top_p"])
@@ -236,7 +236,7 @@ def test_a_score_that_is_not_a_number_is_never_kept(strategy, keep_zero):
     ],
 )
 def test_room_is_made_for_the_most_groups_that_can_be_kept(changes, most):
-    assert strategies.most_kept(8, dataclasses.replace(USUAL, **changes)) == most
+    assert update_counts.most_kept(8, dataclasses.replace(USUAL, **changes)) == most
 
 
 # All strategies ----------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_there_is_room_for_all_that_a_fraction_that_moves_keeps(
     chosen = dataclasses.replace(USUAL, strategy="top_fraction", **share)
     score = jnp.arange(1.0, groups + 1)
     kept = strategies.keep_groups(score, chosen, jnp.float32(fraction))
-    assert kept.sum() <= strategies.most_kept(groups, chosen)
+    assert kept.sum() <= update_counts.most_kept(groups, chosen)
 
 
 def test_groups_outside_the_scope_are_never_kept():

@@ -227,6 +227,35 @@ def test_k3_of_a_reply_the_policy_gave_up_stays_finite():
     assert np.isfinite(gradient).all()
 
 
+# e^d - 1 - d is 9.989 at d = 2.61, 10.116 at 2.62, 9.900 at -10.9, 10.100 at -11.1.
+DIFFERENCE = jnp.array([[0.5, 2.61, 2.62, 20.0, -10.9, -11.1]])
+K3_GRADIENT = [[1 - np.exp(0.5), 1 - np.exp(2.61), 0.0, 0.0, 1 - np.exp(-10.9), 0.0]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "gradient"), [("k3", K3_GRADIENT), ("k3+", -DIFFERENCE)]
+)
+def test_the_kl_term_of_a_token_is_at_most_ten_nats(kind, gradient, compiled):
+    def term(logprobs):
+        return losses.bounded_kl(losses.kl(logprobs, DIFFERENCE, kind), kind)
+
+    slope = jax.grad(lambda x: term(x).sum())
+    if compiled:
+        term, slope = jax.jit(term), jax.jit(slope)
+    logprobs = jnp.zeros((1, 6))
+    expected = [[0.148721, 9.989051, 10.0, 10.0, 9.900018, 10.0]]
+    np.testing.assert_allclose(term(logprobs), expected, rtol=1e-5)
+    np.testing.assert_allclose(slope(logprobs), gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k1+"])
+def test_other_kl_terms_have_no_bound(kind):
+    divergence = losses.kl(jnp.zeros((1, 6)), -DIFFERENCE, kind)
+    assert np.abs(divergence).max() > 10
+    np.testing.assert_array_equal(losses.bounded_kl(divergence, kind), divergence)
+
+
 @pytest.mark.parametrize("kind", losses.KL_KINDS)
 def test_nothing_flows_into_the_reference(kind):
     gradient = jax.grad(lambda r: losses.kl(jnp.log(RATIO), r, kind).sum())(ZEROS)

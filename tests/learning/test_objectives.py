@@ -22,7 +22,9 @@ K2 = np.array([[0.005, 0.02, 0.045]])
 BARE = dict(estimator="grpo", loss__clip_low=0.2, loss__clip_high=0.3, iterations=3)
 
 
-def losses_of(iteration: int = 0, sampled=None, has_bonus=None, **changes):
+def losses_of(
+    iteration: int = 0, sampled=None, has_bonus=None, reference=REFERENCE, **changes
+):
     """`token_losses` of those tokens; without an entropy bonus unless asked for."""
     chosen = updates.settings(**BARE | dict(loss__entropy=0.0) | changes)
     nothing = jnp.zeros((1, 3))
@@ -30,7 +32,7 @@ def losses_of(iteration: int = 0, sampled=None, has_bonus=None, **changes):
         tokens=nothing,
         is_reply=nothing == 0,
         old_logprobs=OLD,
-        ref_logprobs=REFERENCE,
+        ref_logprobs=reference,
         old_values=nothing,
         advantages=GAIN,
         returns=nothing,
@@ -57,6 +59,18 @@ def test_the_kl_term_is_in_the_loss_only_where_it_is_asked_for(kl_in, weight):
     found = losses_of(2, **kl)
     np.testing.assert_allclose(found.divergence, K2, rtol=1e-4)
     np.testing.assert_allclose(found.total, SURROGATE + weight * K2, rtol=1e-5)
+
+
+def test_the_kl_term_is_bounded_and_recorded_without_the_bound():
+    reference = NEW + jnp.array([[0.1, 3.0, -12.0]])
+    kl = dict(loss__kl=0.5, loss__kl_kind="k3", loss__kl_in="loss")
+    found = losses_of(reference=reference, **kl)
+    k3 = np.array([[np.exp(0.1) - 1.1, np.exp(3) - 4, np.exp(-12) + 11]])
+    assert k3[0, 1] > 16
+    np.testing.assert_allclose(found.divergence, k3, rtol=1e-4)
+    np.testing.assert_allclose(
+        found.total, SURROGATE + 0.5 * np.minimum(k3, 10), rtol=1e-5
+    )
 
 
 def test_the_second_bound_holds_what_did_worse():

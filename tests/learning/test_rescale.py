@@ -1,6 +1,7 @@
 """Weights and scales of advantages, coefficients that move, and a filter's scores."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -18,6 +19,7 @@ from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
 from ragen_jax.learning.groups import Grouping, group_statistics
+from ragen_jax.settings import update_counts
 
 # Rows of episodes 0 and 1 of two groups: 3 reply tokens and 1, and a row of padding.
 ROWS = rows_of("orrR", "oR..", "....", episode=[0, 1, 0])
@@ -26,8 +28,7 @@ KEPT = KeptRows(rows=ROWS, weight=jnp.array([1.0, 1.0, 0.0]))
 CHOSEN = Selection(
     keep=jnp.array([True, True]),
     kept_fraction=jnp.float32(0.25),
-    std=jnp.array([1.0, 3.0]),
-    spread=jnp.array([1.0, 4.0]),
+    std=jnp.array([1.0, 4.0]),
     kept_groups=jnp.array([True, True]),
 )
 GAINS = jnp.where(ROWS.is_reply, jnp.array([[2.0], [-1.0], [5.0]]), 0.0)
@@ -66,7 +67,7 @@ def test_groups_are_weighted_by_their_spread_over_the_largest():
 
 def test_a_group_that_is_dropped_does_not_set_the_largest_spread():
     kept, sets = jnp.array([True, False]), jnp.zeros(2, jnp.int32)
-    weight = rescale.spread_weight(CHOSEN.spread, kept, sets)
+    weight = rescale.spread_weight(CHOSEN.std, kept, sets)
     np.testing.assert_allclose(weight, [1.0, 0.0], rtol=1e-5)
 
 
@@ -137,7 +138,7 @@ def test_the_critic_can_have_a_schedule_of_its_own():
     chosen = updates.settings(
         optimizer__schedule="constant", optimizer__critic_schedule="linear"
     )
-    last = schedules.updates_expected(chosen)
+    last = update_counts.updates_expected(chosen)
     kind = chosen.optimizer.critic_schedule
     assert schedules.learning_rate(chosen, 1.0)(last) == 1.0
     assert schedules.learning_rate(chosen, 1.0, kind)(last) == 0.0
@@ -161,15 +162,31 @@ def test_the_actors_schedule_ends_with_the_run_though_the_critic_warms_up_first(
     chosen = updates.settings(
         iterations=20, optimizer__critic_warmup=10, optimizer__schedule="linear"
     )
-    last = schedules.updates_expected(chosen)
+    last = update_counts.updates_expected(chosen)
     assert schedules.learning_rate(chosen, 1.0)(last // 4) == 0.5
     assert schedules.learning_rate(chosen, 1.0)(last // 2) == 0.0
     assert schedules.learning_rate(chosen, 1.0, "same")(last // 2) == 0.5
 
 
+def test_the_actor_has_the_share_of_a_schedule_that_its_iterations_have():
+    chosen = updates.settings(
+        iterations=100,
+        optimizer__critic_warmup=60,
+        optimizer__schedule_updates=50,
+        optimizer__schedule="linear",
+    )
+    assert update_counts.actor_share(chosen, 50) == 20
+    rate, of_critic = (schedules.learning_rate(chosen, 1.0, k) for k in ("", "same"))
+    found = [rate(10), rate(19), rate(20)]
+    np.testing.assert_allclose(found, [0.5, 0.05, 0.0], rtol=1e-5)
+    np.testing.assert_allclose([of_critic(25), of_critic(50)], [0.5, 0.0])
+
+
 def test_updates_are_counted_for_each_use_of_the_episodes():
-    once = schedules.updates_expected(updates.settings())
-    assert schedules.updates_expected(updates.settings(optimizer__reuse=3)) == 3 * once
+    once = update_counts.updates_expected(updates.settings())
+    assert (
+        update_counts.updates_expected(updates.settings(optimizer__reuse=3)) == 3 * once
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +220,7 @@ def test_a_schedule_ends_with_the_run_whatever_the_filter_rounds(
         iterations=3,
         **dict(filter__strategy="top_fraction", filter__low=0.0) | changes,
     )
-    assert schedules.updates_expected(chosen) == 3 * episodes // 2
+    assert update_counts.updates_expected(chosen) == 3 * episodes // 2
 
 
 @pytest.mark.parametrize(
@@ -235,7 +252,7 @@ def test_a_schedule_ends_with_the_run_whose_fraction_of_kept_groups_moves(
         fraction = schedules.over_the_run(chosen, first, end, jnp.int32(iteration))
         kept = int(strategies.keep_groups(score, chosen.filter, fraction).sum())
         made.append(-(-kept * updates.GROUP_SIZE // 16))
-    assert schedules.updates_expected(chosen) == sum(made)
+    assert update_counts.updates_expected(chosen) == sum(made)
     rate, learned = schedules.learning_rate(chosen, 1.0), sum(made[warmup:])
     assert rate(learned - 1) > 0.0
     assert rate(learned) == 0.0
@@ -252,11 +269,11 @@ def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its
         iterations=3,
     )
     assert filters.most_kept_episodes(chosen) == 8
-    assert schedules.updates_expected(chosen) == 3 * 2
+    assert update_counts.updates_expected(chosen) == 3 * 2
     whole = dataclasses.replace(
         chosen, filter=dataclasses.replace(chosen.filter, scope="batch")
     )
-    assert schedules.updates_expected(whole) == 3
+    assert update_counts.updates_expected(whole) == 3
 
 
 LAKES = dict.fromkeys("abcd", dict(name="frozen_lake", prompts=2))
@@ -304,7 +321,7 @@ def test_a_schedule_counts_the_most_groups_that_scores_can_make_a_filter_keep(
 ):
     usual = dict(rollout__prompts=8, optimizer__minibatch=4, optimizer__microbatch=4)
     chosen = updates.settings(iterations=1, **usual | changes)
-    assert schedules.updates_expected(chosen) == groups  # of four episodes each
+    assert update_counts.updates_expected(chosen) == groups  # of four episodes each
 
 
 @pytest.mark.parametrize("prefer", ["largest", "smallest"])
@@ -331,7 +348,7 @@ def test_no_scores_make_a_filter_keep_more_groups_than_a_schedule_counts(
             lambda x, c=chosen.filter: strategies.keep_groups(x, c, c.fraction)
         )
         most = int(keep(score).sum(axis=1).max())
-        assert 1 <= most <= schedules.updates_expected(chosen)
+        assert 1 <= most <= update_counts.updates_expected(chosen)
 
 
 def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windows():
@@ -349,7 +366,7 @@ def test_a_schedule_counts_the_turns_that_each_environment_of_a_mix_has_in_windo
         iterations=3,
     )
     # Two groups of four episodes of one turn, two of four turns.
-    assert schedules.updates_expected(chosen) == 3 * (8 * 1 + 8 * 4) // 4
+    assert update_counts.updates_expected(chosen) == 3 * (8 * 1 + 8 * 4) // 4
 
 
 # What a filter scores -----------------------------------------------------------------
@@ -395,20 +412,76 @@ def test_a_metric_sees_the_penalty_only_where_asked():
     assert np.abs(values - np.asarray(rewards.returns(episodes))).max() > 0.05
 
 
-def test_the_filter_reports_both_spreads_and_keeps_the_fraction_of_its_iteration():
+def test_the_filter_keeps_the_fraction_of_its_iteration():
     rows, episodes = updates.record()
     chosen = updates.settings(
         iterations=5,
-        filter__with_penalty=True,
         filter__fraction=0.25,
         filter__fraction_end=0.75,
     )
     for iteration, kept in ((0, 1), (2, 2), (4, 3)):
         found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(iteration))
         assert found.kept_groups.sum() == kept
-    for spread, penalty in ((found.std, 0.0), (found.spread, -0.1)):
-        by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
-        np.testing.assert_allclose(spread, by_group.std(axis=1, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["top_fraction", "none"])
+@pytest.mark.parametrize("metric", ["return_std", "length"])
+@pytest.mark.parametrize(("with_penalty", "penalty"), [(False, 0.0), (True, -0.1)])
+def test_the_spread_is_that_of_the_returns_that_are_asked_for(
+    with_penalty, penalty, metric, strategy
+):
+    rows, episodes = updates.record()
+    chosen = updates.settings(
+        filter__strategy=strategy,
+        filter__metric=metric,
+        filter__with_penalty=with_penalty,
+    )
+    found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    played = np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None]
+    earned = np.asarray(episodes.reward) + penalty * ~np.asarray(episodes.is_valid)
+    returns = np.where(played, earned, 0).sum(axis=1).reshape(4, 4)
+    np.testing.assert_allclose(found.std, returns.std(axis=1, ddof=1), rtol=1e-5)
+
+
+def earned_with(value: float, *places):
+    """Turn rewards of the record, with `value` in these (episode, turn)."""
+    _, episodes = updates.record()
+    earned = np.array(rewards.played_rewards(episodes, -0.1))
+    for place in places:
+        earned[place] = value
+    return jnp.asarray(earned)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [("none", [0, 1, 2]), ("top_fraction", [0, 1]), ("within_group", [0, 1])],
+)
+def test_a_group_with_a_return_that_is_not_finite_makes_room_for_the_next(
+    strategy, kept, value
+):
+    rows, episodes = updates.record()
+    chosen = updates.settings(filter__strategy=strategy)
+    # Scores fall in the order of groups 3, 0, 1; group 2 has none.
+    choose = functools.partial(filters.uncertainty_filter, chosen, rows, episodes)
+    sound = choose(jnp.int32(0), earned_with(0.0))
+    found = choose(jnp.int32(0), earned_with(value, (13, 0)))
+    assert sound.kept_groups[3] and np.isfinite(sound.std).all()
+    assert np.flatnonzero(found.kept_groups).tolist() == kept
+    assert not found.keep[episodes.group == 3].any()
+    np.testing.assert_array_equal(np.isnan(found.std), [False, False, False, True])
+    np.testing.assert_array_equal(found.std[:3], sound.std[:3])
+
+
+def test_if_no_group_is_sound_the_update_sees_what_the_filter_kept():
+    rows, episodes = updates.record()
+    chosen = updates.settings(filter__strategy="top_fraction")
+    spoilt = earned_with(np.nan, (0, 0), (4, 0), (8, 0), (12, 0))
+    choose = functools.partial(filters.uncertainty_filter, chosen, rows, episodes)
+    found = choose(jnp.int32(0), spoilt)
+    usual = choose(jnp.int32(0))
+    np.testing.assert_array_equal(found.keep, usual.keep)
+    assert usual.keep.any() and np.isnan(found.std).all()
 
 
 def test_groups_are_ranked_among_those_of_their_environment():

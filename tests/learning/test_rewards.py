@@ -126,3 +126,12 @@ def test_k3_in_the_reward_is_never_a_gain():
     d = np.asarray(reference) - np.asarray(logprobs)
     np.testing.assert_allclose(penalized, -(np.exp(d) - 1 - d), atol=1e-6)
     assert (np.asarray(penalized) <= 0).all()
+
+
+def test_a_kl_of_k3_takes_at_most_ten_nats_from_a_reward():
+    reference, is_reply = jnp.array([[3.0, 1.0]]), jnp.ones((1, 2), bool)
+    penalized = rewards.penalize_kl(
+        jnp.ones((1, 2)), jnp.zeros((1, 2)), reference, is_reply, 0.5, "k3"
+    )
+    # e^3 - 4 is above 16; e^1 - 2 = 0.718.
+    np.testing.assert_allclose(penalized, [[-4.0, 2 - np.e / 2]], rtol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 from helpers import updates
 
 from ragen_jax.learning import schedules
+from ragen_jax.settings import update_counts
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -17,7 +18,7 @@ def test_a_rate_that_would_fall_over_more_updates_than_int32_counts_stays(kind):
         optimizer__microbatch=1,
         optimizer__warmup=2,
     )
-    assert schedules.updates_expected(chosen) > 2**31
+    assert update_counts.updates_expected(chosen) > 2**31
     rate = jax.jit(schedules.learning_rate(chosen, 1.0))
     found = [float(rate(jnp.int32(update))) for update in (0, 1, 2, 100)]
     assert found == pytest.approx([0.5, 1.0, 1.0, 1.0])
@@ -33,5 +34,5 @@ def test_a_fraction_may_move_over_as_many_iterations_as_there_are_numbers_for():
         filter__fraction=0.25,
         filter__fraction_end=0.75,
     )
-    groups = schedules.updates_expected(chosen) / chosen.iterations
+    groups = update_counts.updates_expected(chosen) / chosen.iterations
     assert groups == pytest.approx(1 / 4 + 2 / 2 + 3 / 4, rel=1e-4)

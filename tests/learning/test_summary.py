@@ -152,7 +152,7 @@ def test_the_numbers_of_a_batch_are_worked_out_by_hand():
     assert values["rollout/utilization"] == 0.75
 
 
-def test_an_update_reports_the_task_returns_spread_and_what_the_critic_explains():
+def test_an_update_reports_the_returns_spread_and_what_the_critic_explains():
     """Of a critic that learns at two tokens: variances 1 of returns and 1/4 of errors.
 
     The second row is padding.
@@ -170,7 +170,6 @@ def test_an_update_reports_the_task_returns_spread_and_what_the_critic_explains(
         keep=jnp.ones(4, bool),
         kept_fraction=jnp.float32(0.5),
         std=jnp.array([1.0, 3.0]),
-        spread=jnp.array([5.0, 7.0]),
         kept_groups=jnp.ones(2, bool),
     )
     counts = UpdateCounts(jnp.int32(3), jnp.int32(2), jnp.int32(1))

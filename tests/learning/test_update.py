@@ -10,8 +10,9 @@ import optax
 import pytest
 from helpers import plain_update, updates
 
-from ragen_jax.learning import minibatches, schedules
+from ragen_jax.learning import minibatches
 from ragen_jax.learning.batch import Batch
+from ragen_jax.settings import update_counts
 from ragen_jax.trajectory import PADDING
 
 CASES = {
@@ -338,8 +339,8 @@ def test_schedules_expect_an_update_of_every_turn_that_may_be_played():
     usual = dict(iterations=7, filter__fraction=0.5, optimizer__minibatch=8)
     whole = updates.settings(**usual)
     turns = updates.settings(**usual, rollout__history="single", rollout__turns=3)
-    assert schedules.updates_expected(whole) == 7  # 2 groups of 4.
-    assert schedules.updates_expected(turns) == 21
+    assert update_counts.updates_expected(whole) == 7  # 2 groups of 4.
+    assert update_counts.updates_expected(turns) == 21
 
 
 # Several minibatches and epochs ------------------------------------------------------

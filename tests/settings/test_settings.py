@@ -212,6 +212,24 @@ WRONG = [
         ],
     ),
     (
+        # 50 * 40 / 100 = 20 are the actor's; 53 * 40 / 100 = 21.2.
+        dict(
+            iterations=100,
+            optimizer__critic_warmup=60,
+            optimizer__warmup=20,
+            optimizer__schedule_updates=50,
+        ),
+        [
+            "schedule_updates = 50 leaves the actor 20 gradient steps",
+            "critic_warmup = 60",
+            "iterations = 100",
+            "optimizer.warmup = 20",
+            "to 53 or more",
+            "set it to 0",
+            "at most 19",
+        ],
+    ),
+    (
         dict(rollout__actions_per_turn=11),
         ["actions_per_turn = 11", "rollout.actions = 10", "at most 10"],
     ),
@@ -344,6 +362,13 @@ def test_remedies_of_combinations_are_accepted():
     read(iterations=100, optimizer__critic_warmup=99)
     read(optimizer__schedule_updates=6, optimizer__warmup=5)
     read(optimizer__schedule_updates=5, optimizer__warmup=4)
+    of_critic = dict(iterations=100, optimizer__critic_warmup=60)
+    read(**of_critic, optimizer__schedule_updates=53, optimizer__warmup=20)
+    read(**of_critic, optimizer__schedule_updates=50, optimizer__warmup=19)
+    read(**of_critic, optimizer__schedule_updates=0, optimizer__warmup=20)
+    constant = dict(optimizer__schedule="constant", optimizer__critic_schedule="linear")
+    few = dict(optimizer__schedule_updates=50, optimizer__warmup=20)
+    read(**of_critic, **constant, **few)
     read(algorithm="starpo", estimator="grpo", advantage__zero_task=True)
     read(rollout__actions_per_turn=10)
     read(evaluation__test_prompts=10**9)

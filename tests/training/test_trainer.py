@@ -1,5 +1,6 @@
 """Whole runs within one process: signals, more iterations, and runs that stop."""
 
+import dataclasses
 import io
 import json
 import math
@@ -294,6 +295,24 @@ def test_negative_returns_are_the_cause_where_a_filter_ranks_by_them(
     assert said.endswith("begin with other values of those in another --workdir")
 
 
+@pytest.mark.parametrize(
+    ("changes", "spread"),
+    [
+        ({}, 0.0),
+        (dict(filter__zero=100), 0.354),
+        (dict(filter__strategy="top_p", filter__metric="return_mean"), 0.354),
+    ],
+)
+def test_the_cause_of_an_empty_batch_says_which_rewards_do_not_count(changes, spread):
+    thinking = dict(env__thinking=True)
+    paid = dict(reward__length_bonus=0.1, reward__hook="my_rewards.py") | thinking
+    uncounted = ", not counting reward.length_bonus and reward.hook"
+    cause = safety.why_nothing_is_kept(runs.settings(**changes, **paid), spread)
+    assert cause.endswith(uncounted)
+    plain = safety.why_nothing_is_kept(runs.settings(**changes, **thinking), spread)
+    assert cause == plain + uncounted
+
+
 def test_a_run_without_any_update_says_why_nothing_was_learned(run):
     state = weights.new_state(run).replace(iteration=jnp.int32(4))
     empty = state.replace(skipped_empty=jnp.int32(4))
@@ -324,14 +343,28 @@ def test_rewards_that_are_not_finite_are_named_as_the_cause(run):
     assert "actor_lr" in safety.problem(settings, bad, [], 0.1)
 
 
-def test_rewards_that_are_not_finite_are_said_once_in_a_run():
+def test_a_hook_is_named_beside_the_environment_where_rewards_are_not_finite(run):
+    reward = dataclasses.replace(run.settings.reward, hook="my_rewards.py")
+    settings = dataclasses.replace(run.settings, reward=reward)
+    counts = dict(iteration=jnp.int32(4), skipped_bad=jnp.int32(4))
+    state = weights.new_state(run).replace(**counts)
+    for said in (
+        safety.unsound_rewards(settings, math.nan),
+        safety.nothing_learned(settings, state, math.nan),
+    ):
+        assert "environment or of reward.hook were not finite" in said
+        assert "check_env and finite rewards of reward.hook in another" in said
+    assert safety.unsound_rewards(settings, 0.5) == ""
+
+
+def test_rewards_that_are_not_finite_are_said_once_in_a_run(run):
     stream = io.StringIO()
     console = console_lib.Console(stream)
     for spread in (0.5, math.nan, 0.0, math.inf):
-        console.once(safety.unsound_rewards(spread))
+        console.once(safety.unsound_rewards(run.settings, spread))
     (line,) = stream.getvalue().splitlines()
     assert line.startswith(
-        "warning: rewards of the environment were not finite: episodes with them"
+        "warning: rewards of the environment were not finite: groups with them"
     )
     assert "python -m ragen_jax.testing.check_env" in line
 
