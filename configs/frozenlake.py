@@ -158,7 +158,7 @@ def _learning(config: ConfigDict) -> None:
         # or "return_variance", "return_mean", "return_sum", "length", "entropy",
         # "entropy_std".
         metric="return_std",
-        with_penalty=False,  # Returns, also in reward_std, include penalties.
+        with_penalty=False,  # If True, returns, also in reward_std, include penalties.
         keep_zero=False,  # If True, groups of metric 0 may be kept.
         zero=1e-6,  # A lower |metric| counts as 0.
         margin=0.01,  # By how much "top_p" may miss its share of the sum.

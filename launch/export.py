@@ -74,18 +74,22 @@ def main() -> None:
                 f"--adapter: {_CHECKPOINT.value} was trained without adapters"
                 " (lora.rank = 0): leave --adapter out, which writes the whole model"
             )
-    tokenizer, note = agent_template.for_agent(
-        model.tokenizer, model.pieces, thinking=settings.env.thinking
-    )
     console.status(f"reading step {found.step} ...")
     restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(restore(model, found.directory, found.step))
     console.status(f"writing {out} ...")
+    thinking = settings.env.thinking
     with cli.user_mistakes():
         if _ADAPTER.value:
             base = sources.outside_name(settings.model.path, model.source)
             peft.write_folder(out, model.config, actor, model.adapters, *base)
+            notes = [_GGUF] if model.source.is_gguf else []
+            notes.append(agent_template.of_adapters(thinking))
         else:
+            tokenizer, note = agent_template.for_agent(
+                model.tokenizer, model.pieces, thinking=thinking
+            )
+            notes = [note] if note else []
             hugging_face.write_folder(
                 out,
                 model.config,
@@ -100,22 +104,11 @@ def main() -> None:
         f"parameters   {parameters.count(actor) / 1e6:.2f} M in {dtype}\n"
         f"folder       {out}"
     )
-    notes = [note] if note else []
-    if _ADAPTER.value:
-        notes = _notes_on_adapters(model)
     for note in notes:
         console.line(f"note         {note}")
     if not _ADAPTER.value:
         words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
         console.line(f"\nnext: {shlex.join(words)}")
-
-
-def _notes_on_adapters(model) -> list[str]:
-    """What a user of the adapters alone has to know."""
-    from ragen_jax.text import agent_template
-
-    notes = [_GGUF] if model.source.is_gguf else []
-    return [*notes, agent_template.of_adapters(model.settings.env.thinking)]
 
 
 def _check_flags() -> Path:

@@ -23,13 +23,17 @@ _MESSAGE = 83  # tokens of an observation that is prefilled: odd, as some are
 # rounds by 0.4 % at each of several steps, a wrong mask or head differs by 100 %.
 _TOLERANCE = 0.05
 _WORKS = "works"
+_BEGUN, _FATAL = "begun", "ended its process, or came to its time limit"
+_NOT_TRIED = "not tried: no device is left"
 _OF_ROWS = "rows of"  # how the names of the update's forms begin
 
 Form = Callable[[], Any]  # computes the form and returns its arrays, a pytree
 Heads = tuple[int, int, int]  # query heads, key heads, features of each
 
 
-def tried(cases: Sequence[tuple[int, Heads]]) -> Iterator[dict[str, str]]:
+def tried(
+    cases: Sequence[tuple[int, Heads]], earlier: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
     """Tries each form; before and after each, yields the outcomes so far by form.
 
     An outcome is "works", where the values are those of plain operations, or says what
@@ -38,6 +42,8 @@ def tried(cases: Sequence[tuple[int, Heads]]) -> Iterator[dict[str, str]]:
 
     Args:
       cases: (C, heads) of each model: positions of the cache, and its heads.
+      earlier: outcomes of a process that did not come to the end: they stand, and a
+        form at which it ended is not tried again.
     """
     outcomes: dict[str, str] = {}
     for context, heads in dict.fromkeys(cases):
@@ -45,14 +51,17 @@ def tried(cases: Sequence[tuple[int, Heads]]) -> Iterator[dict[str, str]]:
             continue
         plain = forms(context, heads, "xla", jax.device_count())
         for name, form in forms(context, heads, "cudnn", jax.device_count()).items():
-            outcomes[name] = "not tried: no device is left"
+            if earlier.get(name, _NOT_TRIED) != _NOT_TRIED:
+                has_ended = earlier[name] == _BEGUN
+                outcomes[name] = _FATAL if has_ended else earlier[name]
+                continue
+            outcomes[name] = _NOT_TRIED
             if _answers():
-                outcomes[name] = "begun"  # All that is known if it ends the process.
+                outcomes[name] = _BEGUN  # All that is known if it ends the process.
                 yield dict(outcomes)
                 outcomes[name] = outcome(form, plain[name])
             yield dict(outcomes)
-    if not outcomes:
-        yield {"state": "not asked for on this device"}
+    yield outcomes or {"state": "not asked for on this device"}
 
 
 def forms(
@@ -131,10 +140,11 @@ def outcome(form: Form, plain: Form | None = None) -> str:
         if not all(bool(jnp.isfinite(x).all()) for x in found):
             return "not finite"
         expected = found if plain is None else jax.tree.leaves(plain())
-        differs = max(map(_difference, found, expected))
+        # As an array, whose maximum is NaN if any is.
+        differs = float(jnp.array(list(map(_difference, found, expected))).max())
     except Exception as error:  # Any error is an outcome.
         return f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    if differs > _TOLERANCE:
+    if not differs <= _TOLERANCE:
         return f"differs from plain operations by {differs:.0%} of the largest value"
     return _WORKS
 
@@ -142,7 +152,8 @@ def outcome(form: Form, plain: Form | None = None) -> str:
 def _difference(x: jax.Array, expected: jax.Array) -> float:
     """The largest difference, as a share of the largest magnitude expected."""
     x, expected = (jnp.asarray(each, jnp.float32) for each in (x, expected))
-    return float(abs(x - expected).max() / abs(expected).max())
+    smallest = jnp.finfo(jnp.float32).tiny  # Where all that is expected is 0.
+    return float(abs(x - expected).max() / jnp.maximum(abs(expected).max(), smallest))
 
 
 def _answers() -> bool:

@@ -156,7 +156,8 @@ def _device(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         (sizes.context, sizes.heads),
         (sizes.default_context, sizes.default_heads),
     )
-    for outcomes in attention_forms.tried(cases):
+    earlier = read(out, "device").tables.get(_ATTENTION, {})
+    for outcomes in attention_forms.tried(cases, earlier):
         yield _ATTENTION, outcomes
 
 
@@ -197,8 +198,7 @@ def _forecast(sizes: Sizes, out: Path, stage: Stage) -> Tables:
 
     seen = read(out, "device").tables.get("device")
     if seen is None:
-        yield "forecast", {"state": "unmeasured: the stage device says no device"}
-        return
+        raise UserError("the stage device has not said yet what is here: run it first")
     named = {devices.read(name).title: name for name in devices.names()}
     name, count = "h100", 1  # For a test of the suite on a CPU.
     if seen["backend"] != "cpu":

@@ -106,7 +106,7 @@ def run(
 ) -> list[Result]:
     """Runs all stages that are not done yet, those with the fewest attempts first.
 
-    A stage that others need comes before them, unless it has not ended well thrice.
+    A stage that others need comes before them, and is tried up to three times first.
 
     Results with another `made_with` are moved to a folder OUT/before_N first, unless
     they differ only in CODE: those stay and are reported as such.
@@ -129,15 +129,18 @@ def run(
         if result.state == DONE:
             status(f"{stage.name}: {_done_before(out, result, made_with)}")
             continue
-        left = end - _GRACE - time.monotonic()
-        if left < _LEAST:
-            status(f"{stage.name} and the rest: no time left; start the suite again")
-            break
-        status(f"{stage.name}: {stage.answers} ...")
-        stage_command = [*command, f"--stage={stage.name}"]
-        result = _attempt(out, stage, stage_command, min(limit, left), made_with)
-        status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
-        _write_report(out, stages)
+        for _ in range(max(1, _TRIES - result.attempts) if stage.others_need_it else 1):
+            left = end - _GRACE - time.monotonic()
+            if left < _LEAST:
+                status(f"{stage.name} and the rest: no time left; start it again")
+                return _write_report(out, stages)
+            status(f"{stage.name}: {stage.answers} ...")
+            stage_command = [*command, f"--stage={stage.name}"]
+            result = _attempt(out, stage, stage_command, min(limit, left), made_with)
+            status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
+            _write_report(out, stages)
+            if result.state == DONE:
+                break
     return _write_report(out, stages)
 
 

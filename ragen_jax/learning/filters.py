@@ -31,7 +31,7 @@ def uncertainty_filter(
     rows: Rows,
     episodes: Episodes,
     iteration: jax.Array,
-    turn_rewards: jax.Array | None = None,
+    turn_rewards: jax.Array,
 ) -> Selection:
     """Chooses the groups whose outcome is uncertain (StarPO-S, arXiv:2504.20073, 4.1).
 
@@ -43,7 +43,7 @@ def uncertainty_filter(
       rows, episodes: the record of B episodes of P groups.
       iteration: int32[], iterations finished.
       turn_rewards: float32[B, K], units of reward, all that is trained on, bonuses and
-        hook included; None: the environment's.
+        hook included.
     """
     options, groups = settings.filter, settings.rollout.prompts
     grouping = Grouping(episodes.group, groups)
@@ -99,10 +99,10 @@ def most_kept_episodes(settings: Settings) -> int:
     return members * groups
 
 
-def _finite_groups(episodes: Episodes, turn_rewards, groups: int) -> jax.Array:
+def _finite_groups(
+    episodes: Episodes, turn_rewards: jax.Array, groups: int
+) -> jax.Array:
     """bool[P], whether all returns of a group are finite; True of an empty one."""
-    if turn_rewards is None:
-        turn_rewards = rewards.played_rewards(episodes, 0.0)
     is_bad = (~jnp.isfinite(turn_rewards.sum(axis=1))).astype(jnp.int32)
     return jax.ops.segment_sum(is_bad, episodes.group, groups) == 0
 

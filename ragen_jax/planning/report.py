@@ -250,7 +250,7 @@ def _iterations(plan: Plan) -> Iterator[str]:
         " sheet"
     )
     work = f"{'s':>8s} {'TB moved':>9s} {'TFLOP':>8s}"
-    yield f"  {'':22s} {'rollout':>8s} {'':18s}   {'update':>8s}"
+    yield f"  {'':23s} {'rollout':>8s} {'':18s}   {'update':>8s}"
     yield (
         f"  {'reply':>6s} {'decodes':>8s} {'extends':>7s} {work}   {work}"
         f" {'GB exchanged':>13s} {'total, s':>12s} {'reply tokens/s':>15s}"

@@ -6,8 +6,6 @@ Arithmetic on the host, for checks of settings, shapes of arrays, and schedules.
 import dataclasses
 import math
 
-import numpy as np
-
 from ragen_jax.settings.schema import FilterSettings, Settings
 
 # Error, either way, of a fraction that moves over the run and so is float32.
@@ -95,6 +93,8 @@ def _most_groups(size: int, options: FilterSettings) -> int:
 
 def _rank(fraction: float, count: int) -> int:
     """round(fraction * count), in float32 like the compiled filter."""
+    import numpy as np  # Here, for the sake of `--help` and of messages.
+
     return int(np.round(np.float32(fraction) * np.float32(count)))
 
 

@@ -237,7 +237,8 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
             suggestions.append(({"estimator": "grpo"}, "do without a critic"))
     rollout, update = sum(needs.rollout.values()), sum(needs.update.values())
     if max(needs.evaluation.values(), default=0) > max(rollout, update):
-        if slots := _evaluated_at_a_time(settings.evaluation) // 2:
+        half = _evaluated_at_a_time(settings.evaluation) // 2
+        if slots := half // shards * shards:
             fewer = {"evaluation.slots": slots}
             suggestions.append((fewer, "fewer episodes evaluated at a time"))
     elif update >= rollout:

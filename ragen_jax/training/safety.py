@@ -129,7 +129,7 @@ def why_nothing_is_kept(
 
     Args:
       settings: of the run.
-      spread: units of reward, mean in-group standard deviation of the task's return.
+      spread: units of reward, `filter/reward_std`.
       valid: share of replies that were valid; nan: not known.
     """
     options = settings.filter

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ragen_jax.benchmarks import attention_forms, stages, suite_sizes
+from ragen_jax.benchmarks import attention_forms, stages, suite, suite_sizes
 from ragen_jax.benchmarks.suite import Stage
 
 CONTEXT, HEADS = 96, (4, 2, 8)
@@ -14,6 +14,17 @@ FORMS = attention_forms.forms(CONTEXT, HEADS, "xla")
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_computes_finite_numbers(name):
     assert attention_forms.outcome(FORMS[name]) == "works"
+
+
+def test_rows_on_all_devices_have_the_gradients_that_they_have_on_one():
+    devices = jax.device_count()
+    assert devices > 1
+    made = attention_forms.forms(CONTEXT, HEADS, "xla", devices)
+    (name,) = made.keys() - FORMS.keys()
+    assert name == "rows of 128 tokens on all devices, with gradients, 4 heads of 8"
+    rows = attention_forms._rows(2 * devices, 128, 0, HEADS)
+    alone = lambda: attention_forms._gradient_of("xla")(*rows)
+    assert attention_forms.outcome(made[name], alone) == "works"
 
 
 def refuse(_):
@@ -27,7 +38,7 @@ def broken():
 
 
 @pytest.fixture
-def tried(monkeypatch):
+def tried(monkeypatch, tmp_path):
     """Outcomes of the `device` stage where cuDNN is said to be there."""
     made = {"good": lambda: jnp.ones(2), "nan": lambda: jnp.nan, "bad": broken}
     made |= {"wrong": lambda: jnp.array([1.0, 0.9])}
@@ -41,9 +52,11 @@ def tried(monkeypatch):
     limits = type("Limits", (), {"figures": lambda _: {"read, GB/s": 1.0}})
     monkeypatch.setattr("ragen_jax.benchmarks.device.device_limits", limits)
 
-    def measured():
+    def measured(earlier=None):
         stage = Stage("device", "?", "device")
-        return list(stages.measure(stage, suite_sizes.SMOKE, None))
+        tables = {"cuDNN's attention": earlier or {}}
+        suite.write(tmp_path, suite.Result("device", tables=tables))
+        return list(stages.measure(stage, suite_sizes.SMOKE, tmp_path))
 
     return measured
 
@@ -77,6 +90,23 @@ def test_a_form_is_compared_with_plain_operations_value_by_value():
     swapped = lambda: (query, key[::-1], value)  # The rows of the batch exchanged.
     assert attention_forms.outcome(FORMS[name], FORMS[name]) == "works"
     assert attention_forms.outcome(swapped, FORMS[name]).startswith("differs from")
+
+
+def test_what_a_process_found_before_it_ended_stands_and_the_rest_is_tried(tried):
+    earlier = {"good": "fails: once", "nan": "begun"}
+    earlier |= {"bad": "not tried: no device is left"}
+    outcomes = tried(earlier)[-1][1]
+    assert outcomes["good"] == "fails: once"
+    assert outcomes["nan"] == "ended its process, or came to its time limit"
+    assert outcomes["bad"].startswith("fails: ") and outcomes["last"] == "works"
+
+
+@pytest.mark.parametrize("expected", [[1.0, jnp.nan], [0.0, 0.0]])
+def test_values_that_cannot_be_compared_do_not_count_as_equal(expected):
+    form = lambda: (jnp.ones(2), jnp.ones(2))
+    plain = lambda: (jnp.array(expected), jnp.ones(2))
+    assert attention_forms.outcome(form, plain).startswith("differs from plain")
+    assert attention_forms.outcome(plain, plain) in ("works", "not finite")
 
 
 def test_what_fails_with_one_models_heads_is_avoided_with_those_alone():

@@ -70,7 +70,7 @@ def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
     lines: list[str] = []
     command = [sys.executable, "-c", "raise SystemExit('it has begun')"]
     suite.run(tmp_path, STAGES, command, 20.0, HERE, lines.append, total=70.0)
-    assert lines == ["quick and the rest: no time left; start the suite again"]
+    assert lines == ["quick and the rest: no time left; start it again"]
     assert "## stuck: ?\n\nnot begun\n" in (tmp_path / "report.md").read_text()
 
 
@@ -147,6 +147,24 @@ def test_a_stage_that_others_need_comes_first_until_it_was_tried_thrice(
     chosen = (Stage("other", "?", "none"), needed)
     suite.run(tmp_path, chosen, command, 20.0, HERE, lines.append)
     assert lines[0] == f"{first}: ? ..."
+
+
+def test_a_stage_that_others_need_is_tried_again_before_them(tmp_path):
+    needed = Stage("needed", "?", "none", others_need_it=True)
+    # Fails the first time alone.
+    script = (
+        "import pathlib, sys\n"
+        "seen = pathlib.Path(sys.argv[1]) / 'seen'\n"
+        "if 'needed' in sys.argv[2] and not seen.exists():\n"
+        "    seen.touch()\n"
+        "    sys.exit('too late')\n"
+    )
+    lines: list[str] = []
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    chosen = (Stage("other", "?", "none"), needed)
+    suite.run(tmp_path, chosen, command, 20.0, HERE, lines.append)
+    told = [line.split(" (")[0] for line in lines if not line.endswith("...")]
+    assert told == ["needed: failed: too late", "needed: done", "other: done"]
 
 
 def test_an_attempt_that_measures_less_loses_nothing_of_the_one_before(tmp_path):
@@ -349,6 +367,26 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own(tmp_
                 assert settings.rollout.reply_tokens == stage.options["reply"]
     with pytest.raises(UserError, match="choose one of device, smoke_run"):
         suite.find(chosen, "devise")
+
+
+@pytest.mark.parametrize(
+    ("is_small", "users", "found"),
+    [(False, None, "cuda,cpu"), (False, "cuda", "cuda"), (True, None, None)],
+)
+def test_a_stage_for_which_cuda_does_not_start_does_not_take_the_cpu(
+    tmp_path, monkeypatch, is_small, users, found
+):
+    monkeypatch.setenv("JAX_PLATFORMS", users or "")
+    if users is None:
+        monkeypatch.delenv("JAX_PLATFORMS")
+    seen = []
+    monkeypatch.setattr(gpu_suite, "_device", lambda is_small: "1 x gpu")
+    monkeypatch.setattr(gpu_suite.endings, "raise_instead", lambda: None)
+    monkeypatch.setattr(
+        suite, "run", lambda *_: seen.append(os.environ.get("JAX_PLATFORMS"))
+    )
+    gpu_suite.run_suite(Path("none"), str(tmp_path), None, is_small, 1, 0, print)
+    assert seen == [found]
 
 
 def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
@@ -554,8 +592,8 @@ def test_a_stage_measures_this_machine(tmp_path, stage, figures):
 
 def test_without_a_device_there_is_no_forecast_of_another(tmp_path):
     stage = suite.find(stages.stages(suite_sizes.SMOKE), "forecast_replies_6")
-    ((_, figures),) = stages.measure(stage, suite_sizes.SMOKE, tmp_path)
-    assert figures == {"state": "unmeasured: the stage device says no device"}
+    with pytest.raises(UserError, match="the stage device has not said"):
+        list(stages.measure(stage, suite_sizes.SMOKE, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])

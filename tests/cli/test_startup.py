@@ -39,6 +39,21 @@ def test_float32_that_is_asked_for_keeps_its_digits_on_every_device(
         jax.config.update("jax_default_matmul_precision", None)
 
 
+@pytest.mark.parametrize("users", [None, "7"])
+def test_a_process_may_pin_all_of_its_hosts_memory_unless_the_user_says_less(
+    monkeypatch, users
+):
+    settings = cli.read_settings(cli.load_config(str(CONFIGS / "frozenlake.py")))
+    variable = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(variable, users or "")
+    if users is None:
+        monkeypatch.delenv(variable)
+    compiler_options.set_all(settings)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert int(os.environ[variable]) == int(users or max(64, pages // 2**30))
+
+
 def test_flags_for_xla_that_the_user_gives_win_over_ours():
     ours = compiler_options.xla_flags("", deterministic=False)
     assert "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling," in ours
@@ -91,6 +106,7 @@ def test_a_job_of_one_process_asks_the_cluster_once(monkeypatch):
     asked = []
     settings = cli.read_settings(cli.load_config(str(CONFIGS / "frozenlake.py")))
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(compiler_options._HOST_MEMORY, "7")
     monkeypatch.setattr(startup, "_collect_garbage_seldom", lambda: None)
     monkeypatch.setattr(startup.distributed, "find_place", lambda *a: asked.append(a))
     for flag in ("_COORDINATOR", "_PROCESSES", "_PROCESS"):

@@ -229,7 +229,6 @@ def test_each_iteration_has_its_indicators(rolled_back):
     assert len(dict(state.alarm.tracks)["train/success"].values) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("with_penalty", "share"), [(False, 1.0), (True, 0.75)])
 def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
     with_penalty, share
@@ -248,6 +247,7 @@ def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
     assert float(measure(rows, episodes, ())["zero_spread_groups"]) == share
 
 
+@pytest.mark.slow
 def test_episodes_are_recorded_with_what_their_tokens_were_worth(rolled_back):
     workdir, *_ = rolled_back
     episodes = episode_log.read(workdir)

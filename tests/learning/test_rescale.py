@@ -420,7 +420,13 @@ def test_the_filter_keeps_the_fraction_of_its_iteration():
         filter__fraction_end=0.75,
     )
     for iteration, kept in ((0, 1), (2, 2), (4, 3)):
-        found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(iteration))
+        found = filters.uncertainty_filter(
+            chosen,
+            rows,
+            episodes,
+            jnp.int32(iteration),
+            rewards.played_rewards(episodes, 0.0),
+        )
         assert found.kept_groups.sum() == kept
 
 
@@ -436,7 +442,9 @@ def test_the_spread_is_that_of_the_returns_that_are_asked_for(
         filter__metric=metric,
         filter__with_penalty=with_penalty,
     )
-    found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    found = filters.uncertainty_filter(
+        chosen, rows, episodes, jnp.int32(0), rewards.played_rewards(episodes, 0.0)
+    )
     played = np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None]
     earned = np.asarray(episodes.reward) + penalty * ~np.asarray(episodes.is_valid)
     returns = np.where(played, earned, 0).sum(axis=1).reshape(4, 4)
@@ -497,7 +505,9 @@ def test_groups_are_ranked_among_those_of_their_environment():
         chosen = two_environments(
             updates.settings(filter__scope=scope, filter__fraction=0.5)
         )
-        selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+        selection = filters.uncertainty_filter(
+            chosen, rows, episodes, jnp.int32(0), rewards.played_rewards(episodes, 0.0)
+        )
         kept[scope] = selection.kept_groups.tolist()
         assert selection.kept_fraction == 0.5
         assert filters.most_kept_episodes(chosen) == 2 * updates.GROUP_SIZE
@@ -518,7 +528,9 @@ def two_environments(chosen):
 def test_within_group_keeps_members_of_every_group_that_is_not_equal():
     rows, episodes = updates.record()
     chosen = updates.settings(filter__strategy="within_group", filter__fraction=0.5)
-    selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    selection = filters.uncertainty_filter(
+        chosen, rows, episodes, jnp.int32(0), rewards.played_rewards(episodes, 0.0)
+    )
     keep = np.asarray(selection.keep).reshape(updates.PROMPTS, -1)
     np.testing.assert_array_equal(keep.sum(axis=1), [2, 2, 0, 2])
     np.testing.assert_allclose(selection.kept_fraction, 6 / 16)
@@ -536,7 +548,9 @@ def test_within_group_asks_whether_members_differ_whatever_it_measures():
         filter__fraction=0.5,
         filter__metric="return_mean",
     )
-    selection = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+    selection = filters.uncertainty_filter(
+        chosen, rows, episodes, jnp.int32(0), rewards.played_rewards(episodes, 0.0)
+    )
     assert selection.kept_groups.tolist() == [True, False, True, True]
 
 

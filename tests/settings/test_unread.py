@@ -11,7 +11,7 @@ from helpers.paths import CONFIGS
 
 from ragen_jax import cli, settings
 from ragen_jax.errors import SettingsError
-from ragen_jax.learning import filters, strategies
+from ragen_jax.learning import filters, rewards, strategies
 from ragen_jax.settings import FILTER_STRATEGIES
 
 
@@ -161,7 +161,9 @@ def test_scope_changes_nothing_where_it_is_said_not_to_be_read(strategy):
             filter__fraction=0.5,
             **change,
         )
-        found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0))
+        found = filters.uncertainty_filter(
+            chosen, rows, episodes, jnp.int32(0), rewards.played_rewards(episodes, 0.0)
+        )
         kept.append(found.keep.tolist())
     assert kept[0] == kept[1]
 

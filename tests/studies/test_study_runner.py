@@ -240,11 +240,15 @@ def test_runs_side_by_side_have_gpus_of_their_own(
     assert ("1 GPU is here: one run at a time" in said) == (len(names) < jobs)
 
 
-@pytest.mark.parametrize(("scale", "one_core"), [("tiny", True), ("paper", False)])
-def test_only_runs_of_the_papers_scale_are_for_gpus(
-    tmp_path, monkeypatch, scale, one_core
+@pytest.mark.parametrize(
+    ("scale", "names", "one_core"),
+    [("tiny", [], True), ("tiny", ["0"], False), ("paper", [], False)],
+)
+def test_runs_have_one_core_each_where_there_is_no_gpu_and_none_is_meant(
+    tmp_path, monkeypatch, scale, names, one_core
 ):
     given = {}
+    monkeypatch.setattr(study.gpus, "found", lambda: names)
     monkeypatch.setattr(
         runner, "run_missing", lambda *_, **options: given.update(options) or []
     )
