@@ -78,16 +78,15 @@ def main() -> None:
     restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(restore(model, found.directory, found.step))
     console.status(f"writing {out} ...")
-    thinking = settings.env.thinking
     with cli.user_mistakes():
         if _ADAPTER.value:
             base = sources.outside_name(settings.model.path, model.source)
             peft.write_folder(out, model.config, actor, model.adapters, *base)
-            notes = [_GGUF] if model.source.is_gguf else []
-            notes.append(agent_template.of_adapters(thinking))
+            notes = [_GGUF] * model.source.is_gguf
+            notes += [agent_template.of_adapters(settings.env.thinking)]
         else:
             tokenizer, note = agent_template.for_agent(
-                model.tokenizer, model.pieces, thinking=thinking
+                model.tokenizer, model.pieces, thinking=settings.env.thinking
             )
             notes = [note] if note else []
             hugging_face.write_folder(

@@ -231,19 +231,19 @@ def test_each_iteration_has_its_indicators(rolled_back):
 
 @pytest.mark.parametrize(("with_penalty", "share"), [(False, 1.0), (True, 0.75)])
 def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
-    with_penalty, share
+    monkeypatch, with_penalty, share
 ):
     chosen = updates.settings(filter__with_penalty=with_penalty)
     plan = types.SimpleNamespace(reply_tokens=4)
     run = types.SimpleNamespace(settings=chosen, tasks=(), plan=plan)
-    update_plan = types.SimpleNamespace(settings=chosen)
+    monkeypatch.setattr(monitor.scored_batch, "make_scoring", lambda *_, **__: None)
     rows, episodes = updates.record()
     # All earn nothing, and one reply of group 0 is not valid.
     is_valid = jnp.ones_like(episodes.is_valid).at[1, 0].set(False)
     episodes = episodes.replace(
         reward=jnp.zeros_like(episodes.reward), is_valid=is_valid
     )
-    measure = monitor.make_monitor(run, update_plan).measure
+    measure = monitor.make_monitor(run, None).measure
     assert float(measure(rows, episodes, ())["zero_spread_groups"]) == share
 
 
