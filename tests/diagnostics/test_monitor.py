@@ -235,7 +235,7 @@ def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
 ):
     chosen = updates.settings(filter__with_penalty=with_penalty)
     plan = types.SimpleNamespace(reply_tokens=4)
-    run = types.SimpleNamespace(settings=chosen, tasks=(), plan=plan)
+    run = types.SimpleNamespace(settings=chosen, tasks=(), plan=plan, model=None)
     monkeypatch.setattr(monitor.scored_batch, "make_scoring", lambda *_, **__: None)
     rows, episodes = updates.record()
     # All earn nothing, and one reply of group 0 is not valid.
