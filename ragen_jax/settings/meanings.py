@@ -125,8 +125,8 @@ MEANINGS = {
     "optimizer.warmup": "gradient steps until the peak learning rate",
     "optimizer.schedule": '"constant", "linear" or "cosine", until schedule_updates',
     "optimizer.critic_schedule": '"same" (actor), "constant", "linear" or "cosine"',
-    "optimizer.schedule_updates": "the critic's steps until its rate is 0, of"
-    " which the actor has those after critic_warmup; 0: the most of a run",
+    "optimizer.schedule_updates": "steps until the rates are 0, the actor's those"
+    " after critic_warmup; 0: the most of a run",
     "optimizer.clip_norm": "gradients are clipped to this global norm",
     "optimizer.minibatch": "rows of one gradient step, over all devices",
     "optimizer.microbatch": "rows of one gradient accumulation step, over all devices",

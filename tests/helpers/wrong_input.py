@@ -118,7 +118,9 @@ LENGTHS = {
     ),
 }
 NAMES = {
-    "targets": train("lora.targets = 'querry'", "choose", lora__targets="querry"),
+    "targets": train(
+        "lora.targets = 'querry'", "choose", lora__targets="querry", lora__rank=4
+    ),
     "key": train("rollout.promts", "did you mean rollout.pro", rollout__promts=3),
     "top_p": train("rollout.top_p in", "=0.9", "rollout.", rollout__top_p=0.9),
     "top_k": train("rollout.top_k in", "=50", "rollout.", rollout__top_k=50),
