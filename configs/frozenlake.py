@@ -63,7 +63,8 @@ def get_config(variant: str = "") -> ConfigDict:
         test_rollouts=1,
         slots=128,
     )
-    config.every = dict(log=1, evaluate=10, checkpoint=10)  # In iterations; 0: never.
+    # In iterations; 0: never (checkpoints: improvements and the last alone).
+    config.every = dict(log=1, evaluate=10, checkpoint=10)
     config.checkpoint = dict(keep_last=2, keep_best=1)
     # A run saves its state and ends after this many bad or empty iterations in a row;
     # 0: never.

@@ -10,8 +10,8 @@ Random actions solve 4% of the cubes that are two turns away. Variants, after a 
 
   --config=configs/rubik.py:smoke  two small iterations, as a test
   --config=configs/rubik.py:paper  Qwen2.5-0.5B-Instruct with the settings of "RAGEN",
-                                   arXiv:2504.20073, and the cubes of its code, five
-                                   turns away; wants a GPU or TPU
+                                   arXiv:2504.20073, and cubes five turns away, as by
+                                   default in its code; wants a GPU or TPU
 
 All other settings are those of configs/frozenlake.py.
 """

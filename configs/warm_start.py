@@ -17,7 +17,7 @@ forgets the other environments. Another,
       --out=my_tiny_symbols
 
 adds three layers, which learn to read rooms in whatever symbols the prompt explains.
-The variant "rooms" adds them to learn rooms of any size up to 9, and two boxes.
+The variant "rooms" adds seven to learn rooms of any size up to 9, and two boxes.
 """
 
 from ml_collections import ConfigDict

@@ -269,7 +269,7 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EverySettings:
-    """How often, in iterations; 0: never."""
+    """How often, in iterations; 0: never (checkpoints: the last and improvements)."""
 
     log: int = limits.at_least(0)
     evaluate: int = limits.at_least(0)

@@ -96,7 +96,7 @@ def _page(
     changed = {**study.changes, **changes_at(scale, study)}
     settings = ", ".join(f"`{k}={v}`" for k, v in changed.items()) or "as in the config"
     config = config_at(scale, study.config)
-    lines += [f"Settings of all runs: `{config}` with {settings}.", ""]
+    lines += [f"Settings of all runs, where no arm says otherwise: `{config}` with {settings}.", ""]
     lines += [
         *_claims(results.verdicts, counts),
         "## Figures",
