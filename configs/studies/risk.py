@@ -14,15 +14,19 @@ from ragen_jax.studies.definition import SMOKE, Claim, Study
 
 _SMALL, _USUAL, _LARGE = "GRPO, 16 x 8", "GRPO, 8 x 16", "GRPO, 2 x 64"
 _UNDIVIDED = "Dr. GRPO, 8 x 16"
+_SMALL_UNDIVIDED, _SMALL_OTHERS = "Dr. GRPO, 16 x 8", "RLOO, 16 x 8"
 
 
 def get_study() -> Study:
     """The study."""
+    small = {"rollout.prompts": 16, "rollout.group_size": 8}
     arms = {
-        _SMALL: {"rollout.prompts": 16, "rollout.group_size": 8},
+        _SMALL: small,
         _USUAL: {},
         _LARGE: {"rollout.prompts": 2, "rollout.group_size": 64},
         _UNDIVIDED: {"estimator": "dr_grpo"},
+        _SMALL_UNDIVIDED: {**small, "estimator": "dr_grpo"},
+        _SMALL_OTHERS: {**small, "estimator": "rloo"},
     }
     claims = (
         Claim(
@@ -40,6 +44,16 @@ def get_study() -> Study:
             text="Without the division, in groups of 16, it ends above GRPO.",
             left=_UNDIVIDED,
             right=_USUAL,
+        ),
+        Claim(
+            text="Without the division, in groups of 8, it ends above GRPO.",
+            left=_SMALL_UNDIVIDED,
+            right=_SMALL,
+        ),
+        Claim(
+            text="So it does if each episode is compared with the others of its group.",
+            left=_SMALL_OTHERS,
+            right=_SMALL,
         ),
     )
     return Study(
