@@ -37,8 +37,8 @@ _CHECKPOINT = flags.DEFINE_string(
 _MODEL = flags.DEFINE_string(
     "model",
     None,
-    "Hugging Face folder or hub id, GGUF file, or a name such as 'tiny'; with --checkpoint,"
-    " the new path of the model that the run began with, if it has moved.",
+    "Hugging Face folder or hub id, GGUF file, or a name such as 'tiny'; with"
+    " --checkpoint, the new path of the model that the run began with, if it moved.",
 )
 _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "rule", "planner"], "Who plays."
