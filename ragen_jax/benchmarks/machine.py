@@ -236,11 +236,11 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
     weight_bytes = sampler.decoding_bytes(
         config, dtype, settings.rollout.decode_weights
     )
-    read = float(rollout.passes.decode_steps.sum()) * weight_bytes
+    read = float(rollout.passes.decode_passes.sum()) * weight_bytes
     read += entries * jnp.dtype(dtype).itemsize
     passes = {
-        "decode passes": float(rollout.passes.decode_steps.max()),
-        "message passes": float(rollout.passes.extend_steps.max()),
+        "decode passes": float(rollout.passes.decode_passes.max()),
+        "message passes": float(rollout.passes.extend_passes.max()),
     }
     milliseconds = 1000 * values["time/rollout_seconds"]
     return passes | {

@@ -47,7 +47,7 @@ def admit(
     """Gives the queues' next episodes to the slots that became free.
 
     Args:
-      plan, inputs: as for `engine.extend`.
+      plan, inputs: as for `engine.give_feedback`.
       next_episode: int32[environments], the queues' heads.
       is_free: bool[W].
     """

@@ -1,6 +1,6 @@
 """How feedback enters the context of slots that continue: appended, or by a window.
 
-`engine.extend` calls one of the two functions. Both get W slots, their feedback, and
+`engine.give_feedback` calls one of the two functions. Both get W slots, their feedback, and
 bool[W], which of them continue; what they return for the others is ignored.
 """
 
@@ -34,7 +34,7 @@ class ContextUpdate:
     rows: RowBuffers  # all of them
     length: jax.Array  # int32[W], tokens in the cache
     pending: jax.Array  # int32[W], the token after those
-    steps: jax.Array | int  # int32[], forward passes that it took, over the W slots
+    passes: jax.Array | int  # int32[], forward passes that it took, over the W slots
 
 
 def append_message(
@@ -64,7 +64,7 @@ def append_message(
         rows=rows,
         length=slots.length + feedback.length,
         pending=last_token(feedback.tokens, feedback.length),
-        steps=1,
+        passes=1,
     )
 
 
@@ -93,7 +93,7 @@ def slide_window(
         windows.Message(feedback.tokens, feedback.length),
     )
     # The kept tokens are in the cache, except the pending one.
-    entries, steps = windows.prefill(
+    entries, passes = windows.prefill(
         inputs.weights,
         model,
         take(state.cache, feedback.slot),
@@ -112,7 +112,7 @@ def slide_window(
         ),
         length=new.length - 1,
         pending=last_token(new.tokens, new.length),
-        steps=jnp.maximum(steps, 1),
+        passes=jnp.maximum(passes, 1),
     )
 
 

@@ -59,7 +59,7 @@ def decode_step(
         reply_end=if_active(reply_end, slots.reply_end),
     )
     return state.replace(
-        slots=slots, cache=cache, rows=rows, decode_steps=state.decode_steps + 1
+        slots=slots, cache=cache, rows=rows, decode_passes=state.decode_passes + 1
     )
 
 
@@ -84,7 +84,9 @@ def _sample_tokens(
     logits, cache = kv.decode(
         inputs.weights, model, state.cache, slots.pending, lengths, bucket
     )
-    number = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
+    number = inputs.prompts.episode_in_batch[
+        jnp.minimum(slots.episode, plan.episodes - 1)
+    ]
     token_keys = jax.vmap(prng.token_key, (None, 0, 0, 0))(
         inputs.key, number, slots.turn, slots.sampled
     )

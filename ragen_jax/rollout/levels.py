@@ -63,8 +63,8 @@ def draw_levels(
                 tokens=jnp.pad(ids, ((0, 0), (0, capacity - ids.shape[1]))),
                 lengths=lengths,
                 group=local_groups + number // size - first // size,
-                group_name=number // size,
-                number=number,
+                group_in_batch=number // size,
+                episode_in_batch=number,
             )
         )
         too_long.append((lengths > texts.first_capacity).sum(dtype=jnp.int32))

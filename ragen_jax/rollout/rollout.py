@@ -56,7 +56,7 @@ class RolloutContext:
     cuda_graph: bool = False  # the whole rollout as one graph, on NVIDIA GPUs
 
 
-def training_args(
+def training_rollout_args(
     settings: Settings, iteration: Scalar, policy_version: Scalar = 0
 ) -> RolloutArgs:
     """The arguments of an iteration's training rollout.
@@ -80,12 +80,12 @@ def training_args(
 class PassCounts:
     """How many forward passes each shard's loop took."""
 
-    decode_steps: jax.Array  # int32[shards], of one token for all slots of a shard
-    extend_steps: jax.Array  # int32[shards], of messages for the slots that waited
+    decode_passes: jax.Array  # int32[shards], of one token for all slots of a shard
+    extend_passes: jax.Array  # int32[shards], of messages for the slots that waited
 
     def total(self) -> jax.Array:
         """int32[], of all shards."""
-        return (self.decode_steps + self.extend_steps).sum()
+        return (self.decode_passes + self.extend_passes).sum()
 
 
 @struct.dataclass
@@ -223,7 +223,7 @@ def make_rollout(
         out_specs=meshes.ROWS,
         check_vma=False,
     )
-    options = backend_choices.rollout_options(rollout_context.cuda_graph)
+    options = backend_choices.rollout_compiler_options(rollout_context.cuda_graph)
 
     @functools.partial(jax.jit, compiler_options=options)
     def rollout(parameters, tokens: TaskTokens, args: RolloutArgs) -> Rollout:
@@ -320,5 +320,5 @@ def _shard_rollout(
 
     state, _ = jax.lax.while_loop(any_active, one_round, (state, env_episodes))
     rows = record.finish_rows(plan, prompts, state.rows, args.policy_version)
-    passes = PassCounts(state.decode_steps[None], state.extend_steps[None])
+    passes = PassCounts(state.decode_passes[None], state.extend_passes[None])
     return Rollout(rows, state.episodes, passes, state.too_long[None])

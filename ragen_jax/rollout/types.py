@@ -115,10 +115,10 @@ class Prompts:
     tokens: jax.Array  # int32[groups, Tp], right-padded
     lengths: jax.Array  # int32[groups]
     group: jax.Array  # int32[B], index of each episode's prompt among those here
-    group_name: jax.Array  # int32[B], its group in the whole batch
+    group_in_batch: jax.Array  # int32[B], its group in the whole batch
     # int32[B], each episode's number in the whole batch, which keys its noise: the same
     # on every mesh.
-    number: jax.Array
+    episode_in_batch: jax.Array
     first_index: jax.Array  # int32[], index of the shard's first episode in the record
     cuts: windows.Cuts | None = None  # None unless `RolloutPlan.window`
 
@@ -161,8 +161,8 @@ class RolloutState:
     rows: RowBuffers
     episodes: Episodes
     next_episode: jax.Array  # int32[environments], heads of their queues
-    decode_steps: jax.Array  # int32[], forward passes of one token for all slots
-    extend_steps: jax.Array  # int32[], forward passes of messages for W slots
+    decode_passes: jax.Array  # int32[], forward passes of one token for all slots
+    extend_passes: jax.Array  # int32[], forward passes of messages for W slots
     too_long: jax.Array  # int32[environments], messages longer than the room for them
 
 
