@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.rollout.types import EngineInputs, EnvShard, RolloutPlan, concatenate
+from ragen_jax.rollout.arrays import concatenate
+from ragen_jax.rollout.types import EngineInputs, EnvShard, RolloutPlan
 from ragen_jax.text import reply_parser
 
 

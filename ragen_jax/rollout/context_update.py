@@ -1,7 +1,7 @@
 """How feedback enters the context of slots that continue: appended, or by a window.
 
-`engine.give_feedback` calls one of the two functions. Both get W slots, their feedback, and
-bool[W], which of them continue; what they return for the others is ignored.
+`engine.give_feedback` calls one of the two functions. Both get W slots, their feedback,
+and bool[W], which of them continue; what they return for the others is ignored.
 """
 
 import functools
@@ -12,6 +12,7 @@ from flax import struct
 
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import windows
+from ragen_jax.rollout.arrays import last_token, take
 from ragen_jax.rollout.kv_cache import Cache, ShardedModel
 from ragen_jax.rollout.types import (
     EngineInputs,
@@ -20,9 +21,7 @@ from ragen_jax.rollout.types import (
     RolloutState,
     RowBuffers,
     Slots,
-    last_token,
     row_of,
-    take,
 )
 
 

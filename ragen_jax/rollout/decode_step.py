@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import prng, token_sampling
+from ragen_jax.rollout.arrays import concatenate, where_first
 from ragen_jax.rollout.kv_cache import ShardedModel
 from ragen_jax.rollout.types import (
     DECODING,
@@ -14,9 +15,7 @@ from ragen_jax.rollout.types import (
     RolloutPlan,
     RolloutState,
     RowBuffers,
-    concatenate,
     row_of,
-    where_first,
 )
 from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import ANSWER_CLOSED, NO_REPLY, REPLY_BUDGET

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ragen_jax.rollout import admission, context_update, record, windows
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout.admission import Admission
+from ragen_jax.rollout.arrays import concatenate, last_token, run_if, take
 from ragen_jax.rollout.context_update import ContextUpdate
 from ragen_jax.rollout.decode_step import decode_step
 from ragen_jax.rollout.kv_cache import ShardedModel
@@ -33,13 +34,9 @@ from ragen_jax.rollout.types import (
     RolloutState,
     RowBuffers,
     Slots,
-    concatenate,
-    last_token,
     row_of,
-    run_if,
-    take,
 )
-from ragen_jax.trajectory import PADDING, UNFINISHED
+from ragen_jax.trajectory import PADDING, UNFINISHED, first_to_hold
 
 
 def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
@@ -144,7 +141,7 @@ def decode_chunk(
     slots = state.slots
     longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
     buckets = model.buckets(plan.buckets)
-    shortest = kv.shortest_bucket(buckets, longest + plan.decode_chunk)
+    shortest = first_to_hold(buckets, longest + plan.decode_chunk)
     if len(buckets) == 1:
         return steps_within(buckets[0])(state)
 

@@ -13,16 +13,9 @@ import jax.numpy as jnp
 from ragen_jax.rollout import engine, prng
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.arrays import concatenate, take, where_first
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import (
-    EngineInputs,
-    EnvFeedback,
-    RolloutPlan,
-    RolloutState,
-    concatenate,
-    take,
-    where_first,
-)
+from ragen_jax.rollout.types import EngineInputs, EnvFeedback, RolloutPlan, RolloutState
 from ragen_jax.text import free_form
 from ragen_jax.text.prompts import DialogueTokens, message_tokens
 from ragen_jax.text.reply_parser import ReplyState

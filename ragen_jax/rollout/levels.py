@@ -9,14 +9,9 @@ import jax.numpy as jnp
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import prng, windows
 from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.arrays import concatenate, take
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import (
-    Prompts,
-    RolloutArgs,
-    RolloutPlan,
-    concatenate,
-    take,
-)
+from ragen_jax.rollout.types import Prompts, RolloutArgs, RolloutPlan
 from ragen_jax.text.prompts import DialogueTokens, first_message, message_tokens
 
 

@@ -22,6 +22,7 @@ from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import cache_attention, engine, prng, record
 from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.arrays import run_if
 from ragen_jax.rollout.env_step import EnvInputs, step_environments
 from ragen_jax.rollout.levels import draw_levels, start_env_episodes
 from ragen_jax.rollout.tasks import Task, TaskTokens, longest_row
@@ -33,7 +34,6 @@ from ragen_jax.rollout.types import (
     RolloutOptions,
     RolloutPlan,
     Scalar,
-    run_if,
 )
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -136,6 +136,7 @@ def make_plan(
         context=context,
         turns=max(limit.turns for limit in limits),
         actions_per_turn=max(limit.actions_per_turn for limit in limits),
+        # All alike: `rollout.reply_tokens` holds for every environment.
         reply_tokens=max(limit.reply_tokens for limit in limits),
         decode_chunk=options.decode_chunk or device.decode_chunk,
         extend_share=device.extend_share if device.counts_busy else 0,
@@ -297,6 +298,7 @@ def _shard_rollout(
         prompts=prompts,
         prompt_cache=kv.prefill_prompts(weights, model, prompts.tokens),
         tables=tuple(texts.replies for texts in tokens),
+        # Of any environment: they share one model and so one chat template.
         stops=tokens[0].stops,
         key=key,
         temperature=args.temperature,

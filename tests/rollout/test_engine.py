@@ -1,4 +1,4 @@
-"""The engine driven from Python: `advance`, `choose_waiting`, `extend`."""
+"""The engine driven from Python: `advance`, `choose_waiting`, `give_feedback`."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ class Engine:
         bind = lambda f: functools.partial(f, plan, self.model)
         self.start = jax.jit(bind(engine.start))
         self.advance = jax.jit(bind(engine.advance))
-        self.extend = jax.jit(bind(engine.give_feedback))
+        self.give_feedback = jax.jit(bind(engine.give_feedback))
         self.finish_rows = jax.jit(functools.partial(record.finish_rows, plan))
 
 
@@ -118,7 +118,7 @@ def _sample(driver):
         slot, is_used = jax.device_get(engine.choose_waiting(plan, state))
         if not is_used.any():
             break
-        state, new = driver.extend(
+        state, new = driver.give_feedback(
             inputs, state, _feedback(driver, state, slot, is_used)
         )
         admitted += [episode for episode in new.tolist() if episode >= 0]
