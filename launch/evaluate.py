@@ -10,7 +10,10 @@ one step's folder; it is played as it was trained, or as --config says, at its
 evaluation.temperature. A model without training is played as --config says. Only the
 flags below say how many levels and episodes are played. --policy=random, --policy=rule
 (where there is a rule) and --policy=planner play the same levels without a language
-model. The same seed and split always give the same levels.
+model. The planner plays what the environment's solver plans ahead, which needs a solver
+and results that are not random; in FrozenLake it knows the slip (launch/play.py's
+solver, which looks again after each action, does not). The same seed and split always
+give the same levels.
 --verify plays nothing: it reads every file of the checkpoints and names damaged ones.
 """
 
@@ -37,8 +40,8 @@ _CHECKPOINT = flags.DEFINE_string(
 _MODEL = flags.DEFINE_string(
     "model",
     None,
-    "Hugging Face folder or hub id, GGUF file, or a name such as 'tiny'; with --checkpoint,"
-    " the new path of the model that the run began with, if it has moved.",
+    "Hugging Face folder or hub id, GGUF file, or a name such as 'tiny'; with"
+    " --checkpoint, the new path of the model that the run began with, if it moved.",
 )
 _POLICY = flags.DEFINE_enum(
     "policy", "model", ["model", "random", "rule", "planner"], "Who plays."

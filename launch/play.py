@@ -2,7 +2,7 @@
 
   python launch/play.py --env=frozen_lake
   python launch/play.py --env=frozen_lake --set=size=6 --policy=solver
-  python launch/play.py --env=my_world.py --policy=random --picture=pictures
+  python launch/play.py --env=my_env.py --policy=random --picture=pictures
   python launch/play.py --config=configs/frozenlake.py --config.env.size=6
 
 Type actions by name or by their first letters, several separated by || (or spaces,

@@ -25,7 +25,7 @@ from ragen_jax.learning.summary import UpdateMetrics
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
 from ragen_jax.learning.update_plan import UpdatePlan, check_record, shard_rows
 from ragen_jax.models.parameters import Parameters
-from ragen_jax.rollout.rollout import Rollout, training_args
+from ragen_jax.rollout.rollout import Rollout, training_rollout_args
 from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
 from ragen_jax.rollout.types import RolloutPlan
 from ragen_jax.settings import Settings
@@ -75,7 +75,7 @@ def iterate(
     """
     labels = [task.label for task in run.tasks]
     started = time.perf_counter()
-    rollout_args = training_args(run.settings, state.iteration, state.updates)
+    rollout_args = training_rollout_args(run.settings, state.iteration, state.updates)
     actor = programs.merge(state.actor, programs.frozen)
     rollout = programs.rollout(actor, run.tokens, rollout_args)
     means, means_by_task, too_long = programs.summarize(rollout)

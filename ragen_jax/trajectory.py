@@ -121,3 +121,14 @@ def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
 def row_lengths(rows: Rows) -> jax.Array:
     """int32[R], tokens in each row without its padding (rows are filled from 0)."""
     return rows.is_real.sum(axis=1)
+
+
+def first_to_hold(lengths: tuple[int, ...], needed: jax.Array) -> jax.Array | int:
+    """int32[], the index of the first of rising lengths that holds `needed` tokens.
+
+    Args:
+      lengths: of rows, to choose from. The last is not asked: no row outgrows it.
+      needed: int32[].
+    """
+    # That index is how many lengths are too short.
+    return sum((needed > length).astype(jnp.int32) for length in lengths[:-1])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ragen_jax.envs.base import TRAIN, Environment, random_action
 
 STEPS = 1000  # of each episode of a batch, in one timed call
+_REPEATS = 3  # timed calls
 
 # Rows of the table of `launch/benchmark.py --env=all`: an environment and its settings.
 KINDS = (
@@ -85,21 +86,8 @@ def env_functions(env: Environment) -> EnvFunctions:
     )
 
 
-def steps_per_second(
-    env: Environment, *, batch: int, steps: int, repeats: int = 3
-) -> float:
-    """Steps/s of random play in an environment; see `step_rate`."""
-    functions = env_functions(env)
-    return step_rate(functions, batch=batch, steps=steps, repeats=repeats)
-
-
-def resets_per_second(env: Environment, *, batch: int, repeats: int = 3) -> float:
-    """Resets/s of an environment, `batch` of them in one call."""
-    return reset_rate(env_functions(env), batch=batch, repeats=repeats)
-
-
 def step_rate(
-    functions: EnvFunctions, *, batch: int, steps: int, repeats: int = 3
+    functions: EnvFunctions, *, batch: int, steps: int, repeats: int = _REPEATS
 ) -> float:
     """Steps/s of random play; a finished episode starts again from its first state.
 
@@ -140,10 +128,10 @@ def step_rate(
     return batch * steps / seconds
 
 
-def reset_rate(functions: EnvFunctions, *, batch: int, repeats: int = 3) -> float:
+def reset_rate(functions: EnvFunctions, *, batch: int) -> float:
     """Resets/s, `batch` of them in one call."""
     draw = jax.jit(jax.vmap(functions.reset))
-    seconds = _fastest(draw, lambda key: jax.random.split(key, batch), repeats)
+    seconds = _fastest(draw, lambda key: jax.random.split(key, batch), _REPEATS)
     return batch / seconds
 
 

@@ -236,11 +236,11 @@ def _work(run: Run, rollout: Rollout, values: dict[str, float]) -> dict[str, flo
     weight_bytes = sampler.decoding_bytes(
         config, dtype, settings.rollout.decode_weights
     )
-    read = float(rollout.passes.decode_steps.sum()) * weight_bytes
+    read = float(rollout.passes.decode_passes.sum()) * weight_bytes
     read += entries * jnp.dtype(dtype).itemsize
     passes = {
-        "decode passes": float(rollout.passes.decode_steps.max()),
-        "message passes": float(rollout.passes.extend_steps.max()),
+        "decode passes": float(rollout.passes.decode_passes.max()),
+        "message passes": float(rollout.passes.extend_passes.max()),
     }
     milliseconds = 1000 * values["time/rollout_seconds"]
     return passes | {
@@ -334,16 +334,17 @@ def _comparisons(
 
 
 def _env_figures(env: Environment) -> dict[str, float]:
-    figures = {
-        "steps/s": environments.steps_per_second(env, batch=1024, steps=1000),
-        "resets/s": environments.resets_per_second(env, batch=1024),
-    }
+    speed = environments.measure(env)
+    figures = {"steps/s": speed.steps, "resets/s": speed.resets}
     if (other := _gymnasium_steps()) is not None:
         figures["Gymnasium steps/s"] = other
     return figures
 
 
-def _gymnasium_steps(steps: int = 50_000) -> float | None:
+_GYMNASIUM_STEPS = 50_000  # in one timed loop
+
+
+def _gymnasium_steps() -> float | None:
     """Steps/s of random play in Gymnasium's FrozenLake; None if it is not installed."""
     try:
         import gymnasium
@@ -352,7 +353,7 @@ def _gymnasium_steps(steps: int = 50_000) -> float | None:
     env = gymnasium.make("FrozenLake-v1", is_slippery=True).unwrapped
     env.reset(seed=0)
     started = time.perf_counter()
-    for index in range(steps):
+    for index in range(_GYMNASIUM_STEPS):
         if env.step(index * 7919 % 4)[2]:
             env.reset()
-    return steps / (time.perf_counter() - started)
+    return _GYMNASIUM_STEPS / (time.perf_counter() - started)

@@ -125,7 +125,7 @@ def make_runner(
     attention = backend_choices.decode_attention(
         model.settings.rollout.decode_attention, model.dtype, model.config.head_dim
     )
-    policy = ShardedModel(
+    sharded_model = ShardedModel(
         model.config,
         model.dtype,
         attention=cache_attention.by_name(attention, model.config),
@@ -141,12 +141,12 @@ def make_runner(
         )
 
     prefill = shared(
-        lambda weights, prompts: kv.prefill_prompts(weights, policy, prompts),
+        lambda weights, prompts: kv.prefill_prompts(weights, sharded_model, prompts),
         (whole, rows),
     )
     play = shared(
         lambda weights, tokens, cache, fed: _play(
-            plan, policy, weights, tokens, cache, fed
+            plan, sharded_model, weights, tokens, cache, fed
         ),
         (whole, whole, rows, PartitionSpec(None, *rows)),
     )
@@ -210,7 +210,7 @@ def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
 
 
 def _play(
-    plan: RolloutPlan, policy: ShardedModel, weights, tokens, cache: Cache, fed
+    plan: RolloutPlan, model: ShardedModel, weights, tokens, cache: Cache, fed
 ) -> jax.Array:
     """int32[B, T], the tokens of one shard's conversations; `fed` is int32[K, B, M].
 
@@ -226,8 +226,8 @@ def _play(
             fed[0],
             lengths,
             group=jnp.arange(batch),
-            group_name=jnp.arange(batch),
-            number=jnp.arange(batch),
+            group_in_batch=jnp.arange(batch),
+            episode_in_batch=jnp.arange(batch),
             first_index=zero,
         ),
         prompt_cache=cache,
@@ -252,16 +252,16 @@ def _play(
             success=nothing > 0,
             end=nothing + UNFINISHED,
         )
-        return engine.extend(plan, policy, inputs, state, answer)[0]
+        return engine.give_feedback(plan, model, inputs, state, answer)[0]
 
     def one_turn(turn, state):
         # The prompt of the first turn is in the cache already.
         state = jax.lax.cond(turn > 0, lambda s: give(s, fed[turn]), lambda s: s, state)
-        return engine.advance(plan, policy, inputs, state)
+        return engine.advance(plan, model, inputs, state)
 
-    state = engine.start(plan, policy, inputs)
+    state = engine.start(plan, model, inputs)
     if plan.turns == 1:
-        state = engine.advance(plan, policy, inputs, state)
+        state = engine.advance(plan, model, inputs, state)
     else:
         state = jax.lax.fori_loop(0, plan.turns, one_turn, state)
     return state.rows.tokens

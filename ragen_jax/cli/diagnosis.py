@@ -22,7 +22,7 @@ from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.parallel import backend
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.rollout.rollout import Rollout, training_args
+from ragen_jax.rollout.rollout import Rollout, training_rollout_args
 from ragen_jax.rollout.tasks import refuse_cut_messages
 from ragen_jax.settings import (
     Settings,
@@ -112,7 +112,7 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
       UserError: if an environment showed longer observations than its
         `longest_observation` allows.
     """
-    call = training_args(run.settings, np.int32(iteration), np.int32(0))
+    call = training_rollout_args(run.settings, np.int32(iteration), np.int32(0))
     rollout = programs.rollout(actor, run.tokens, call)
     too_long = jax.device_get(rollout.too_long.sum(axis=0))
     refuse_cut_messages([task.label for task in run.tasks], too_long)

@@ -73,20 +73,17 @@ def quantile_buckets(spread: np.ndarray, buckets: int = QUANTILES) -> list[Bucke
     ]
 
 
-def fixed_buckets(
-    spread: np.ndarray, edges: Sequence[float] = FIXED_EDGES
-) -> list[Bucket]:
+def fixed_buckets(spread: np.ndarray) -> list[Bucket]:
     """Groups whose spread lies in [edge, next edge); the last bucket is open.
 
     Args:
       spread: float[P], units of reward.
-      edges: rising, the first 0.
     """
-    index = np.searchsorted(np.asarray(edges), spread, side="right") - 1
-    ends = [*(f"{edge:g}" for edge in edges[1:]), "inf"]
+    index = np.searchsorted(FIXED_EDGES, spread, side="right") - 1
+    ends = [*(f"{edge:g}" for edge in FIXED_EDGES[1:]), "inf"]
     return [
         Bucket(f"spread_{edge:g}_{end}", np.flatnonzero(index == i))
-        for i, (edge, end) in enumerate(zip(edges, ends, strict=True))
+        for i, (edge, end) in enumerate(zip(FIXED_EDGES, ends, strict=True))
     ]
 
 

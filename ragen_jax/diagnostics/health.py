@@ -18,7 +18,6 @@ from ragen_jax.diagnostics.alarm import (
     AlarmState,
     Verdict,
 )
-from ragen_jax.learning import filters
 from ragen_jax.settings import update_counts
 from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
 from ragen_jax.settings.schema import HealthSettings
@@ -189,7 +188,8 @@ def _keeps_fewer(settings: Any, tighter: Any) -> bool:
     filter_settings = settings.filter
     if filter_settings.strategy in ("top_fraction", "within_group"):
         after = dataclasses.replace(settings, filter=tighter)
-        return filters.most_kept_episodes(after) < filters.most_kept_episodes(settings)
+        room = update_counts.room_for_episodes
+        return room(after) < room(settings)
     return filter_settings.strategy in _KEEP_A_SHARE
 
 

@@ -193,12 +193,12 @@ def _check_names(env: Environment) -> None:
         )
 
 
-def listed(names: tuple[str, ...], most: int = 12) -> str:
-    """The names separated by commas, for a message. If there are more than `most`, only
-    the first of them and their number."""
-    if len(names) <= most:
+def listed(names: tuple[str, ...]) -> str:
+    """The names separated by commas, for a message. If there are many, only the
+    first of them and their number."""
+    if len(names) <= 12:
         return ", ".join(names)
-    return f"{', '.join(names[: most // 2])}, ... ({len(names)} in all)"
+    return f"{', '.join(names[:6])}, ... ({len(names)} in all)"
 
 
 def as_read(name: str) -> bytes:

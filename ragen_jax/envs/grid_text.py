@@ -37,6 +37,29 @@ def grid_ids(cells: jax.Array, symbols: int) -> jax.Array:
     return jnp.concatenate([title, ids.reshape(-1)]).astype(jnp.int32)
 
 
+def board_phrases(settings: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The phrases of a board, the grid's before the coordinates'.
+
+    Args:
+      settings: the environment's, with the fields `observation`, `symbols` and `size`.
+      labels: of the lists of places; they come before `place_phrases`.
+    """
+    coordinates = (*labels, *place_phrases(settings.size))
+    return of_shown(settings.observation, grid_phrases(settings.symbols), coordinates)
+
+
+def of_shown(observation: str, grid: Any, coordinates: Any) -> Any:
+    """The grid's share, the coordinates' share or, where both are shown, their sum.
+
+    Args:
+      observation: one of OBSERVATIONS.
+      grid, coordinates: two tuples of phrases, or two numbers of phrases.
+    """
+    return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
+        observation
+    ]
+
+
 def longest_grid(lengths: np.ndarray, side: int) -> int:
     """Most tokens in a grid.
 

@@ -1,5 +1,8 @@
 """Baselines without a language model: random, rule-based and planning players.
 
+The planner is the environment's own `solve`, planned ahead, where its results are not
+random; in FrozenLake, whose ice is slippery, it is value iteration that knows the slip.
+
 They play the same levels as `evaluator.evaluate` with the same seed and split. They
 choose one action at a time and see the state after each, up to the episode's limit on
 actions. Limits on turns and the reply format do not apply to them.
@@ -18,6 +21,7 @@ from ragen_jax.envs.base import NO_ACTION, Environment, random_action
 from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.envs.frozen_lake.planning import slip_values
 from ragen_jax.errors import UserError
+from ragen_jax.evaluation import interactive
 from ragen_jax.rollout import prng
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.settings import TaskSettings, env_settings
@@ -54,12 +58,14 @@ def make_baseline(name: str, env: Environment, chosen: TaskSettings) -> Baseline
     if name == "rule":
         return _rule_player(env)
     # By the config's name: a file of one's own may call its environment as it likes.
-    if chosen.name not in _PLANNERS:
+    if chosen.name == "frozen_lake":
+        return _lake_planner(chosen.options, chosen.actions)
+    if env.solve is None:
         raise UserError(
-            f"--policy={name}: env.name = {chosen.name!r} has no planner, only"
-            f" {', '.join(_PLANNERS)} have: choose --policy=random"
+            f"--policy={name}: env.name = {chosen.name!r} has no solver: choose"
+            " --policy=random"
         )
-    return _PLANNERS[chosen.name](env, chosen.options, chosen.actions)
+    return _solver(env, chosen.actions)
 
 
 def _random_player(env: Environment) -> Baseline:
@@ -84,9 +90,8 @@ def _rule_player(env: Environment) -> Baseline:
     )
 
 
-def _solver(env: Environment, options, actions: int) -> Baseline:
-    """The environment's own solver; only for environments without randomness."""
-    del options
+def _solver(env: Environment, actions: int) -> Baseline:
+    """The environment's own solver, which plans each level once, at its start."""
     return Baseline(
         description="the environment's solver, which knows what is hidden",
         act=lambda key, plan, state, left: plan[actions - left],
@@ -94,7 +99,7 @@ def _solver(env: Environment, options, actions: int) -> Baseline:
     )
 
 
-def _lake_planner(env: Environment, options, actions: int) -> Baseline:
+def _lake_planner(options, actions: int) -> Baseline:
     """The optimal policy, by finite-horizon value iteration with the true slip."""
     lake = env_settings(options, FrozenLake)
 
@@ -109,12 +114,6 @@ def _lake_planner(env: Environment, options, actions: int) -> Baseline:
         study=study,
         act=act,
     )
-
-
-_PLANNERS = {
-    "frozen_lake": _lake_planner,
-    **dict.fromkeys(("webshop", "search_qa", "math", "household"), _solver),
-}
 
 
 def play(
@@ -140,6 +139,9 @@ def play(
     Returns:
       B = P * n episodes as host arrays, for `evaluator.score`. Each action (or
       NO_ACTION) counts as a turn with a valid reply of no tokens.
+
+    Raises:
+      UserError: if the player plans ahead and the results of its plans are random.
     """
     limits = TurnLimits(
         turns=actions, actions_per_turn=1, actions=actions, reply_tokens=0
@@ -162,11 +164,19 @@ def _plans(env: Environment, baseline, actions: int, prompts: int, seed, split):
         jax.vmap(lambda group: env.reset(prng.level_key(key, group), split))
     )
     levels = jax.device_get(reset(np.arange(prompts, dtype=np.int32)))
+    step = jax.jit(env.step)
     shape = (env.action_size,) if env.action_size else ()
     plans = np.full((prompts, actions, *shape), NO_ACTION, np.int32)
     for group, plan in enumerate(plans):
         level = jax.tree.map(lambda leaf, group=group: leaf[group], levels)
-        for place, action in enumerate(baseline.plan(level)[:actions]):
+        solution = tuple(baseline.plan(level))[:actions]
+        if not interactive.is_sure(step, level, solution):
+            raise UserError(
+                f"--policy=planner: the results of actions in {env.name} are random,"
+                " and its solver can plan only one action at a time: choose"
+                " --policy=random, or launch/play.py with --policy=solver"
+            )
+        for place, action in enumerate(solution):
             plan[place] = action
     return plans
 

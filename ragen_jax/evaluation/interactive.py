@@ -149,19 +149,25 @@ def solving_player(table: Table) -> Player:
         if not plan:
             table.show("the solver finds no solution from here")
             return None
-        return plan if _is_sure(table, state, plan) else plan[:1]
+        return plan if is_sure(table.step, state, plan) else plan[:1]
 
     return play
 
 
-def _is_sure(table: Table, state: Any, plan: tuple[int, ...]) -> bool:
-    """Whether the plan leads to the same states under different keys."""
+def is_sure(step: Callable, state: Any, plan: tuple[int, ...]) -> bool:
+    """Whether the plan leads to the same states under different keys.
+
+    Args:
+      step: the environment's, compiled.
+      state: where the plan begins.
+      plan: actions.
+    """
     ends = []
     for seed in range(3):
         end = state
         for number, action in enumerate(plan):
             key = jax.random.fold_in(jax.random.key(seed), number)
-            end, _ = table.step(key, end, np.int32(action))
+            end, _ = step(key, end, np.int32(action))
         ends.append(jax.tree.leaves(end))
     pairs = itertools.pairwise(ends)
     return all(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.learning import advantages, aggregation, filters, gather
-from ragen_jax.settings import Settings
+from ragen_jax.settings import Settings, update_counts
 from ragen_jax.trajectory import Episodes, Rows, look_up_turns
 
 
@@ -62,9 +62,9 @@ def gather_kept_rows(
 ) -> KeptRows:
     """Moves the kept episodes' rows into a buffer of C rows, a static size.
 
-    C is the most rows that the filter can keep, rounded up to whole minibatches. The
-    longest rows come first and padding last, so that a microbatch has rows of similar
-    length.
+    C makes room for the most rows that the filter can keep, rounded up to whole
+    minibatches. The longest rows come first and padding last, so that a microbatch has
+    rows of similar length.
 
     Args:
       settings: of the run.
@@ -72,11 +72,11 @@ def gather_kept_rows(
       keep: bool[B], episodes to train on.
     """
     minibatch = settings.optimizer.minibatch
-    capacity = filters.most_kept_episodes(settings)
+    capacity = update_counts.room_for_episodes(settings)
     if settings.rollout.window_turns:  # A row a turn.
         capacity *= episodes.reward.shape[1]
     capacity = -(-capacity // minibatch) * minibatch
-    is_kept = gather.kept_rows(rows, keep)
+    is_kept = gather.is_kept_row(rows, keep)
     rows, weight = gather.gather_rows(rows, is_kept, capacity)
     order = jnp.argsort(-reply_lengths(rows.is_reply), stable=True)
     rows, weight = jax.tree.map(lambda x: x[order], (rows, weight))

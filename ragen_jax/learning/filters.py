@@ -87,18 +87,6 @@ def sets_of_groups(settings: Settings, episodes: Episodes) -> jax.Array:
     return jax.ops.segment_max(episodes.environment, episodes.group, groups)
 
 
-def most_kept_episodes(settings: Settings) -> int:
-    """The most episodes that the filter can keep."""
-    members = settings.rollout.group_size
-    if settings.filter.strategy == "within_group":
-        members = update_counts.members_kept(members, settings.filter)
-    groups = sum(
-        update_counts.most_kept(size, settings.filter)
-        for size in update_counts.scopes(settings)
-    )
-    return members * groups
-
-
 def _finite_groups(
     episodes: Episodes, turn_rewards: jax.Array, groups: int
 ) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ragen_jax.trajectory import PADDING, Rows
 
 
-def kept_rows(rows: Rows, keep: jax.Array) -> jax.Array:
+def is_kept_row(rows: Rows, keep: jax.Array) -> jax.Array:
     """Marks the rows with a token of a kept episode.
 
     Args:
@@ -31,7 +31,7 @@ def gather_rows(
       rows: R rows of T tokens.
       is_kept: bool[R].
       capacity: C, rows of the result; static. If more are kept, the last are lost, so
-        make room for all: `most_kept_episodes` times the most rows of an episode.
+        make room for all: `room_for_episodes` times the most rows of an episode.
 
     Returns:
       (Rows of C rows, weight float32[C]): weight 1 for the kept rows; behind them

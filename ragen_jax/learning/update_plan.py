@@ -18,7 +18,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.settings import Settings
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, first_to_hold
 
 # How the arrays of `split_into_microbatches` are sharded.
 MICROBATCHES = PartitionSpec(None, *meshes.ROWS)
@@ -118,8 +118,7 @@ def by_length(plan: UpdatePlan, compute: Callable, is_reply: jax.Array, microbat
       microbatch: the microbatch, in rows of T tokens.
     """
     longest = reply_lengths(is_reply).max()
-    # The index of the first length that fits is how many are too short.
-    shortest = sum((longest > length).astype(jnp.int32) for length in plan.lengths[:-1])
+    shortest = first_to_hold(plan.lengths, longest)
     branches = [functools.partial(compute, length) for length in plan.lengths]
     return jax.lax.switch(shortest, branches, microbatch)
 

@@ -23,7 +23,8 @@ class Leaf:
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]  # logical names, mapped to the mesh by mesh.py
-    scale: float  # standard deviation of the initial values; 0 zeros, -1 ones
+    scale: float  # standard deviation of the initial values, normal around `mean`
+    mean: float = 0.0
 
 
 def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
@@ -36,7 +37,7 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
     """
     c = config
     layer = {
-        "attention_norm": Leaf((c.width,), ("embed",), -1),
+        "attention_norm": Leaf((c.width,), ("embed",), 0, mean=1),
         "query": Leaf((c.width, c.heads, c.head_dim), ("embed", "heads", None), 0.02),
         "key": Leaf((c.width, c.kv_heads, c.head_dim), ("embed", "heads", None), 0.02),
         "value": Leaf(
@@ -47,7 +48,7 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
             ("heads", None, "embed"),
             0.02 / (2 * c.layers) ** 0.5,
         ),
-        "mlp_norm": Leaf((c.width,), ("embed",), -1),
+        "mlp_norm": Leaf((c.width,), ("embed",), 0, mean=1),
         "gate": Leaf((c.width, c.mlp_width), ("embed", "mlp"), 0.02),
         "up": Leaf((c.width, c.mlp_width), ("embed", "mlp"), 0.02),
         "down": Leaf(
@@ -59,14 +60,18 @@ def declare(config: ModelConfig, *, value_head: bool = False) -> Parameters:
             layer[f"{name}_bias"] = Leaf((heads, c.head_dim), ("heads", None), 0)
         layer["value_bias"] = Leaf((c.kv_heads, c.head_dim), ("heads", None), 0)
     if c.qk_norm:  # One scale for all heads, so that every device holds it whole.
-        layer["query_norm"] = layer["key_norm"] = Leaf((c.head_dim,), (None,), -1)
+        layer["query_norm"] = layer["key_norm"] = Leaf(
+            (c.head_dim,), (None,), 0, mean=1
+        )
     tree: Parameters = {
         "embedding": Leaf((c.vocabulary, c.width), ("vocabulary", "embed"), 0.02),
         "layers": {
-            name: Leaf((c.layers, *leaf.shape), ("layers", *leaf.axes), leaf.scale)
+            name: dataclasses.replace(
+                leaf, shape=(c.layers, *leaf.shape), axes=("layers", *leaf.axes)
+            )
             for name, leaf in layer.items()
         },
-        "final_norm": Leaf((c.width,), ("embed",), -1),
+        "final_norm": Leaf((c.width,), ("embed",), 0, mean=1),
     }
     if value_head:
         # Zero, so that the critic starts with the value 0 everywhere.
@@ -92,9 +97,9 @@ def initialize(key: jax.Array, declared: Parameters, dtype=jnp.float32) -> Param
     leaves, tree = jax.tree.flatten(declared, is_leaf=is_leaf)
 
     def one(leaf: Leaf, key: jax.Array) -> jax.Array:
-        if leaf.scale <= 0:
-            return jnp.full(leaf.shape, -leaf.scale, dtype)
-        return leaf.scale * jax.random.normal(key, leaf.shape, dtype)
+        if leaf.scale == 0:
+            return jnp.full(leaf.shape, leaf.mean, dtype)
+        return leaf.mean + leaf.scale * jax.random.normal(key, leaf.shape, dtype)
 
     keys = jax.random.split(key, len(leaves))
     drawn = [one(*pair) for pair in zip(leaves, keys, strict=True)]

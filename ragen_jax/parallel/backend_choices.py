@@ -222,7 +222,7 @@ def check_cuda_graph(wanted: bool) -> None:
         )
 
 
-def rollout_options(cuda_graph: bool) -> dict[str, str] | None:
+def rollout_compiler_options(cuda_graph: bool) -> dict[str, str] | None:
     """Compiler options of the rollout's program; None: XLA's own."""
     if not cuda_graph or backend.cuda_capability() is None:
         return None

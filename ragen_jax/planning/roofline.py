@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragen_jax.learning import filters
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.planning import simulation, work
 from ragen_jax.planning.programs import Block, Choice, Loop, vocabulary_loops
 from ragen_jax.planning.simulation import Passes
 from ragen_jax.planning.work import Costs, Work
+from ragen_jax.settings import update_counts
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
 
@@ -131,7 +131,7 @@ def estimate(
         total += count * decode_at(parts, index, passes.filled)
     # The kept episodes are taken to be like all: the first `kept` of them, repeated
     # if there are fewer.
-    kept = filters.most_kept_episodes(settings)
+    kept = update_counts.room_for_episodes(settings)
     lengths = np.resize(np.concatenate([each.rows for each in simulated]), kept)
     replies = np.resize(np.concatenate([each.replies for each in simulated]), kept)
     if run.plan.window:  # A row for each turn, each taken to be as long as the last.

@@ -120,15 +120,6 @@ def make_target(
     return _gpus(device, count, hosts, deterministic)
 
 
-def is_available(name: str) -> bool:
-    """Whether XLA's compiler for this device is installed; no device is needed."""
-    try:
-        make_target(name)
-    except UserError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
     """Turns JAX's compilation cache on disk off.

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.rollout.types import EngineInputs, EnvShard, RolloutPlan, concatenate
+from ragen_jax.rollout.arrays import concatenate
+from ragen_jax.rollout.types import EngineInputs, EnvShard, RolloutPlan
 from ragen_jax.text import reply_parser
 
 
@@ -47,7 +48,7 @@ def admit(
     """Gives the queues' next episodes to the slots that became free.
 
     Args:
-      plan, inputs: as for `engine.extend`.
+      plan, inputs: as for `engine.give_feedback`.
       next_episode: int32[environments], the queues' heads.
       is_free: bool[W].
     """

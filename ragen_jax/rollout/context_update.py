@@ -1,7 +1,7 @@
 """How feedback enters the context of slots that continue: appended, or by a window.
 
-`engine.extend` calls one of the two functions. Both get W slots, their feedback, and
-bool[W], which of them continue; what they return for the others is ignored.
+`engine.give_feedback` calls one of the two functions. Both get W slots, their feedback,
+and bool[W], which of them continue; what they return for the others is ignored.
 """
 
 import functools
@@ -12,6 +12,7 @@ from flax import struct
 
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import windows
+from ragen_jax.rollout.arrays import last_token, take
 from ragen_jax.rollout.kv_cache import Cache, ShardedModel
 from ragen_jax.rollout.types import (
     EngineInputs,
@@ -20,9 +21,7 @@ from ragen_jax.rollout.types import (
     RolloutState,
     RowBuffers,
     Slots,
-    last_token,
     row_of,
-    take,
 )
 
 
@@ -34,7 +33,7 @@ class ContextUpdate:
     rows: RowBuffers  # all of them
     length: jax.Array  # int32[W], tokens in the cache
     pending: jax.Array  # int32[W], the token after those
-    steps: jax.Array | int  # int32[], forward passes that it took, over the W slots
+    passes: jax.Array | int  # int32[], forward passes that it took, over the W slots
 
 
 def append_message(
@@ -64,7 +63,7 @@ def append_message(
         rows=rows,
         length=slots.length + feedback.length,
         pending=last_token(feedback.tokens, feedback.length),
-        steps=1,
+        passes=1,
     )
 
 
@@ -93,7 +92,7 @@ def slide_window(
         windows.Message(feedback.tokens, feedback.length),
     )
     # The kept tokens are in the cache, except the pending one.
-    entries, steps = windows.prefill(
+    entries, passes = windows.prefill(
         inputs.weights,
         model,
         take(state.cache, feedback.slot),
@@ -112,7 +111,7 @@ def slide_window(
         ),
         length=new.length - 1,
         pending=last_token(new.tokens, new.length),
-        steps=jnp.maximum(steps, 1),
+        passes=jnp.maximum(passes, 1),
     )
 
 

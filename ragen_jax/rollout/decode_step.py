@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import prng, token_sampling
+from ragen_jax.rollout.arrays import concatenate, where_first
 from ragen_jax.rollout.kv_cache import ShardedModel
 from ragen_jax.rollout.types import (
     DECODING,
@@ -14,9 +15,7 @@ from ragen_jax.rollout.types import (
     RolloutPlan,
     RolloutState,
     RowBuffers,
-    concatenate,
     row_of,
-    where_first,
 )
 from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import ANSWER_CLOSED, NO_REPLY, REPLY_BUDGET
@@ -59,7 +58,7 @@ def decode_step(
         reply_end=if_active(reply_end, slots.reply_end),
     )
     return state.replace(
-        slots=slots, cache=cache, rows=rows, decode_steps=state.decode_steps + 1
+        slots=slots, cache=cache, rows=rows, decode_passes=state.decode_passes + 1
     )
 
 
@@ -84,7 +83,9 @@ def _sample_tokens(
     logits, cache = kv.decode(
         inputs.weights, model, state.cache, slots.pending, lengths, bucket
     )
-    number = inputs.prompts.number[jnp.minimum(slots.episode, plan.episodes - 1)]
+    number = inputs.prompts.episode_in_batch[
+        jnp.minimum(slots.episode, plan.episodes - 1)
+    ]
     token_keys = jax.vmap(prng.token_key, (None, 0, 0, 0))(
         inputs.key, number, slots.turn, slots.sampled
     )

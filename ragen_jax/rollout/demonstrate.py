@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from ragen_jax.envs.base import TRAIN, Environment
 from ragen_jax.rollout import prng
 from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.windows import Message
 from ragen_jax.text import reply_parser
 from ragen_jax.text.phrases import PhraseTokens, join_phrases
 from ragen_jax.text.prompts import (
@@ -22,6 +24,13 @@ from ragen_jax.text.prompts import (
 )
 from ragen_jax.text.reply_parser import ReplyState, ReplyTables
 from ragen_jax.trajectory import UNFINISHED
+
+
+@struct.dataclass
+class _DemonstratedTurn:
+    env_episode: turn_lib.EnvEpisode  # after the turn
+    reply: Message
+    message: Message  # that follows it
 
 
 def demonstrate_episode(
@@ -60,18 +69,19 @@ def demonstrate_episode(
     def one_turn(carry, turn):
         row, is_reply, length, env_episode = carry
         is_running = env_episode.end == UNFINISHED
-        after, reply, reply_length, message, message_length = _play_turn(
+        played = _play_turn(
             key, turn, env, dialogue, tokens, reply_table, end_of_turn, env_episode
         )
+        reply, message, after = played.reply, played.message, played.env_episode
         # An episode that has ended adds nothing, and one that ends now no message.
-        reply_length = jnp.where(is_running, reply_length, 0)
+        reply_length = jnp.where(is_running, reply.length, 0)
         message_length = jnp.where(
-            is_running & (after.end == UNFINISHED), message_length, 0
+            is_running & (after.end == UNFINISHED), message.length, 0
         )
         position = jnp.arange(context)
         is_reply |= (position >= length) & (position < length + reply_length)
-        row = _append(row, length, reply, reply_length)
-        row = _append(row, length + reply_length, message, message_length)
+        row = _append(row, length, reply.tokens, reply_length)
+        row = _append(row, length + reply_length, message.tokens, message_length)
         env_episode = jax.tree.map(
             lambda new, old: jnp.where(is_running, new, old), after, env_episode
         )
@@ -94,7 +104,7 @@ def _play_turn(
     reply_table: PhraseTokens,
     end_of_turn: int,
     env_episode: turn_lib.EnvEpisode,
-) -> tuple[turn_lib.EnvEpisode, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> _DemonstratedTurn:
     """One demonstrated turn.
 
     Args:
@@ -102,10 +112,6 @@ def _play_turn(
         `demonstrate_episode`.
       turn: int32[], 0-based.
       env_episode: before the turn, not ended.
-
-    Returns:
-      The episode after the turn; the reply's tokens, int32[n], and int32[] their
-      number; the same of the message that follows it.
     """
     limits = dialogue.limits
     reply, reply_length = _demonstrated_reply(
@@ -133,8 +139,11 @@ def _play_turn(
     ids = turn_lib.feedback_message(
         env, dialogue, after, played, parsed.is_valid, jnp.ones((), bool)
     )
-    message, message_length = message_tokens(tokens, ids, is_first=False)
-    return after, reply, reply_length, message, message_length
+    return _DemonstratedTurn(
+        env_episode=after,
+        reply=Message(reply, reply_length),
+        message=Message(*message_tokens(tokens, ids, is_first=False)),
+    )
 
 
 def _demonstrated_reply(

@@ -1,11 +1,11 @@
 """The sampling engine: slots that decode replies, then wait for their environments.
 
 Pure functions over `RolloutState`: `decode_chunk` samples a few tokens in every
-decoding slot, `extend` gives waiting slots their feedback. `rollout.py` composes both
-in one compiled loop; a host may call `advance` (decodes until slots wait) and `extend`
-in turn and gets the identical record. Their parts have files of their own: one step of
-decoding (decode_step.py), how feedback enters a slot's context (context_update.py), and
-which episode a free slot takes (admission.py).
+decoding slot, `give_feedback` gives waiting slots their feedback. `rollout.py` composes
+both in one compiled loop; a host may call `advance` (decodes until slots wait) and
+`give_feedback` in turn and gets the identical record. Their parts have files of their
+own: one step of decoding (decode_step.py), how feedback enters a slot's context
+(context_update.py), and which episode a free slot takes (admission.py).
 
 Slots are independent; a finished one takes the next episode from its environment's
 queue. All of this runs on one shard: arrays are that shard's own. A slot's cache holds
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ragen_jax.rollout import admission, context_update, record, windows
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout.admission import Admission
+from ragen_jax.rollout.arrays import concatenate, last_token, run_if, take
 from ragen_jax.rollout.context_update import ContextUpdate
 from ragen_jax.rollout.decode_step import decode_step
 from ragen_jax.rollout.kv_cache import ShardedModel
@@ -33,13 +34,9 @@ from ragen_jax.rollout.types import (
     RolloutState,
     RowBuffers,
     Slots,
-    concatenate,
-    last_token,
     row_of,
-    run_if,
-    take,
 )
-from ragen_jax.trajectory import PADDING, UNFINISHED
+from ragen_jax.trajectory import PADDING, UNFINISHED, first_to_hold
 
 
 def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
@@ -66,8 +63,8 @@ def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> Rollo
         rows=_prompt_rows(plan, prompts, lengths),
         episodes=record.blank_episodes(plan, inputs.prompts),
         next_episode=jnp.array(queue_heads, jnp.int32),
-        decode_steps=zero,
-        extend_steps=zero,
+        decode_passes=zero,
+        extend_passes=zero,
         too_long=jnp.zeros(len(plan.env_shards), jnp.int32),
     )
 
@@ -144,7 +141,7 @@ def decode_chunk(
     slots = state.slots
     longest = jnp.where(slots.status == DECODING, slots.length, 0).max()
     buckets = model.buckets(plan.buckets)
-    shortest = kv.shortest_bucket(buckets, longest + plan.decode_chunk)
+    shortest = first_to_hold(buckets, longest + plan.decode_chunk)
     if len(buckets) == 1:
         return steps_within(buckets[0])(state)
 
@@ -169,7 +166,7 @@ def choose_waiting(
     return concatenate(map(choose, plan.env_shards))
 
 
-def extend(
+def give_feedback(
     plan: RolloutPlan,
     model: ShardedModel,
     inputs: EngineInputs,
@@ -200,7 +197,7 @@ def extend(
     state = _put_back(plan, state, feedback, next_slots, entries).replace(
         rows=context.rows,
         next_episode=admitted.next_episode,
-        extend_steps=state.extend_steps + context.steps,
+        extend_passes=state.extend_passes + context.passes,
     )
     return state, jnp.where(admitted.is_new, admitted.episode, -1)
 
@@ -216,7 +213,7 @@ def _begin_replies(
     """W slots that decode their next replies; those without an episode are idle.
 
     Args:
-      plan, inputs: as for `extend`.
+      plan, inputs: as for `give_feedback`.
       slots: W slots after their turns.
       continues: bool[W], whether the slot's episode has a further turn.
       context: of those that continue.

@@ -13,16 +13,9 @@ import jax.numpy as jnp
 from ragen_jax.rollout import engine, prng
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.arrays import concatenate, take, where_first
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import (
-    EngineInputs,
-    EnvFeedback,
-    RolloutPlan,
-    RolloutState,
-    concatenate,
-    take,
-    where_first,
-)
+from ragen_jax.rollout.types import EngineInputs, EnvFeedback, RolloutPlan, RolloutState
 from ragen_jax.text import free_form
 from ragen_jax.text.prompts import DialogueTokens, message_tokens
 from ragen_jax.text.reply_parser import ReplyState
@@ -64,7 +57,9 @@ def step_environments(
         for index in range(len(plan.env_shards))
     ]
     feedback = concatenate(env_feedback for _, env_feedback in played)
-    state, admitted = engine.extend(plan, env_inputs.model, inputs, state, feedback)
+    state, admitted = engine.give_feedback(
+        plan, env_inputs.model, inputs, state, feedback
+    )
     too_long = [
         _count_too_long(env_feedback, texts)
         for (_, env_feedback), texts in zip(played, env_inputs.tokens, strict=True)
@@ -113,7 +108,7 @@ def _play_turns(
     waiting_episodes = jax.tree.map(lambda x: x[slot - shard.first_slot], env_episodes)
     episode = jnp.minimum(slots.episode, env_inputs.plan.episodes - 1)
     keys = jax.vmap(prng.env_key, (None, 0, 0))(
-        inputs.key, inputs.prompts.number[episode], slots.turn
+        inputs.key, inputs.prompts.episode_in_batch[episode], slots.turn
     )
     sampled: tuple[jax.Array, ...] = ()
     if env_inputs.tokens[index].replies.text is not None:
@@ -196,7 +191,7 @@ def _start_env_episodes(
       env_inputs: as for `step_environments`.
       index: of the environment.
       slot, is_used: int32[W] and bool[W], from `engine.choose_waiting`.
-      admitted: int32[W], from `engine.extend`.
+      admitted: int32[W], from `engine.give_feedback`.
       after: the environment's part of the W episodes, after their turns.
       env_episodes: the episodes in all of its slots, before.
     """

@@ -23,6 +23,7 @@ from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.parameters import AXES_IN, Parameters
 from ragen_jax.models.precision import quantize
 from ragen_jax.rollout.cache_attention import XLA, CacheAttention
+from ragen_jax.trajectory import first_to_hold
 
 
 @struct.dataclass
@@ -49,15 +50,6 @@ class ShardedModel:
     def buckets(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the cache's lengths that it pays to compile for; the last is C."""
         return lengths if self.attention.has_buckets else lengths[-1:]
-
-
-def shortest_bucket(buckets: tuple[int, ...], needed: jax.Array) -> jax.Array | int:
-    """int32[], index of the first bucket that holds `needed` positions (int32[]).
-
-    The last one is not asked: it is the whole context, which no row outgrows.
-    """
-    # That index is how many buckets are too short.
-    return sum((needed > bucket).astype(jnp.int32) for bucket in buckets[:-1])
 
 
 def to_decode_layout(parameters: Parameters, dtype) -> Parameters:
@@ -183,7 +175,7 @@ def extend(
     positions = lengths[:, None] + jnp.arange(tokens.shape[1])[None]
     needed = positions.max() + 1
     buckets = model.buckets(buckets)
-    shortest = shortest_bucket(buckets, needed)
+    shortest = first_to_hold(buckets, needed)
     attention = model.attention
 
     def attend(layer, query, key, value):

@@ -9,14 +9,9 @@ import jax.numpy as jnp
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import prng, windows
 from ragen_jax.rollout import turn as turn_lib
+from ragen_jax.rollout.arrays import concatenate, take
 from ragen_jax.rollout.tasks import Task, TaskTokens
-from ragen_jax.rollout.types import (
-    Prompts,
-    RolloutArgs,
-    RolloutPlan,
-    concatenate,
-    take,
-)
+from ragen_jax.rollout.types import Prompts, RolloutArgs, RolloutPlan
 from ragen_jax.text.prompts import DialogueTokens, first_message, message_tokens
 
 
@@ -63,8 +58,8 @@ def draw_levels(
                 tokens=jnp.pad(ids, ((0, 0), (0, capacity - ids.shape[1]))),
                 lengths=lengths,
                 group=local_groups + number // size - first // size,
-                group_name=number // size,
-                number=number,
+                group_in_batch=number // size,
+                episode_in_batch=number,
             )
         )
         too_long.append((lengths > texts.first_capacity).sum(dtype=jnp.int32))

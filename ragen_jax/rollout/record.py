@@ -20,7 +20,7 @@ def blank_episodes(plan: RolloutPlan, prompts: Prompts) -> Episodes:
     counts = [env_shard.episodes for env_shard in plan.env_shards]
     environment = np.repeat(np.arange(len(counts)), counts)
     return trajectory.blank_episodes(plan.episodes, plan.turns).replace(
-        group=prompts.group_name, environment=jnp.asarray(environment, jnp.int32)
+        group=prompts.group_in_batch, environment=jnp.asarray(environment, jnp.int32)
     )
 
 

@@ -22,6 +22,7 @@ from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import cache_attention, engine, prng, record
 from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.arrays import run_if
 from ragen_jax.rollout.env_step import EnvInputs, step_environments
 from ragen_jax.rollout.levels import draw_levels, start_env_episodes
 from ragen_jax.rollout.tasks import Task, TaskTokens, longest_row
@@ -33,7 +34,6 @@ from ragen_jax.rollout.types import (
     RolloutOptions,
     RolloutPlan,
     Scalar,
-    run_if,
 )
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
@@ -56,7 +56,7 @@ class RolloutContext:
     cuda_graph: bool = False  # the whole rollout as one graph, on NVIDIA GPUs
 
 
-def training_args(
+def training_rollout_args(
     settings: Settings, iteration: Scalar, policy_version: Scalar = 0
 ) -> RolloutArgs:
     """The arguments of an iteration's training rollout.
@@ -80,12 +80,12 @@ def training_args(
 class PassCounts:
     """How many forward passes each shard's loop took."""
 
-    decode_steps: jax.Array  # int32[shards], of one token for all slots of a shard
-    extend_steps: jax.Array  # int32[shards], of messages for the slots that waited
+    decode_passes: jax.Array  # int32[shards], of one token for all slots of a shard
+    extend_passes: jax.Array  # int32[shards], of messages for the slots that waited
 
     def total(self) -> jax.Array:
         """int32[], of all shards."""
-        return (self.decode_steps + self.extend_steps).sum()
+        return (self.decode_passes + self.extend_passes).sum()
 
 
 @struct.dataclass
@@ -136,6 +136,7 @@ def make_plan(
         context=context,
         turns=max(limit.turns for limit in limits),
         actions_per_turn=max(limit.actions_per_turn for limit in limits),
+        # All alike: `rollout.reply_tokens` holds for every environment.
         reply_tokens=max(limit.reply_tokens for limit in limits),
         decode_chunk=options.decode_chunk or device.decode_chunk,
         extend_share=device.extend_share if device.counts_busy else 0,
@@ -223,7 +224,7 @@ def make_rollout(
         out_specs=meshes.ROWS,
         check_vma=False,
     )
-    options = backend_choices.rollout_options(rollout_context.cuda_graph)
+    options = backend_choices.rollout_compiler_options(rollout_context.cuda_graph)
 
     @functools.partial(jax.jit, compiler_options=options)
     def rollout(parameters, tokens: TaskTokens, args: RolloutArgs) -> Rollout:
@@ -297,6 +298,7 @@ def _shard_rollout(
         prompts=prompts,
         prompt_cache=kv.prefill_prompts(weights, model, prompts.tokens),
         tables=tuple(texts.replies for texts in tokens),
+        # Of any environment: they share one model and so one chat template.
         stops=tokens[0].stops,
         key=key,
         temperature=args.temperature,
@@ -320,5 +322,5 @@ def _shard_rollout(
 
     state, _ = jax.lax.while_loop(any_active, one_round, (state, env_episodes))
     rows = record.finish_rows(plan, prompts, state.rows, args.policy_version)
-    passes = PassCounts(state.decode_steps[None], state.extend_steps[None])
+    passes = PassCounts(state.decode_passes[None], state.extend_passes[None])
     return Rollout(rows, state.episodes, passes, state.too_long[None])

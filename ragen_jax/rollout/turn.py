@@ -146,7 +146,7 @@ def feedback_message(
     is_valid: jax.Array,
     stopped_itself: jax.Array,
 ) -> jax.Array:
-    """int32[message_phrases], what follows a turn. See `prompts.next_message`."""
+    """int32[M + 6], what follows a turn. See `prompts.next_message`."""
     return next_message(
         dialogue,
         env.observe(env_episode.state),

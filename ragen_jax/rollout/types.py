@@ -4,11 +4,9 @@ All of it is one shard's: arrays here are that shard's own.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.models.parameters import Parameters
@@ -115,10 +113,10 @@ class Prompts:
     tokens: jax.Array  # int32[groups, Tp], right-padded
     lengths: jax.Array  # int32[groups]
     group: jax.Array  # int32[B], index of each episode's prompt among those here
-    group_name: jax.Array  # int32[B], its group in the whole batch
+    group_in_batch: jax.Array  # int32[B], its group in the whole batch
     # int32[B], each episode's number in the whole batch, which keys its noise: the same
     # on every mesh.
-    number: jax.Array
+    episode_in_batch: jax.Array
     first_index: jax.Array  # int32[], index of the shard's first episode in the record
     cuts: windows.Cuts | None = None  # None unless `RolloutPlan.window`
 
@@ -161,8 +159,8 @@ class RolloutState:
     rows: RowBuffers
     episodes: Episodes
     next_episode: jax.Array  # int32[environments], heads of their queues
-    decode_steps: jax.Array  # int32[], forward passes of one token for all slots
-    extend_steps: jax.Array  # int32[], forward passes of messages for W slots
+    decode_passes: jax.Array  # int32[], forward passes of one token for all slots
+    extend_passes: jax.Array  # int32[], forward passes of messages for W slots
     too_long: jax.Array  # int32[environments], messages longer than the room for them
 
 
@@ -200,38 +198,3 @@ def row_of(plan: RolloutPlan, slots: Slots) -> jax.Array:
     if not plan.window:
         return slots.episode
     return slots.episode * plan.rows_each + slots.turn
-
-
-def take(tree: Any, index: jax.Array) -> Any:
-    """A pytree whose arrays are those of `tree` at `index`, on their first axis."""
-    return jax.tree.map(lambda x: x[index], tree)
-
-
-def concatenate(trees: Iterable[Any]) -> Any:
-    """Pytrees of like structure, joined along their arrays' first axis."""
-    trees = list(trees)
-    if len(trees) == 1:
-        return trees[0]
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
-
-
-def run_if(condition: jax.Array | bool, step: Callable[[Any], Any], state: Any) -> Any:
-    """`step(state)` if the condition, bool[], holds; else the state as it is.
-
-    A loop of one round or none. A branch of `lax.cond` or `lax.switch` would copy the
-    whole cache on a GPU.
-    """
-    start: Any = (state, condition)
-    step_once: Any = lambda carry: (step(carry[0]), False)
-    return jax.lax.while_loop(lambda carry: carry[1], step_once, start)[0]
-
-
-def where_first(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    """`jnp.where` by a condition, bool[n], on the first axis of both arrays."""
-    shape = condition.shape + (1,) * (new.ndim - condition.ndim)
-    return jnp.where(condition.reshape(shape), new, old)
-
-
-def last_token(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """int32[n], the last of the `lengths` (int32[n]) real tokens of int32[n, T]."""
-    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]

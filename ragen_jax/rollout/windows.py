@@ -39,7 +39,7 @@ class Row:
 
 @struct.dataclass
 class Message:
-    """The environment's next message."""
+    """The tokens of a message: the environment's next one, or a reply."""
 
     tokens: jax.Array  # int32[M], right-padded
     length: jax.Array  # int32[]

@@ -40,8 +40,8 @@ MEANINGS = {
     "deterministic": "identical results on every run, on GPUs too; slower",
     "env.name": 'a built-in environment, a Python file that defines one, or "mix"',
     "env.thinking": "replies begin with <think>; if false, with <answer>",
-    "model.path": "folder, hub id, GGUF file, smollm2, tiny, or tiny_ with sokoban, symbols,"
-    " rooms or words",
+    "model.path": "folder, hub id, GGUF file, smollm2, tiny, or tiny_ with sokoban,"
+    " symbols, rooms or words",
     "model.compute_dtype": 'dtype of activations: "auto", "float32" or "bfloat16"',
     "model.remat": "recompute activations in the backward pass: less memory, slower",
     "model.attention": 'kernel of update and prefill: "auto", "xla", "cudnn", "splash"',

@@ -80,7 +80,7 @@ def _task_to_dict(values: dict[str, Any]) -> dict[str, Any]:
 
 def env_settings(
     options: Iterable[tuple[str, Any]],
-    task: type,
+    settings_type: type,
     section: str = "env.",
     name: str = "",
 ) -> Any:
@@ -88,15 +88,15 @@ def env_settings(
 
     Args:
       options: pairs of key and value.
-      task: the frozen dataclass of the environment's settings, whose defaults fill in
-        missing keys.
+      settings_type: the frozen dataclass of the environment's settings, whose defaults
+        fill in missing keys.
       section: the config section of the options, ending in a dot; for messages.
       name: of the environment; for messages.
 
     Raises:
       SettingsError: if the environment has no such key, or wants another type.
     """
-    names = [field.name for field in dataclasses.fields(task)]
+    names = [field.name for field in dataclasses.fields(settings_type)]
     # `env.thinking` holds for all environments of a mix, so their sections lack it.
     common = ("name", "thinking") if section == "env." else ("name",)
     valid_keys = [f"{section}{name}" for name in (*common, *names)]
@@ -109,7 +109,7 @@ def env_settings(
         # Usually the command names the config of another environment.
         other = "" if str(error).endswith("?") else f", or a config made for {name!r}"
         raise SettingsError(f"{section}name = {name!r}: {error}{other}") from None
-    return _read(task, dict(options), section)
+    return _read(settings_type, dict(options), section)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from ragen_jax.settings.choices import (
     ON_COLLAPSE,
     REMEDIES,
 )
+from ragen_jax.utils.user_modules import is_path
 
 SCHEDULES = ("constant", "linear", "cosine")
 PER_ALGORITHM = {
@@ -368,8 +369,8 @@ class Settings:
     def files(self) -> tuple[str, ...]:
         """The user's Python files, environments and hook, as the config names them."""
         names = [task.name for task in (*self.tasks(), *self.evaluated_tasks())]
-        names = [name for name in names if name.endswith(".py") or "/" in name]
-        return tuple(dict.fromkeys([*names, *filter(None, [self.reward.hook])]))
+        names = [*filter(is_path, names), *filter(None, [self.reward.hook])]
+        return tuple(dict.fromkeys(names))
 
     def alone(self, task: TaskSettings) -> "Settings":
         """These settings reduced to one environment, such as one to be evaluated."""

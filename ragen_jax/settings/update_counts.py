@@ -44,7 +44,7 @@ def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
         progress = iteration / last
         fraction = options.fraction
         fraction += (options.fraction_end - options.fraction) * progress
-        # Still a fraction that moves: `most_kept` allows for its rounding.
+        # Still a fraction that moves: `room_for_groups` allows for its rounding.
         options_then = dataclasses.replace(
             options, fraction=fraction, fraction_end=fraction
         )
@@ -88,7 +88,7 @@ def _most_groups(size: int, options: FilterSettings) -> int:
         return max(
             max(1, _rank(options.high, n) - _rank(options.low, n)) for n in counts
         )
-    return most_kept(size, options)
+    return room_for_groups(size, options)
 
 
 def _rank(fraction: float, count: int) -> int:
@@ -118,8 +118,20 @@ def scopes(settings: Settings) -> list[int]:
     return [task.prompts for task in settings.tasks()]
 
 
-def most_kept(groups: int, options: FilterSettings) -> int:
-    """The most groups of P that `keep_groups` can keep: how much room to make.
+def room_for_episodes(settings: Settings) -> int:
+    """Episodes to make room for: as `room_for_groups`, of all sets of groups."""
+    members = settings.rollout.group_size
+    if settings.filter.strategy == "within_group":
+        members = members_kept(members, settings.filter)
+    groups = sum(room_for_groups(size, settings.filter) for size in scopes(settings))
+    return members * groups
+
+
+def room_for_groups(groups: int, options: FilterSettings) -> int:
+    """Groups of P to make room for, at least as many as `keep_groups` can keep.
+
+    All P where scores decide how many, although some such filters never keep them all
+    (`_most_groups`).
 
     Args:
       groups: P.

@@ -32,14 +32,14 @@ from ragen_jax.utils import user_modules
 __all__ = ["CheckError", "check_env"]
 
 _ENDLESS = "--endless"
+_PLAYS = 48  # at least, spread over the splits
+_STEPS = 40  # random actions in each
 _LONGER = 8  # factor on the number of steps, if no play ended
 
 
 def check_env(
     env: base.Environment,
     *,
-    plays: int = 48,
-    steps: int = 40,
     must_end: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -47,8 +47,6 @@ def check_env(
 
     Args:
       env: any environment.
-      plays: their least number, spread over the splits.
-      steps: random actions in each.
       must_end: whether some play must end, at random or by a solution, so that the
         checks see an ended episode. Turn it off only if no play can.
       report: called with a line about each check passed.
@@ -63,7 +61,7 @@ def check_env(
     check_levels_come(env)
     report("every split has levels")
     functions = dynamics.compile_functions(env)
-    play = dynamics.make_player(env, plays, steps)
+    play = dynamics.make_player(env, _PLAYS, _STEPS)
     played = play()
     dynamics.check_finite(played)
     report("all numbers are finite")
@@ -86,7 +84,7 @@ def check_env(
     must_end = must_end and not solved.has_ended
     longer = played
     if must_end and not played.outcome.done[:, :-1].any():
-        longer = dynamics.make_player(env, plays, _LONGER * steps)()
+        longer = dynamics.make_player(env, _PLAYS, _LONGER * _STEPS)()
         dynamics.check_end(longer, must_end=True)
     dynamics.check_end(played, must_end=False)
     report("an ended episode stays as it is")

@@ -45,7 +45,6 @@ class Dialogue:
     system: str  # the system prompt
     phrases: tuple[str, ...]  # all phrases; the environment's begin at `env_offset`
     env_offset: int
-    message_phrases: int  # fixed length of the id sequences below
     limits: TurnLimits
     reply_prefix: str  # "<think>" or "<answer>", written for the policy
 
@@ -58,10 +57,9 @@ class Dialogue:
 # rewards and, from `Dialogue.env_offset` on, the environment's own phrases. Those of a
 # message are
 #   opening, reward, warning, OBSERVATION, turn, actions left, _HAND_OVER
-# where reward and warning may be NO_PHRASE.
+# where reward and warning may be NO_PHRASE: M + 6, with the M of the observation.
 _OPEN, _CLOSE_AND_OPEN, _OPEN_AFTER_STOP, _HAND_OVER, _WARNING = range(5)
 _FIRST_TURN = 5  # id of "Turn 1 of ..."
-_AROUND_OBSERVATION = 6  # phrases of a message besides the observation's
 
 
 def _first_actions_left(limits: TurnLimits) -> int:
@@ -125,7 +123,6 @@ def make_dialogue(
         system=system,
         phrases=fixed_and_counted + env.phrases,
         env_offset=len(fixed_and_counted),
-        message_phrases=env.observation_phrases + _AROUND_OBSERVATION,
         limits=limits,
         reply_prefix=prefix,
     )
@@ -149,7 +146,7 @@ def first_message(dialogue: Dialogue, observation: jax.Array) -> jax.Array:
       observation: int32[M], from the environment's `observe`.
 
     Returns:
-      int32[message_phrases].
+      int32[M + 6].
     """
     before = [_OPEN, NO_PHRASE, NO_PHRASE]
     turn = jnp.zeros((), jnp.int32)
@@ -179,7 +176,7 @@ def next_message(
       stopped_itself: bool[], whether the reply ends in a sampled end-of-turn token.
 
     Returns:
-      int32[message_phrases].
+      int32[M + 6].
     """
     tenths = jnp.round(jnp.clip(reward, -_REWARD_BOUND, _REWARD_BOUND) * 10)
     zero_reward = _first_reward(dialogue.limits) + _TENTHS
@@ -194,7 +191,7 @@ def next_message(
 
 
 def _message(dialogue, before, observation, turn, actions_left) -> jax.Array:
-    """int32[message_phrases]; `before` are the ids of opening, reward and warning."""
+    """int32[M + 6]; `before` are the ids of opening, reward and warning."""
     env = jnp.where(
         observation == NO_PHRASE, NO_PHRASE, observation + dialogue.env_offset
     )

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs.sokoban import demonstrations, distances
-from ragen_jax.envs.sokoban.generator import MOVES
+from ragen_jax.envs.sokoban.types import MOVES
 from ragen_jax.warm_start import drawings
 from ragen_jax.warm_start.batches import NO_CHOICE, Batch
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ragen_jax.envs.sokoban.generator import MOVES
+from ragen_jax.envs.sokoban.types import MOVES
 from ragen_jax.learning import supervised, vocabulary_scores
 from ragen_jax.models import transformer
 from ragen_jax.models.config import ModelConfig

@@ -18,7 +18,7 @@ def test_every_built_in_environment_has_a_row():
         {},
         {"size": 9, "clues": 40},
     ]
-    assert environments.kinds("my_world.py") == (("my_world.py", {}),)
+    assert environments.kinds("my_env.py") == (("my_env.py", {}),)
 
 
 def test_a_finished_game_begins_again_and_nothing_else_is_played():

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from helpers import runs
+from helpers.absent import needs_compiler
 from helpers.paths import ROOT
 
 from ragen_jax.benchmarks import (
@@ -23,7 +24,6 @@ from ragen_jax.benchmarks import (
 )
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
-from ragen_jax.planning import target
 
 STAGES = (Stage("quick", "?", "none"), Stage("stuck", "?", "none"))
 # A stage in place of launch/benchmark.py: writes what it measures, and may get stuck.
@@ -608,7 +608,7 @@ def test_a_device_that_is_not_described_has_no_other_devices_forecast(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not target.is_available("h100"), reason="needs the plan-gpu extra")
+@needs_compiler
 def test_a_stage_has_a_forecast_from_programs_compiled_for_a_gpu(tmp_path):
     here = {"device": {"kind": "cpu", "backend": "cpu", "devices": 1}}
     suite.write(tmp_path, Result("device", DONE, 1, 5.0, here))

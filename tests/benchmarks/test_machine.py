@@ -157,7 +157,7 @@ def _short_run(kind="same", **changes):
             is_reply=jnp.array([[False, False, False, True, True]])
         ),
         passes=types.SimpleNamespace(
-            decode_steps=jnp.array([5]), extend_steps=jnp.array([1])
+            decode_passes=jnp.array([5]), extend_passes=jnp.array([1])
         ),
     )
     return types.SimpleNamespace(model=model, settings=settings), rollout

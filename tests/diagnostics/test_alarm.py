@@ -19,7 +19,7 @@ from ragen_jax.diagnostics.alarm import (
     Signal,
     Track,
 )
-from ragen_jax.learning import filters, schedules
+from ragen_jax.learning import schedules
 from ragen_jax.settings import update_counts
 from ragen_jax.settings.schema import HealthSettings
 
@@ -372,7 +372,7 @@ def test_a_rollback_halves_the_rate_once_the_filter_keeps_as_few_as_it_can(
     )
     after = [health.remedied(settings, n) for n in range(len(kept))]
     per = 8  # members of a group, or groups
-    assert [filters.most_kept_episodes(one) // per for one in after] == kept
+    assert [update_counts.room_for_episodes(one) // per for one in after] == kept
     rate = settings.optimizer.actor_lr * 0.5**halvings
     assert after[-1].optimizer.actor_lr == pytest.approx(rate)
     for one in after:

@@ -152,11 +152,12 @@ def test_rewards_are_told_to_the_agent_as_the_document_says():
         r"reward of ([\d.]+) reads as ([\d.]+), and one\s+of ([\d.]+) as ([\d.]+)\.",
         DOC,
     )
-    dialogue = models.make_task().dialogue
+    task = models.make_task()
+    dialogue = task.dialogue
     for earned, told in (said[:2], said[2:]):
         ids = prompts.next_message(
             dialogue,
-            np.zeros(dialogue.message_phrases - 6, np.int32),
+            np.zeros(task.env.observation_phrases, np.int32),
             turn=np.int32(1),
             actions_left=np.int32(1),
             reward=np.float32(earned),

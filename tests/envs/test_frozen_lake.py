@@ -16,15 +16,16 @@ from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake import generator, texts
 from ragen_jax.envs.frozen_lake.env import FrozenLake, State
-from ragen_jax.envs.frozen_lake.planning import (
+from ragen_jax.envs.frozen_lake.planning import distances
+from ragen_jax.envs.frozen_lake.types import (
     DOWN,
     GOAL,
     HOLE,
     ICE,
     LEFT,
+    MOVES,
     RIGHT,
     UP,
-    distances,
 )
 from ragen_jax.envs.grid_text import OBSERVATIONS
 
@@ -311,7 +312,7 @@ def test_the_solver_walks_a_shortest_way_over_firm_ice():
         way, place = frozen_lake.solve(lake), lake.player
         for direction in way:
             assert lake.tiles[tuple(place)] == ICE
-            place = place + frozen_lake.MOVES[direction]
+            place = place + MOVES[direction]
             assert place.min() >= 0 and place.max() < 8
         assert lake.tiles[tuple(place)] == GOAL
         assert len(way) == reached[lane][tuple(place)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.envs import base
-from ragen_jax.envs.frozen_lake import demonstrations, planning
+from ragen_jax.envs.frozen_lake import demonstrations, types
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.demonstrations import Demonstrator
 from ragen_jax.envs.frozen_lake.env import FrozenLake
@@ -96,10 +96,10 @@ def test_the_thought_states_where_player_and_goal_are_and_where_actions_lead(pla
         at, goal, *walk = places
         assert reply.startswith(f" At {at}, goal {goal}:")
         assert at == tuple(states.player[i])
-        assert goal == tuple(np.argwhere(states.tiles[i] == planning.GOAL)[0])
+        assert goal == tuple(np.argwhere(states.tiles[i] == types.GOAL)[0])
         names = re.findall("Left|Down|Right|Up", reply.split("</think>")[0])
         for name, stated in zip(names, walk, strict=True):
-            change = planning.MOVES[ACTION_NAMES.index(name)]
+            change = types.MOVES[ACTION_NAMES.index(name)]
             at = tuple(np.clip(np.add(at, change), 0, LAKE.size - 1))
             assert stated == at
 
@@ -138,10 +138,10 @@ def test_a_careful_player_walks_a_shortest_safe_path():
         left = _steps_to_goal(board)
         walk = [divmod(tile, LAKE.size) for tile in tiles[i] if tile >= 0]
         for tile in walk:
-            assert board[tile] != planning.HOLE
+            assert board[tile] != types.HOLE
             assert left[tile] == left[at] - 1
             at = tile
-        reached += board[at] == planning.GOAL
+        reached += board[at] == types.GOAL
         assert len(walk) == (actions[i] >= 0).sum() >= 1
     # Lengths up to 9 are equally likely, and most goals are 1 to 4 steps away.
     assert reached > COUNT / 2
@@ -151,11 +151,11 @@ def test_a_player_that_ignores_holes_walks_the_shortest_path_whatever_is_on_it()
     _, tiles, states = plans(ignore_holes=1.0, noise=0.0)
     holes = 0
     for board, start, walk in zip(states.tiles, states.player, tiles, strict=True):
-        goal = np.argwhere(board == planning.GOAL)[0]
+        goal = np.argwhere(board == types.GOAL)[0]
         walk = [np.array(divmod(tile, LAKE.size)) for tile in walk if tile >= 0]
         far = [np.abs(at - goal).sum() for at in [start, *walk]]
         assert far == list(range(far[0], far[0] - len(far), -1))
-        holes += sum(board[tuple(at)] == planning.HOLE for at in walk)
+        holes += sum(board[tuple(at)] == types.HOLE for at in walk)
     assert holes > 0
 
 
@@ -164,20 +164,20 @@ def test_a_plan_ends_at_the_goal_or_at_its_length():
     for board, walk in zip(states.tiles, tiles, strict=True):
         walked = walk[walk >= 0]
         assert (walk[len(walked) :] == -1).all()
-        assert (board.ravel()[walked[:-1]] != planning.GOAL).all()
+        assert (board.ravel()[walked[:-1]] != types.GOAL).all()
 
 
 def test_equally_short_ways_are_equally_likely_and_so_are_lengths():
-    tiles = jnp.full((4, 4), planning.ICE).at[3, 3].set(planning.GOAL)
+    tiles = jnp.full((4, 4), types.ICE).at[3, 3].set(types.GOAL)
     one = frozen_lake.State(
         tiles=tiles, player=jnp.zeros(2, jnp.int32), done=jnp.zeros((), bool)
     )
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (1800, *x.shape)), one)
     actions = np.asarray(plan(0.0, 0.0, many)[0])
     counts = np.bincount(actions[:, 0], minlength=4)
-    assert counts[[planning.LEFT, planning.UP]].tolist() == [0, 0]
+    assert counts[[types.LEFT, types.UP]].tolist() == [0, 0]
     # Binomial(1800, 1/2): standard deviation 21.2.
-    assert abs(counts[planning.DOWN] - 900) < 4 * 21.2
+    assert abs(counts[types.DOWN] - 900) < 4 * 21.2
     # Lengths 1 to 9, cut at the goal, six steps away: 200 each, and 800 of six.
     lengths = np.bincount((actions >= 0).sum(axis=1), minlength=7)
     assert (np.abs(lengths[1:6] - 200) < 4 * 13.3).all()
@@ -186,13 +186,13 @@ def test_equally_short_ways_are_equally_likely_and_so_are_lengths():
 
 def _steps_to_goal(board):
     """Steps over ice to the goal from every tile, by repeated relaxation."""
-    left = np.where(board == planning.GOAL, 0, 99)
+    left = np.where(board == types.GOAL, 0, 99)
     for _ in range(board.size):
         padded = np.pad(left, 1, constant_values=99)
         around = np.stack(
             [padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]]
         )
         left = np.where(
-            board == planning.ICE, np.minimum(left, around.min(axis=0) + 1), left
+            board == types.ICE, np.minimum(left, around.min(axis=0) + 1), left
         )
     return left

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-from ragen_jax.envs.frozen_lake import planning
+from ragen_jax.envs.frozen_lake import planning, types
 
 FAR = planning.UNREACHABLE
 distances = jax.jit(planning.distances)
@@ -56,8 +56,8 @@ def test_values_on_the_smallest_slippery_lake_are_worked_out_by_hand():
     expected = [[[0, 1], [0, 0]], [[0.8, 1], [0, 0]], [[0.88, 1], [0.64, 0]]]
     np.testing.assert_allclose(values, expected, atol=1e-6)
     assert actions[0].tolist() == [[-1, -1], [-1, -1]]
-    assert actions[1, 0].tolist() == [planning.RIGHT, -1]
-    assert actions[2].tolist() == [[planning.RIGHT, -1], [planning.UP, -1]]
+    assert actions[1, 0].tolist() == [types.RIGHT, -1]
+    assert actions[2].tolist() == [[types.RIGHT, -1], [types.UP, -1]]
 
 
 @pytest.mark.parametrize("success", [1 / 3, 0.8, 1.0])

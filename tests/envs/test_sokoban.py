@@ -13,7 +13,7 @@ from ragen_jax.envs import base
 from ragen_jax.envs.sokoban import env as sokoban
 from ragen_jax.envs.sokoban import texts
 from ragen_jax.envs.sokoban.env import Sokoban, State
-from ragen_jax.envs.sokoban.generator import FLOOR, TARGET, WALL
+from ragen_jax.envs.sokoban.types import FLOOR, TARGET, WALL
 
 UP, DOWN, LEFT, RIGHT = range(4)
 OTHER_SYMBOLS = ("W", ".", "G", "B", "C", "A", "@")

@@ -15,9 +15,9 @@ from ragen_jax.envs.sokoban import env as sokoban
 from ragen_jax.envs.sokoban.demonstrations import Demonstrator
 from ragen_jax.envs.sokoban.distances import UNSOLVABLE
 from ragen_jax.envs.sokoban.env import Sokoban
-from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.solver import shortest_solution
 from ragen_jax.envs.sokoban.texts import ACTION_NAMES
+from ragen_jax.envs.sokoban.types import MOVES, TARGET, WALL
 from ragen_jax.text.reference_parser import parse_reply
 
 COUNT = 240

@@ -14,8 +14,8 @@ from ragen_jax.envs import base
 from ragen_jax.envs.sokoban import env as sokoban
 from ragen_jax.envs.sokoban import generator
 from ragen_jax.envs.sokoban.env import Sokoban
-from ragen_jax.envs.sokoban.generator import FLOOR, MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.solver import shortest_solution
+from ragen_jax.envs.sokoban.types import FLOOR, MOVES, TARGET, WALL
 
 LEVELS = 100  # of each split, for each of `levels`
 DOWN, LEFT, RIGHT = 1, 2, 3

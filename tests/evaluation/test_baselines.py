@@ -160,10 +160,33 @@ def test_what_is_planned_is_played_by_how_many_actions_are_left(settings):
     env, state = frozen_lake.make(LAKE), SimpleNamespace(player=jnp.array([1, 2]))
     best = jnp.arange((ACTIONS + 1) * 16).reshape(-1, 4, 4)
     planner = baselines.make_baseline("planner", env, settings.tasks()[0])
-    solver = baselines._solver(env, (), ACTIONS)
+    solver = baselines._solver(env, ACTIONS)
     for left in (1, ACTIONS):
         assert planner.act(None, best, state, left) == 16 * left + 4 * 1 + 2
         assert solver.act(None, jnp.arange(ACTIONS), state, left) == ACTIONS - left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["sokoban", "sudoku", "countdown", "rubik", "bandit", "household"]
+)
+def test_the_planner_solves_every_level_where_nothing_is_random(settings, name):
+    env = envs.make(name, ())
+    chosen = dataclasses.replace(settings.tasks()[0], name=name, options=(), actions=60)
+    planner = baselines.make_baseline("planner", env, chosen)
+    usual = dict(prompts=6, rollouts=2, split=TEST, seed=3)
+    episodes = baselines.play(env, planner, actions=60, **usual)
+    assert episodes.success.all() and (episodes.end == ENV_DONE).all()
+
+
+@pytest.mark.slow
+def test_a_plan_ahead_of_random_results_is_refused_in_a_sentence(settings):
+    env = frozen_lake.make(LAKE)
+    chosen = dataclasses.replace(settings.tasks()[0], name="my_lake.py")
+    planner = baselines.make_baseline("planner", env, chosen)
+    usual = dict(prompts=6, rollouts=2, split=TEST, seed=3)
+    with pytest.raises(UserError, match="of actions in frozen_lake are random"):
+        baselines.play(env, planner, actions=ACTIONS, **usual)
 
 
 @pytest.mark.slow
@@ -177,9 +200,9 @@ def test_the_same_seed_plays_the_same_and_another_seed_or_split_does_not(play, p
 
 def test_an_environment_without_a_planner_is_refused_in_a_sentence(settings):
     # Also a file's that is called as a built-in one is: its rules are its own.
-    env = frozen_lake.make(LAKE)
+    env = dataclasses.replace(frozen_lake.make(LAKE), solve=None)
     chosen = dataclasses.replace(settings.tasks()[0], name="my_lake.py")
-    with pytest.raises(UserError, match="'my_lake.py' has no planner, only frozen_la"):
+    with pytest.raises(UserError, match="'my_lake.py' has no solver: choose --policy="):
         baselines.make_baseline("planner", env, chosen)
     assert (
         "equally likely" in baselines.make_baseline("random", env, chosen).description

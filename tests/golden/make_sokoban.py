@@ -24,8 +24,8 @@ with contextlib.redirect_stderr(io.StringIO()):  # gym asks to be replaced.
     from gym_sokoban.envs.sokoban_env import SokobanEnv
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from ragen_jax.envs.sokoban.generator import FLOOR, TARGET, WALL  # noqa: E402
 from ragen_jax.envs.sokoban.solver import shortest_solution  # noqa: E402
+from ragen_jax.envs.sokoban.types import FLOOR, TARGET, WALL  # noqa: E402
 
 FILE = Path(__file__).with_name("sokoban.npz")
 KINDS = ((6, 1, 400, 4), (8, 2, 100, 12), (7, 3, 50, 8))  # size, boxes, rooms, plays

@@ -173,7 +173,7 @@ def random_parameters(config: ModelConfig, seed: int = 0) -> Parameters:
     drawn = []
     for leaf in leaves:
         noise = rng.normal(size=leaf.shape)
-        value = 1 + 0.2 * noise if leaf.scale < 0 else (10 * leaf.scale or 0.3) * noise
+        value = 1 + 0.2 * noise if leaf.mean else (10 * leaf.scale or 0.3) * noise
         drawn.append(jnp.asarray(value, jnp.float32))
     return tree.unflatten(drawn)
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from ragen_jax.envs.sokoban import env as sokoban
 from ragen_jax.envs.sokoban.env import State
-from ragen_jax.envs.sokoban.generator import FLOOR, TARGET, WALL
+from ragen_jax.envs.sokoban.types import FLOOR, TARGET, WALL
 
 
 def one_by_one(states):

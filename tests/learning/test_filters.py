@@ -199,7 +199,7 @@ def test_the_kept_groups_equal_those_of_a_loop(strategy, keep_zero, seed):
         keep_zero=keep_zero,
     )
     chosen = dataclasses.replace(USUAL, strategy=strategy, fraction=fraction)
-    assert sum(expected) <= update_counts.most_kept(9, chosen)
+    assert sum(expected) <= update_counts.room_for_groups(9, chosen)
 
 
 @pytest.mark.parametrize("strategy", ["top_fraction", "top_p"])
@@ -236,7 +236,9 @@ def test_a_score_that_is_not_a_number_is_never_kept(strategy, keep_zero):
     ],
 )
 def test_room_is_made_for_the_most_groups_that_can_be_kept(changes, most):
-    assert update_counts.most_kept(8, dataclasses.replace(USUAL, **changes)) == most
+    assert (
+        update_counts.room_for_groups(8, dataclasses.replace(USUAL, **changes)) == most
+    )
 
 
 # All strategies ----------------------------------------------------------------------
@@ -342,7 +344,7 @@ def test_there_is_room_for_all_that_a_fraction_that_moves_keeps(
     chosen = dataclasses.replace(USUAL, strategy="top_fraction", **share)
     score = jnp.arange(1.0, groups + 1)
     kept = strategies.keep_groups(score, chosen, jnp.float32(fraction))
-    assert kept.sum() <= update_counts.most_kept(groups, chosen)
+    assert kept.sum() <= update_counts.room_for_groups(groups, chosen)
 
 
 def test_groups_outside_the_scope_are_never_kept():
@@ -482,7 +484,7 @@ ROWS = rows_of("orR.", "oorR", "oR..", "ooR.", "....", episode=[2, 0, 3, 2, 0])
     ],
 )
 def test_the_rows_of_kept_episodes_are_kept_and_padding_never(keep, expected):
-    is_kept = jax.jit(gather.kept_rows)(ROWS, jnp.array(keep))
+    is_kept = jax.jit(gather.is_kept_row)(ROWS, jnp.array(keep))
     np.testing.assert_array_equal(is_kept, expected)
 
 

@@ -268,7 +268,7 @@ def test_a_schedule_ends_with_the_run_where_each_environment_keeps_groups_of_its
         optimizer__microbatch=4,
         iterations=3,
     )
-    assert filters.most_kept_episodes(chosen) == 8
+    assert update_counts.room_for_episodes(chosen) == 8
     assert update_counts.updates_expected(chosen) == 3 * 2
     whole = dataclasses.replace(
         chosen, filter=dataclasses.replace(chosen.filter, scope="batch")
@@ -510,7 +510,7 @@ def test_groups_are_ranked_among_those_of_their_environment():
         )
         kept[scope] = selection.kept_groups.tolist()
         assert selection.kept_fraction == 0.5
-        assert filters.most_kept_episodes(chosen) == 2 * updates.GROUP_SIZE
+        assert update_counts.room_for_episodes(chosen) == 2 * updates.GROUP_SIZE
     assert kept["batch"] == [False, False, True, True]
     assert kept["environment"] == [False, True, True, False]
 
@@ -534,7 +534,7 @@ def test_within_group_keeps_members_of_every_group_that_is_not_equal():
     keep = np.asarray(selection.keep).reshape(updates.PROMPTS, -1)
     np.testing.assert_array_equal(keep.sum(axis=1), [2, 2, 0, 2])
     np.testing.assert_allclose(selection.kept_fraction, 6 / 16)
-    assert filters.most_kept_episodes(chosen) == 8
+    assert update_counts.room_for_episodes(chosen) == 8
 
 
 def test_within_group_asks_whether_members_differ_whatever_it_measures():

@@ -69,13 +69,12 @@ def test_initial_values_have_the_declared_scales_and_are_independent():
     declared = parameters.declare(CONFIG)
     drawn = jax.device_get(_initialize(declared, seed=0))
     for leaf, array in zip(_leaves(declared), jax.tree.leaves(drawn), strict=True):
-        if leaf.scale == -1:
-            np.testing.assert_array_equal(array, 1)
-        elif leaf.scale == 0:
-            np.testing.assert_array_equal(array, 0)
+        if leaf.scale == 0:
+            np.testing.assert_array_equal(array, leaf.mean)
         else:
             error = leaf.scale / math.sqrt(2 * array.size)  # of a sample's std
             assert abs(array.std() - leaf.scale) < 5 * error
+            assert leaf.mean == 0
     layers = drawn["layers"]
     same_shape = np.corrcoef(layers["gate"].ravel(), layers["up"].ravel())[0, 1]
     across_layers = np.corrcoef(layers["gate"][0].ravel(), layers["gate"][1].ravel())

@@ -110,13 +110,13 @@ def test_a_rollout_that_wants_a_missing_kernel_is_refused_before_it_is_traced():
 
 
 def test_a_cuda_graph_is_made_where_it_is_wanted_and_can_be():
-    assert backend_choices.rollout_options(True) is None
+    assert backend_choices.rollout_compiler_options(True) is None
     with backend.targeting(target()):
-        assert backend_choices.rollout_options(False) is None
-        options = backend_choices.rollout_options(True)
+        assert backend_choices.rollout_compiler_options(False) is None
+        options = backend_choices.rollout_compiler_options(True)
         assert "WHILE" in options["xla_gpu_enable_command_buffer"].split(",")
     with backend.targeting(target("tpu", None)):
-        assert backend_choices.rollout_options(True) is None
+        assert backend_choices.rollout_compiler_options(True) is None
 
 
 def test_a_cuda_graph_is_refused_where_none_can_be():

@@ -117,5 +117,5 @@ def test_the_engine_takes_the_passes_that_are_simulated_for_its_replies(extend_s
         script = Script(episodes.reply_tokens, episodes.turns)
         found = simulation.play(sizes, script)
         assert found.tokens == record.rows.is_reply.sum()
-        assert found.decodes == record.passes.decode_steps.sum()
-        assert found.extends == record.passes.extend_steps.sum()
+        assert found.decodes == record.passes.decode_passes.sum()
+        assert found.extends == record.passes.extend_passes.sum()

@@ -1,4 +1,4 @@
-"""The engine driven from Python: `advance`, `choose_waiting`, `extend`."""
+"""The engine driven from Python: `advance`, `choose_waiting`, `give_feedback`."""
 
 import dataclasses
 import functools
@@ -43,8 +43,8 @@ class Engine:
             tokens=_padded(firsts, task.tokens.first_capacity),
             lengths=jnp.array([len(tokens) for tokens in firsts]),
             group=jnp.arange(plan.episodes) // 4,
-            group_name=jnp.arange(plan.episodes) // 4,
-            number=jnp.arange(plan.episodes),
+            group_in_batch=jnp.arange(plan.episodes) // 4,
+            episode_in_batch=jnp.arange(plan.episodes),
             first_index=jnp.int32(0),
         )
         weights = kv.to_decode_layout(task.parameters, jnp.float32)
@@ -61,7 +61,7 @@ class Engine:
         bind = lambda f: functools.partial(f, plan, self.model)
         self.start = jax.jit(bind(engine.start))
         self.advance = jax.jit(bind(engine.advance))
-        self.extend = jax.jit(bind(engine.extend))
+        self.give_feedback = jax.jit(bind(engine.give_feedback))
         self.finish_rows = jax.jit(functools.partial(record.finish_rows, plan))
 
 
@@ -118,12 +118,12 @@ def _sample(driver):
         slot, is_used = jax.device_get(engine.choose_waiting(plan, state))
         if not is_used.any():
             break
-        state, new = driver.extend(
+        state, new = driver.give_feedback(
             inputs, state, _feedback(driver, state, slot, is_used)
         )
         admitted += [episode for episode in new.tolist() if episode >= 0]
     rows = driver.finish_rows(inputs.prompts, state.rows, jnp.int32(7))
-    passes = PassCounts(state.decode_steps, state.extend_steps)
+    passes = PassCounts(state.decode_passes, state.extend_passes)
     return Rollout(rows, state.episodes, passes, state.too_long), admitted
 
 
@@ -142,7 +142,7 @@ def test_a_slot_that_waits_is_not_touched_while_others_decode(driver):
         ),
     )
     after = driver.advance(inputs, state)
-    assert after.decode_steps > 0
+    assert after.decode_passes > 0
     for name in ("slots", "cache"):
         kept = [jax.tree.map(lambda x: x[0], getattr(s, name)) for s in (after, state)]
         jax.tree.map(np.testing.assert_array_equal, *kept)

@@ -15,7 +15,7 @@ from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.models import transformer
 from ragen_jax.rollout import prng, token_sampling
 from ragen_jax.rollout import rollout as rollout_lib
-from ragen_jax.rollout.rollout import training_args
+from ragen_jax.rollout.rollout import training_rollout_args
 from ragen_jax.rollout.tasks import refuse_cut_messages
 from ragen_jax.text.prompts import TurnLimits
 from ragen_jax.trajectory import (
@@ -133,7 +133,7 @@ def test_fewer_slots_than_episodes_give_the_same_record(task, record):
     program = models.compile_rollout(task, task.plan(slots=5))
     other = program(task.parameters, (task.tokens,), models.call())
     models.check_same_record(record, other)
-    assert other.passes.decode_steps > record.passes.decode_steps
+    assert other.passes.decode_passes > record.passes.decode_passes
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_seed_split_and_iteration_each_change_levels_and_replies(record, changes
 
 def test_training_plays_the_levels_of_its_iteration_at_the_runs_temperature():
     chosen = updates.settings(seed=5, rollout__temperature=0.75)
-    found = training_args(chosen, np.int32(3), np.int32(9))
+    found = training_rollout_args(chosen, np.int32(3), np.int32(9))
     assert (found.seed, found.split, found.iteration) == (5, TRAIN, 3)
     assert (found.temperature, found.policy_version) == (0.75, 9)
     assert found.first_prompt == 0

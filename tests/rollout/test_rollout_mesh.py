@@ -34,9 +34,9 @@ def test_eight_devices_sample_what_one_device_samples(split):
     rows = [shard.data.shape[0] for shard in record.rows.tokens.addressable_shards]
     assert rows == [16 // shards] * 8
     models.check_same_record(jax.device_get(record), models.sample_usual())
-    assert record.passes.decode_steps.shape == (shards,)
+    assert record.passes.decode_passes.shape == (shards,)
     # Shards do not wait for each other: each has its own number of passes.
-    assert len(np.unique(record.passes.decode_steps)) > 1
+    assert len(np.unique(record.passes.decode_passes)) > 1
     # Nor is there a collective in a loop, but the sums of tensor parallelism.
     collectives = compiled_text.collectives_in_loops(program.as_text())
     if layout == "replicated":

@@ -9,7 +9,7 @@ from helpers import models
 from ragen_jax.envs.base import NO_ACTION
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
-from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE, ICE
+from ragen_jax.envs.frozen_lake.types import GOAL, HOLE, ICE
 from ragen_jax.rollout import turn as turn_lib
 from ragen_jax.text import chat_template
 from ragen_jax.text import prompts as prompts_lib

@@ -15,7 +15,7 @@ from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import demonstrations, generator
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
-from ragen_jax.envs.frozen_lake.planning import HOLE, ICE
+from ragen_jax.envs.frozen_lake.types import HOLE, ICE
 from ragen_jax.errors import UserError
 from ragen_jax.text import chat_template, tiny_tokenizer
 from ragen_jax.text import prompts as prompts_lib

@@ -16,7 +16,7 @@ from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.parallel import backend_choices
-from ragen_jax.rollout.rollout import training_args
+from ragen_jax.rollout.rollout import training_rollout_args
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import tasks, validation, weights
 from ragen_jax.training.model import check_axes
@@ -247,7 +247,7 @@ def test_indicators_that_compile_ahead_are_those_that_compile_when_called(
     made = programs_lib.make_programs(run)
     programs, _ = programs_lib.compile_ahead(run, made, {})
     state = weights.new_state(run)
-    args = training_args(run.settings, state.iteration, state.updates)
+    args = training_rollout_args(run.settings, state.iteration, state.updates)
     rollout = programs.rollout(state.actor, run.tokens, args)
     monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
     wanted = monitor_lib.measure(monitor, run, rollout)

@@ -98,18 +98,19 @@ def _read_factor(tokens: collections.deque[bytes], used: list[int]) -> int | Non
 
 def _read_claim(tokens: collections.deque[bytes]) -> int | None:
     """Takes all that is left off the tokens: the number behind "=", or None."""
-    token, claimed = tokens.popleft(), None
-    if token == b"=":
-        sign = -1 if tokens[0] == b"-" else 1
-        digits = tokens[1 if sign < 0 else 0]
-        if not digits.isdigit():
-            raise _UnreadableError
-        claimed = sign * int(digits)
-        tokens.rotate(-2 if sign < 0 else -1)
-        token = tokens.popleft()
-    if token:
+    token = tokens.popleft()
+    if not token:
+        return None
+    if token != b"=":
         raise _UnreadableError
-    return claimed
+    sign = 1
+    if tokens[0] == b"-":
+        tokens.popleft()
+        sign = -1
+    digits = tokens.popleft()
+    if not digits.isdigit() or tokens.popleft():
+        raise _UnreadableError
+    return sign * int(digits)
 
 
 def _apply(operator: bytes, left: int | None, right: int | None) -> int | None:

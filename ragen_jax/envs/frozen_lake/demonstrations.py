@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from ragen_jax.envs import walks
 from ragen_jax.envs.base import Environment
 from ragen_jax.envs.frozen_lake import planning, texts
-from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE
-from ragen_jax.envs.frozen_lake.types import FrozenLake, State
+from ragen_jax.envs.frozen_lake.types import GOAL, HOLE, MOVES, FrozenLake, State
 
 _LANDMARKS = (", goal",)
 
@@ -84,7 +83,7 @@ def plan(
     _, goal = texts.landmarks(state)
     passable = ignore_holes | (state.tiles != HOLE)
     distance = planning.distances(passable, goal)
-    moves = jnp.asarray(planning.MOVES)
+    moves = jnp.asarray(MOVES)
 
     def one(carry, key):
         at, over, step = carry

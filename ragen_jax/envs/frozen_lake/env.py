@@ -13,8 +13,14 @@ import jax.numpy as jnp
 from ragen_jax.envs import base
 from ragen_jax.envs.frozen_lake import generator, planning, texts
 from ragen_jax.envs.frozen_lake.picture import picture
-from ragen_jax.envs.frozen_lake.planning import GOAL, ICE, MOVES
-from ragen_jax.envs.frozen_lake.types import FrozenLake, State, check
+from ragen_jax.envs.frozen_lake.types import (
+    GOAL,
+    ICE,
+    MOVES,
+    FrozenLake,
+    State,
+    check,
+)
 
 
 def make(settings: FrozenLake) -> base.Environment:

@@ -4,14 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.envs import base
-from ragen_jax.envs.frozen_lake.planning import (
-    GOAL,
-    HOLE,
-    ICE,
-    UNREACHABLE,
-    distances,
-)
-from ragen_jax.envs.frozen_lake.types import FrozenLake, State
+from ragen_jax.envs.frozen_lake.planning import UNREACHABLE, distances
+from ragen_jax.envs.frozen_lake.types import GOAL, HOLE, ICE, FrozenLake, State
 
 
 def draw(key: jax.Array, split: jax.Array, settings: FrozenLake) -> State:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ragen_jax.envs import rendering
-from ragen_jax.envs.frozen_lake.planning import HOLE
-from ragen_jax.envs.frozen_lake.types import State
+from ragen_jax.envs.frozen_lake.types import HOLE, State
 
 # RGB of ice, hole and goal.
 _COLOURS = np.array([[222, 240, 250], [40, 80, 130], [240, 190, 190]], np.uint8)

@@ -11,11 +11,8 @@ import numpy as np
 
 from ragen_jax.envs import grid_text
 from ragen_jax.envs.base import NO_ACTION
+from ragen_jax.envs.frozen_lake.types import GOAL, HOLE, ICE, MOVES
 
-ICE, HOLE, GOAL = 0, 1, 2  # Tiles.
-LEFT, DOWN, RIGHT, UP = 0, 1, 2, 3  # Directions, in Gymnasium's order.
-# (row, column) change of each direction. Neighbours in this table are at right angles.
-MOVES = np.array([[0, -1], [1, 0], [0, 1], [-1, 0]], np.int32)
 UNREACHABLE = 1_000_000  # Stands for an infinite distance; one more still fits int32.
 _TIE = 1e-6  # Success probabilities closer than this are rounding, not preference.
 

@@ -5,8 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs import grid_text
-from ragen_jax.envs.frozen_lake.planning import GOAL, HOLE, ICE
-from ragen_jax.envs.frozen_lake.types import MEANINGS, FrozenLake, State
+from ragen_jax.envs.frozen_lake.types import (
+    GOAL,
+    HOLE,
+    ICE,
+    MEANINGS,
+    FrozenLake,
+    State,
+)
 
 ACTION_NAMES = ("Left", "Down", "Right", "Up")  # Action a is direction a.
 _LABELS = ("Player:", "Goal:", "Holes:", " none\n")
@@ -27,20 +33,14 @@ def observe(state: State, settings: FrozenLake) -> jax.Array:
 
 def phrases(settings: FrozenLake) -> tuple[str, ...]:
     """The texts that the ids of `observe` stand for."""
-    grid = _grid(settings)
-    coordinates = (*_LABELS, *grid_text.place_phrases(settings.size))
-    return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
-        settings.observation
-    ]
+    return grid_text.board_phrases(settings, _LABELS)
 
 
 def observation_phrases(settings: FrozenLake) -> int:
     """M. A lake has at most S * S - 2 holes, as start and goal are not holes."""
     tiles = settings.size**2
     grid, coordinates = 1 + tiles, 5 + tiles - 2
-    return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
-        settings.observation
-    ]
+    return grid_text.of_shown(settings.observation, grid, coordinates)
 
 
 def longest_observation(lengths: np.ndarray, settings: FrozenLake) -> int:

@@ -3,10 +3,15 @@
 import dataclasses
 
 import jax
+import numpy as np
 from flax import struct
 
 from ragen_jax.envs import grid_text
 
+ICE, HOLE, GOAL = 0, 1, 2  # Tiles.
+LEFT, DOWN, RIGHT, UP = 0, 1, 2, 3  # Directions, in Gymnasium's order.
+# (row, column) change of each direction. Neighbours in this table are at right angles.
+MOVES = np.array([[0, -1], [1, 0], [0, 1], [-1, 0]], np.int32)
 MEANINGS = ("you", "ice", "hole", "goal", "you in a hole", "you on the goal")
 
 
@@ -27,7 +32,7 @@ class FrozenLake:
 class State:
     """One lake and where the player is."""
 
-    tiles: jax.Array  # int32[S, S], each ICE, HOLE or GOAL of planning.py
+    tiles: jax.Array  # int32[S, S], each ICE, HOLE or GOAL
     player: jax.Array  # int32[2], (row, column)
     done: jax.Array  # bool[], True once the player stands on a hole or the goal
 

@@ -19,8 +19,7 @@ from ragen_jax.envs import walks
 from ragen_jax.envs.base import NO_ACTION, Environment
 from ragen_jax.envs.sokoban import distances, texts
 from ragen_jax.envs.sokoban.distances import UNSOLVABLE
-from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
-from ragen_jax.envs.sokoban.types import Sokoban, State
+from ragen_jax.envs.sokoban.types import MOVES, TARGET, WALL, Sokoban, State
 
 _LANDMARKS = (", box", ", target")
 

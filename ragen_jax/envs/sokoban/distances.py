@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.envs.sokoban.generator import MOVES
+from ragen_jax.envs.sokoban.types import MOVES
 
 UNSOLVABLE = 100_000  # Stands for an infinite number of actions.
 _PLANES = 8  # Bits of a distance; states farther than that count as unsolvable.

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from ragen_jax.envs import base
 from ragen_jax.envs.sokoban import generator, solver, texts
-from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
 from ragen_jax.envs.sokoban.picture import picture
-from ragen_jax.envs.sokoban.types import Sokoban, State, check
+from ragen_jax.envs.sokoban.types import MOVES, TARGET, WALL, Sokoban, State, check
 
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 

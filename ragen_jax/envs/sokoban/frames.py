@@ -13,8 +13,7 @@ from flax import struct
 
 from ragen_jax.envs.base import NO_PHRASE, Environment
 from ragen_jax.envs.sokoban import texts
-from ragen_jax.envs.sokoban.generator import WALL
-from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban, State
+from ragen_jax.envs.sokoban.types import MEANINGS, WALL, Sokoban, State
 
 
 @struct.dataclass

@@ -9,11 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs import base, grid_text
-from ragen_jax.envs.sokoban.types import Sokoban, State
+from ragen_jax.envs.sokoban.types import FLOOR, MOVES, TARGET, WALL, Sokoban, State
 
-FLOOR, WALL, TARGET = 0, 1, 2  # Tiles.
-# (row, column) change of each action: up, down, left, right.
-MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)
 # Probability that the digging walk draws a new direction, as in gym-sokoban.
 _TURN = 0.35
 _PULL = 0.8  # Probability that a move away from a box pulls it along.

@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 
-from ragen_jax.envs.sokoban.generator import MOVES, TARGET, WALL
+from ragen_jax.envs.sokoban.types import MOVES, TARGET, WALL
 
 
 def shortest_solution(

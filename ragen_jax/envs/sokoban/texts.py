@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.envs import grid_text
-from ragen_jax.envs.sokoban.generator import TARGET, WALL
-from ragen_jax.envs.sokoban.types import MEANINGS, Sokoban, State
+from ragen_jax.envs.sokoban.types import MEANINGS, TARGET, WALL, Sokoban, State
 
 ACTION_NAMES = ("Up", "Down", "Left", "Right")  # Action a moves by MOVES[a].
 _WALL, _FLOOR, _TARGET, _BOX, _BOX_ON, _PLAYER, _PLAYER_ON = range(len(MEANINGS))
@@ -28,11 +27,7 @@ def observe(state: State, settings: Sokoban) -> jax.Array:
 
 def phrases(settings: Sokoban) -> tuple[str, ...]:
     """The texts that the ids of `observe` stand for."""
-    grid = _grid(settings)
-    coordinates = (*_LABELS, *grid_text.place_phrases(settings.size))
-    return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
-        settings.observation
-    ]
+    return grid_text.board_phrases(settings, _LABELS)
 
 
 def observation_phrases(settings: Sokoban) -> int:
@@ -40,9 +35,7 @@ def observation_phrases(settings: Sokoban) -> int:
     cells = settings.size**2
     grid = 1 + cells
     coordinates = 5 + 2 * settings.boxes + _most_walls(settings.size, settings.boxes)
-    return {"grid": grid, "coordinates": coordinates, "both": grid + coordinates}[
-        settings.observation
-    ]
+    return grid_text.of_shown(settings.observation, grid, coordinates)
 
 
 def longest_observation(lengths: np.ndarray, settings: Sokoban) -> int:

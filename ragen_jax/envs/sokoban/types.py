@@ -3,10 +3,14 @@
 import dataclasses
 
 import jax
+import numpy as np
 from flax import struct
 
 from ragen_jax.envs import grid_text
 
+FLOOR, WALL, TARGET = 0, 1, 2  # Tiles.
+# (row, column) change of each action: up, down, left, right.
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)
 MEANINGS = (
     "wall",
     "floor",
