@@ -182,13 +182,14 @@ def _after_holm(verdicts: Sequence[Verdict]) -> list[str]:
     count, decided, remaining = corrected(verdicts)
     if count < 2:
         return []
-    by_both = "none holds or does not hold, even without Holm's correction"
+    said = "none holds or does not hold, even without Holm's correction"
     if decided:
-        by_both = (
-            f"{decided} hold or do not hold, of which Holm's correction over this page"
+        hold = "holds or does" if decided == 1 else "hold or do"
+        said = (
+            f"{decided} {hold} not hold, of which Holm's correction over this page"
             f" leaves {remaining}"
         )
-    return [f"Of {count} claims with a t interval, {by_both}.", ""]
+    return [f"Of {count} claims with a t interval, {said}.", ""]
 
 
 def _sentence(verdict: Verdict) -> str:
