@@ -7,7 +7,7 @@ docs/echo_trap.md tells what it shows.
 
 from ragen_jax.studies.definition import Claim, Study
 
-_PLAIN = "plain GRPO"
+_PLAIN, _HALF, _ROLLBACK = "plain GRPO", "half the rate", "rollback"
 _FILTER = {"filter.strategy": "top_fraction"}
 
 
@@ -16,13 +16,13 @@ def get_study() -> Study:
     arms = {
         _PLAIN: {},
         "falling rate": {"optimizer.schedule": "cosine"},
-        "half the rate": {"optimizer.actor_lr": 1.5e-4},
+        _HALF: {"optimizer.actor_lr": 1.5e-4},
         "filtered": _FILTER,
         "no KL": {"loss.kl": 0.0},
         "clip-higher": {"loss.clip_high": 0.28},
         "critic": {"estimator": "ppo"},
         "StarPO-S": {"algorithm": "starpo_s", "estimator": "ppo"},
-        "rollback": {"health.on_collapse": "rollback"},
+        _ROLLBACK: {"health.on_collapse": "rollback"},
     }
     falls = Claim(
         text="Plain GRPO at a high constant rate loses above 10 points of its peak.",
@@ -59,8 +59,18 @@ def get_study() -> Study:
     )
     returns = Claim(
         text="A rollback, which halves the rate, ends above half the rate throughout.",
-        left="rollback",
-        right="half the rate",
+        left=_ROLLBACK,
+        right=_HALF,
+    )
+    # Asked after all seeds had been seen.
+    contrasts = tuple(
+        Claim(text=f"{where} ends above {arm}.", left=_HALF, right=arm, measure=measure)
+        for where, measure, others in (
+            ("Half the rate", "test_success", (_PLAIN, _ROLLBACK)),
+            ("On validation half the rate", "last_validation", (_ROLLBACK,)),
+        )
+        for arm in arms
+        if arm not in (_HALF, *others)
     )
     return Study(
         name="collapse",
@@ -85,6 +95,8 @@ def get_study() -> Study:
         measures=(
             "test_success",
             "best_validation",
+            "last_validation",
+            "drop",
             "peak_success",
             "lost_success",
             "collapsed",
@@ -105,14 +117,17 @@ def get_study() -> Study:
             "rollout/entropy",
             "health/distinct_thoughts",
         ),
-        claims=(falls, *helps, *ends, *echoes, returns),
+        claims=(falls, *helps, *ends, *echoes, returns, *contrasts),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
-        paper_arms={"half the rate": {"optimizer.actor_lr": 5e-7}},
+        paper_arms={_HALF: {"optimizer.actor_lr": 5e-7}},
         notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
         " 100 iterations, half of the paper's: the first run seen fell within 11."
         " A rollback trains again what it has gone back over, which is not counted"
         " among the 100. `alarm_at` of seed 0 (but of a rollback and of half the rate)"
         " and of the first two arms of seed 1 is of an alarm that did not look at"
         " validation yet."
-        " Seeds 3 and 4 were added after three had left most of it to the bootstrap.",
+        " Seeds 3 and 4 were added after three had left most of it to the bootstrap."
+        " The claims that set half the rate against the arms other than plain GRPO, and"
+        " those on validation, were added after the data of all five seeds had been"
+        " seen.",
     )

@@ -72,6 +72,8 @@ def get_study() -> Study:
         measures=(
             "test_success",
             "best_validation",
+            "last_validation",
+            "kept_groups",
             "collapsed",
             "last_entropy",
             "last_reward_std",
@@ -83,7 +85,15 @@ def get_study() -> Study:
             arm: {"rollout.actions_per_turn": 2} for arm in arms if "Sokoban" in arm
         },
         notes="PPO without a KL term. A score's unit decides what top-p keeps: a summed"
-        " return may be negative, and then nothing is kept and the update is skipped.",
+        " return may be negative, and then nothing is kept and the update is skipped."
+        " Of Bandit's eight groups top-p 0.9 keeps 7.2 by the spread of returns and all"
+        " 8 by length, which there is no filter; min-p 0.05 and top-p 1 drop the same"
+        " groups, those of no spread, and their runs are identical. The learning rate"
+        " falls to 0 over the most updates that an arm can make (the paper's is"
+        " constant), and top-p may make fewer: by the spread of entropy it makes 155 to"
+        " 211 of 240 on Bandit and ends at 4 to 30 % of the highest rate, by the summed"
+        " return 227 to 230 and ends at 1 %; the others end at 0. So the claims about"
+        " those two scores compare rates as well.",
     )
 
 

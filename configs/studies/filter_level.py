@@ -54,6 +54,8 @@ def get_study() -> Study:
             "test_success",
             "test_gain",
             "best_validation",
+            "last_validation",
+            "kept_groups",
             "last_entropy",
             "mutual_correlation",
             "seconds",
@@ -63,5 +65,10 @@ def get_study() -> Study:
         paper={"iterations": 400},
         diagnose=("--all", "--nogradients"),
         notes="PPO without a KL term. Mutual information is measured of the kept"
-        " checkpoints after training. The paper lets a turn have two actions.",
+        " checkpoints after training. The paper lets a turn have two actions. The"
+        " learning rate falls to 0 over the most updates that an arm can make (the"
+        " paper's is constant), and top-p makes fewer where it keeps few prompts: the"
+        " arm of prompts on Sokoban makes 225 to 240 of 400 and ends at 36 to 41 % of"
+        " the highest rate, on Bandit 391 to 399 of 400, and the other arms end at 0."
+        " So the claims about prompts on Sokoban compare rates as well.",
     )

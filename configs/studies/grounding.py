@@ -16,7 +16,8 @@ def _claims(arm: str, what: str) -> Iterator[Claim]:
         measure="last_grounded",
     )
     yield Claim(
-        text=f"With {what} agents lose less than 5 points of success.",
+        text=f"With {what} agents are not inferior: they lose less than 5 points of"
+        " success.",
         left=arm,
         right="without",
         margin=-0.05,
@@ -59,5 +60,7 @@ def get_study() -> Study:
         " the player's and the goal's places that the thought names where they truly"
         " are, times 0.1, is added to the reward. Times 0.5 was asked after three seeds"
         " of 0.1 had left it open; shared by the turns of an episode, after three of"
-        " 0.5 had shown agents that take more turns.",
+        ' 0.5 had shown agents that take more turns. "At no loss" is judged as'
+        " non-inferiority: a loss of less than 5 points, a margin of this project's,"
+        " counts as none.",
     )

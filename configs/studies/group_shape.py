@@ -64,7 +64,14 @@ def get_study() -> Study:
         config="configs/sokoban.py",
         changes={"iterations": 200, "every.evaluate": 20},
         arms=arms,
-        measures=("test_success", "best_validation", "last_reward_std", "seconds"),
+        measures=(
+            "test_success",
+            "best_validation",
+            "last_validation",
+            "kept_groups",
+            "last_reward_std",
+            "seconds",
+        ),
         curves=("validation/success", "filter/kept_fraction"),
         claims=(*better, *faster),
         # The arms' own shapes, which are the question.
@@ -76,5 +83,10 @@ def get_study() -> Study:
         notes="PPO without a KL term, clip 0.2 / 0.28; the filter keeps the prompts"
         " that hold 90 % of the summed standard deviations. The source reports the"
         " highest validation success of one run each; the claims here are about the"
-        " last weights on test rooms.",
+        " last weights on test levels. The learning rate falls to 0 over the most"
+        " updates that an arm can make (the paper's is constant), and filtered arms"
+        " make fewer: on Bandit 64 x 2 makes 113 to 118 of 240 and ends at 54 to 57 %"
+        " of the highest rate, 32 x 4 makes 171 to 174 and ends at 19 to 20 %, and"
+        " 8 x 16 makes 238 to 240 and ends at 0 as the arms of all do. So the claims"
+        " about the former two compare rates as well.",
     )

@@ -50,6 +50,7 @@ def get_study() -> Study:
             "peak_success",
             "lost_success",
             "collapsed",
+            "last_validation",
             "last_entropy",
         ),
         curves=("train/success", "rollout/entropy", "update/clip_fraction"),

@@ -50,5 +50,6 @@ def get_study() -> Study:
         notes="StarPO-S with PPO; as many updates in all arms, so fewer episodes where"
         " k is larger: the x-axis counts iterations, each of k updates. The paper"
         " samples k batches at once and updates on one after the other; here the same"
-        " batch is updated on k times, and each episode is seen k times.",
+        " batch is updated on k times, and each episode is seen k times. Seeds 3 and 4"
+        " of Bandit were added after the first three had been seen.",
     )

@@ -70,7 +70,13 @@ def get_study() -> Study:
             "health.record_every": 20,
         },
         arms=arms,
-        measures=("test_success", "test_gain", "last_valid", "last_reward_std"),
+        measures=(
+            "test_success",
+            "test_gain",
+            "last_validation",
+            "last_valid",
+            "last_reward_std",
+        ),
         curves=("train/success", "filter/reward_std", "rollout/entropy"),
         claims=claims,
         # The arms' own shapes, which are the question.

@@ -46,5 +46,9 @@ def get_study() -> Study:
         paper={"iterations": 400, "rollout.actions_per_turn": 2},
         notes="PPO without a KL term. An action that slips goes at a right angle, to"
         " either side alike; at 100 % every action does. The supervised start saw"
-        " 20 %.",
+        " 20 %. The learning rate falls to 0 over the most updates that an arm can make"
+        " (the paper's is constant), and filtered arms make fewer the fewer prompts"
+        " vary: they end at a higher rate than the arms of all, which is part of each"
+        " claim. How much higher is not known, as these runs' data do not say how many"
+        " prompts were kept.",
     )

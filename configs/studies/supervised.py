@@ -1,4 +1,4 @@
-"""A supervised start, and reinforcement after it (arXiv:2504.20073, Appendix C).
+"""A supervised start, and reinforcement after it.
 
 python launch/study.py --study=configs/studies/supervised.py --jobs=2
 """
@@ -27,17 +27,25 @@ def get_study() -> Study:
         name="supervised",
         question="What does imitating demonstrations reach, and what does reinforcement"
         " add to it?",
-        source="arXiv:2504.20073, Appendix C",
+        source="of this project; arXiv:2504.20073, Appendix C, compares other things",
         config="configs/frozenlake.py",
         changes={"iterations": 60},
         arms={name: {"config": config} for name, config in _ENVIRONMENTS.items()},
-        measures=("test_before", "test_success", "test_gain", "last_entropy"),
+        measures=(
+            "test_before",
+            "test_success",
+            "test_gain",
+            "last_validation",
+            "last_entropy",
+        ),
         curves=("validation/success", "rollout/entropy"),
         claims=claims,
         paper={"iterations": 200},
-        notes="StarPO-S with PPO. The paper sets imitating a perfect solver (74.6 % on"
-        " Sokoban) against reinforcement from a pretrained model (20.3 %). The embedded"
-        " model knows no reply format before its supervised start, whose demonstrations"
-        " are imperfect on purpose (docs/tiny_model.md): so this asks what"
-        " reinforcement adds. The paper's scale is reinforcement alone.",
+        notes="StarPO-S with PPO. The claims are this project's: the paper sets one"
+        " method against the other, imitating a perfect solver (74.6 % on Sokoban)"
+        " against reinforcement from a pretrained model (20.3 %), and imitation ends"
+        " higher. The embedded model knows no reply format before its supervised start,"
+        " whose demonstrations are imperfect on purpose (docs/tiny_model.md): so this"
+        " asks what reinforcement adds to it. The paper's scale is reinforcement"
+        " alone.",
     )

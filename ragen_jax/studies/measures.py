@@ -260,6 +260,11 @@ MEASURES: dict[str, Measure] = {
         " highest is read from every second iteration, how high it is from the others",
         lambda run: fall(run.series("train/success")[1]),
     ),
+    "lost_validation": _share(
+        "validation success, highest tenth of the evaluations (two at least) minus the"
+        " last, read as lost_success is: one evaluation chooses, another measures",
+        lambda run: fall(run.series("validation/success")[1]),
+    ),
     "collapsed": _share(
         "runs whose last_success is below half of their peak_success", _collapsed
     ),
@@ -276,6 +281,11 @@ MEASURES: dict[str, Measure] = {
     "last_reward_std": Measure(
         "in-group standard deviation, mean of the last tenth",
         _curve("filter/reward_std"),
+    ),
+    "kept_groups": _share(
+        "share of the groups that the filter kept, of the episodes where it drops"
+        " single ones; mean over the run",
+        lambda run: _chosen(run, "filter/kept_fraction", np.mean),
     ),
     "last_valid": _share(
         "valid replies, mean of the last tenth",

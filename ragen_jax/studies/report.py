@@ -11,8 +11,10 @@ from ragen_jax.studies import figure, measures
 from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
 from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
-from ragen_jax.studies.verdicts import Verdict, judge
+from ragen_jax.studies.verdicts import Verdict, corrected, judge
 from ragen_jax.utils import atomic_files
+
+_LEAST_P_SHOWN = 0.001  # A smaller p is said to be below it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,29 +64,35 @@ def write(
         failed=failed,
     )
     has_figure = figure.draw(study, runs, folder / f"{name}.png")
-    # Pages may be written to any folder (--pages); that file is beside some alone.
-    how_judged = "how they are judged: docs/studies/README.md of ragen_jax"
-    if (folder / "README.md").is_file():
-        how_judged = "[how they are judged](README.md)"
     atomic_files.write_text(folder / f"{name}.json", _json(_data(results), entries))
     page = folder / f"{name}.md"
     curves = []
     if has_figure:
         curves = [f"![curves]({name}.png)", "", *_missing_curves(study, runs)]
-    text = _page(results, command, how_judged, curves, f"{name}.json")
+    text = _page(results, command, folder, curves, f"{name}.json")
     atomic_files.write_text(page, text)
     return page
 
 
+def _said_in(file: str, what: str, folder: Path) -> str:
+    """Where something is explained, as a link if that file is beside the page.
+
+    Pages may be written to any folder (--pages); the files are beside some alone.
+    """
+    if (folder / file).is_file():
+        return f"([{what}]({file}))"
+    return f"({what}: docs/studies/{file} of ragen_jax)"
+
+
 def _page(
-    results: _Results, command: str, how_judged: str, curves: Sequence[str], data: str
+    results: _Results, command: str, folder: Path, curves: Sequence[str], data: str
 ) -> str:
     """The page's text.
 
     Args:
       results: of the study.
       command: the one that makes them.
-      how_judged: where claims are explained.
+      folder: of the page.
       curves: lines that show the figure; none without one.
       data: name of the data file.
     """
@@ -96,7 +104,11 @@ def _page(
     changed = {**study.changes, **changes_at(scale, study)}
     settings = ", ".join(f"`{k}={v}`" for k, v in changed.items()) or "as in the config"
     config = config_at(scale, study.config)
-    lines += [f"Settings of all runs, where no arm says otherwise: `{config}` with {settings}.", ""]
+    lines += [
+        f"Settings of all runs, where no arm says otherwise: `{config}` with"
+        f" {settings}.",
+        "",
+    ]
     lines += [
         *_claims(results.verdicts, counts),
         "## Figures",
@@ -107,10 +119,18 @@ def _page(
     lines += [
         "Mean over seeds with a 95 % bootstrap interval over seeds, and over test"
         " levels where the measure has them: too narrow for few seeds, for which claims"
-        f" give Student's t beside it ({how_judged}).",
+        " give Student's t beside it"
+        f" {_said_in('README.md', 'how they are judged', folder)}.",
         "",
     ]
     lines += [f"* `{m}`: {_meaning(m)}" for m in study.measures]
+    if any(m.endswith("_lead") for m in study.measures):
+        where = _said_in("across.md", "that", folder)
+        lines += [
+            "",
+            "A lead is of runs that fell: it does not say how often the same sign comes"
+            f" without a fall {where}.",
+        ]
     lines += ["", *curves, "## Arms", ""]
     for arm, changes in arms_at(scale, study).items():
         settings = ", ".join(f"`{k}={v}`" for k, v in changes.items()) or "no change"
@@ -149,11 +169,27 @@ def _claims(verdicts: Sequence[Verdict], counts: Mapping[str, int]) -> list[str]
             waiting.append(f"* {claim.text} (no run of {' and '.join(missing)})")
         else:
             lines += [f"* {claim.text}", f"  **{_sentence(verdict)}**", ""]
+    lines += _after_holm(verdicts)
     if waiting:
         lines += ["Not judged, for want of runs:", "", *waiting, ""]
     if not verdicts:
         lines += ["None: this study measures.", ""]
     return lines
+
+
+def _after_holm(verdicts: Sequence[Verdict]) -> list[str]:
+    """A line on what is left of the verdicts if a page's claims are one family."""
+    count, decided, remaining = corrected(verdicts)
+    if count < 2:
+        return []
+    said = "none holds or does not hold, even without Holm's correction"
+    if decided:
+        hold = "holds or does" if decided == 1 else "hold or do"
+        said = (
+            f"{decided} {hold} not hold, of which Holm's correction over this page"
+            f" leaves {remaining}"
+        )
+    return [f"Of {count} claims with a t interval, {said}.", ""]
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -171,8 +207,16 @@ def _sentence(verdict: Verdict) -> str:
     return (
         f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, percent)}"
         f"{by_t} ({_seeds(quantity)});"
-        f" claimed {claim.relation} than {_margin(claim, percent)}"
+        f" claimed {claim.relation} than {_margin(claim, percent)}{_p(verdict)}"
     )
+
+
+def _p(verdict: Verdict) -> str:
+    """As ", p = 0.04"; "" without one."""
+    if math.isnan(verdict.p):
+        return ""
+    is_tiny = verdict.p < _LEAST_P_SHOWN
+    return f", p < {_LEAST_P_SHOWN}" if is_tiny else f", p = {verdict.p:.2g}"
 
 
 def _margin(claim: Claim, percent: str) -> str:
@@ -272,6 +316,7 @@ def _data(results: _Results) -> dict[str, Any]:
                 "verdict": v.verdict,
                 "measure": v.claim.measure,
                 "quantity": plain(v.quantity),
+                "p": None if math.isnan(v.p) else v.p,
             }
             for v in results.verdicts
         ],

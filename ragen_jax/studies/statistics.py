@@ -1,4 +1,4 @@
-"""Intervals of measures: by a bootstrap over seeds and levels, and by Student's t."""
+"""Intervals of measures, by a bootstrap over seeds and levels and by Student's t; p."""
 
 import dataclasses
 import math
@@ -115,6 +115,35 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
         t_high=mean + half,
         left_out=left_out,
     )
+
+
+def p_value(quantity: Interval, margin: float) -> float:
+    """Two-sided p of Student's t over seeds, that the true mean is the margin.
+
+    Below 0.05 where Student's interval does not contain the margin. NaN without one.
+    """
+    half = quantity.t_high - quantity.mean
+    if math.isnan(half):
+        return math.nan
+    freedom = quantity.seeds - 1
+    quantile = special.stdtrit(freedom, (1 + _LEVEL) / 2)
+    t = quantile * abs(quantity.mean - margin) / half
+    return float(2 * special.stdtr(freedom, -t))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p, corrected for there being others (Holm 1979, Scand. J. Statist. 6).
+
+    Of n, the smallest counts n-fold, the next n - 1, and so on, but none less than one
+    before it, nor above 1. Of those that are below 0.05 then, one or more is so by
+    chance in at most 5 % of such families, however their members depend on each other.
+    """
+    corrected, highest = [0.0] * len(p_values), 0.0
+    by_size = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    for place, index in enumerate(by_size):
+        highest = max(highest, (len(p_values) - place) * p_values[index])
+        corrected[index] = min(1.0, highest)
+    return corrected
 
 
 def _student_half(values: Sequence[float]) -> float:

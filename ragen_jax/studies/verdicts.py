@@ -1,17 +1,25 @@
 """Verdicts on a study's claims, computed from the intervals of its data."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from ragen_jax.studies.definition import Claim
 from ragen_jax.studies.run_record import RunRecord
-from ragen_jax.studies.statistics import Interval, difference, interval
+from ragen_jax.studies.statistics import (
+    Interval,
+    difference,
+    holm,
+    interval,
+    p_value,
+)
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided with these seeds"
 _WEAKLY = "by the bootstrap alone"
 WEAKLY_HOLDS, WEAKLY_FAILS = f"{HOLDS} {_WEAKLY}", f"{FAILS} {_WEAKLY}"
 # For a verdict by the bootstrap alone, or on a measure that some seeds lack.
 _FEWEST_SEEDS = 3
+_LEAST_P = 0.05  # from which Student's 95 % interval contains the margin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +29,28 @@ class Verdict:
     claim: Claim
     quantity: Interval  # left - right, or left alone
     verdict: str  # one of the five above
+
+    @property
+    def p(self) -> float:
+        """Student's two-sided p against the margin; NaN without a t interval."""
+        return p_value(self.quantity, self.claim.margin)
+
+
+def corrected(verdicts: Sequence[Verdict]) -> tuple[int, int, int]:
+    """How a family of claims fares after Holm's correction.
+
+    Returns:
+      How many have a p; how many of these hold or do not hold, by both intervals; and
+      of how many of the latter p is still below 0.05 when it is corrected for all.
+    """
+    family = [verdict for verdict in verdicts if not math.isnan(verdict.p)]
+    by_holm = holm([verdict.p for verdict in family])
+    decided = [
+        p
+        for verdict, p in zip(family, by_holm, strict=True)
+        if verdict.verdict in (HOLDS, FAILS)
+    ]
+    return len(family), len(decided), sum(p < _LEAST_P for p in decided)
 
 
 def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:

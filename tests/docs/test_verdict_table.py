@@ -10,6 +10,7 @@ STUDIES = ROOT / "docs" / "studies"
 # Of each row the study, a pattern of the claims that it is about, and what it calls
 # them, by the pattern's groups; a group that is missing is the usual symbols.
 ROWS = (
+    ("baseline", r"(\w+), (\w+): validation success rises and then falls", "{} {}"),
     ("baseline", r"(\w+), (\w+): training success rises and then falls", "{} {}"),
     ("baseline", r"(\w+), (\w+): the in-group standard deviation falls", "{} {}"),
     ("kept_share", r"(\w+), (\w+): the ([a-z ]+) of the prompts", "{} {} {}"),
@@ -22,7 +23,10 @@ ROWS = (
     ("actions_per_turn", r"(?:On (new symbols) )?[Ff]ive actions a turn end", "{}"),
     ("actions_per_turn", r"(?:On (new symbols) )?[Ss]even actions a turn end", "{}"),
     ("thinking", r"On (\w+) an agent that thinks", "{}"),
+    ("thinking", r"On (\w+) training adds more to an agent that thinks", "{}"),
     ("supervised", r"On (\w+) reinforcement ends above", "{}"),
+    ("collapse", r"Half the rate ends above ([\w -]+)\.", "{}"),
+    ("collapse", r"On validation half the rate ends above ([\w -]+)\.", "{}"),
     ("group_shape", r"On (\w+), \d+ prompts x (\d+) episodes, filtered", "{} {}"),
     ("variance_quarters", r"On (\w+) the quarter that varies most", "{}"),
     ("filter_level", r"On (\w+) keeping prompts that vary most ends above", "{}"),

@@ -23,7 +23,9 @@ def test_measures_are_read_off_a_runs_curves_and_table():
     assert found["best_validation"] == 0.7 and found["last_validation"] == 0.5
     assert found["drop"] == pytest.approx(0.2)
     assert found["last_entropy"] == 18.5
-    assert found["test_before"] == 0.25
+    assert found["test_before"] == 0.25 and math.isnan(found["kept_groups"])
+    filtered = record(0, [1], **{"filter/kept_fraction": [1.0, 0.5, 0.5, 0.0]})
+    assert measures.value(filtered, "kept_groups") == 0.5
     assert math.isnan(found["last_return"]) and math.isnan(found["std_lead"])
 
 
@@ -145,6 +147,9 @@ def test_a_fall_is_that_from_the_highest_tenth_to_the_last():
     assert measures.fall(halves) == pytest.approx((0.3 + 0.1) / 2 - 0.1)
     assert measures.fall(np.array([0.5])) == 0
     assert np.isnan(measures.fall(np.array([])))
+    # Of six evaluations a tenth is two: 0.7 chooses and 0.9 measures, and the reverse.
+    validated = record(0, [1], success=(0.2, 0.1, 0.7, 0.9, 0.5, 0.3))
+    assert measures.value(validated, "lost_validation") == pytest.approx(0.8 - 0.4)
 
 
 def test_a_fall_is_the_same_read_from_a_data_file_of_six_digits():

@@ -30,6 +30,7 @@ def test_a_page_says_what_was_asked_measured_and_decided(tmp_path):
     assert (
         "**holds: test_success of one minus that of other, too is 50.0 points" in text
     )
+    assert "Holm" not in text  # which one claim does not need
     alone = report.write(
         STUDY,
         runs | {"other, too": []},
@@ -100,10 +101,13 @@ def test_a_mean_of_fewer_seeds_than_an_arm_has_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "right", "margin", "said"),
     [
-        ("lost_success", None, 0.1, "claimed greater than 10 %"),
-        ("test_success", "other", -0.05, "claimed greater than -5 points"),
-        ("test_success", None, 0.0, "claimed greater than 0"),
-        ("last_entropy", None, 0.1, "claimed greater than 0.1"),
+        # The interval by t ends at the margin: p = 0.05. Otherwise, with s its half
+        # over 4.3027, p = 1 - t / sqrt(t ** 2 + 2) of t = (0.3 - margin) / s.
+        ("lost_success", None, 0.1, "claimed greater than 10 %, p = 0.05"),
+        ("test_success", "other", -0.05, "claimed greater than -5 points, p = 0.017"),
+        ("test_success", None, 0.0, "claimed greater than 0, p = 0.023"),
+        ("last_entropy", None, 0.1, "claimed greater than 0.1, p = 0.05"),
+        ("last_entropy", None, -9.0, "claimed greater than -9, p < 0.001"),
     ],
 )
 def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
@@ -120,6 +124,9 @@ def test_a_margin_stands_in_the_unit_of_what_it_is_compared_with(
     some = dataclasses.replace(quantity, left_out=2)
     sentence = report._sentence(verdicts.Verdict(claim, some, verdicts.HOLDS))
     assert f"{limits} (3 of 5 seeds)" in sentence
+    equal = dataclasses.replace(quantity, t_low=math.nan, t_high=math.nan)
+    sentence = report._sentence(verdicts.Verdict(claim, equal, verdicts.HOLDS))
+    assert sentence.endswith(said.split(", p")[0])
 
 
 def test_a_mean_curve_is_where_all_of_its_runs_are():
@@ -271,14 +278,38 @@ def test_a_page_says_that_what_a_claim_is_about_never_happened(tmp_path):
 
 
 def test_a_page_links_only_to_files_that_are_beside_it(tmp_path):
-    def links():
+    def links(*measures):
         runs = {"one": [record(0, [1])], "other, too": []}
-        page = report.write(STUDY, runs, {}, tmp_path, command="x", scale="tiny")
+        study = dataclasses.replace(STUDY, measures=("test_success", *measures))
+        page = report.write(study, runs, {}, tmp_path, command="x", scale="tiny")
         return re.findall(r"\]\((.*?)\)", page.read_text())
 
-    assert links() and all((tmp_path / link).is_file() for link in links())
-    (tmp_path / "README.md").write_text("how claims are judged")
-    assert "README.md" in links()
+    found = links("std_lead")
+    assert found and all((tmp_path / link).is_file() for link in found)
+    for name in ("README.md", "across.md"):
+        (tmp_path / name).write_text("how claims are judged, and how often a sign errs")
+    assert {"README.md", "across.md"} <= set(links("std_lead"))
+    assert "across.md" not in links()  # of signs alone
+
+
+@pytest.mark.parametrize(
+    ("margin", "said"),
+    [
+        # Three times p of t = (0.65 - margin) / 0.0577: 0.027, 0.079 and 1.
+        (0.05, "3 hold or do not hold, of which {holm} over this page leaves 3."),
+        (0.3, "3 hold or do not hold, of which {holm} over this page leaves 0."),
+        (0.6, "none holds or does not hold, even without {holm}."),
+    ],
+)
+def test_a_page_says_what_is_left_of_several_claims(margin, said, tmp_path):
+    claims = tuple(Claim(text, "one", margin=margin) for text in ("a", "b", "c"))
+    study = dataclasses.replace(STUDY, claims=claims)
+    successes = np.arange(20) < np.array([[11], [13], [15]])
+    ran = [record(seed, row) for seed, row in enumerate(successes)]
+    runs = {"one": ran, "other, too": []}
+    page = report.write(study, runs, {}, tmp_path, command="x", scale="tiny")
+    said = said.format(holm="Holm's correction")
+    assert f"Of 3 claims with a t interval, {said}" in page.read_text()
 
 
 def test_a_figure_that_rounds_to_nothing_has_no_sign():

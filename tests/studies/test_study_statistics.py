@@ -84,6 +84,45 @@ def test_students_interval_is_that_of_the_textbook():
     assert found.t_high == pytest.approx(0.2 + 0.24841, abs=1e-5)
     assert found.low >= 0.1 and found.high <= 0.3
     assert math.isnan(statistics.interval(runs[:1], "last_success").t_low)
+    # t = (0.2 - 0.05) / (0.1 / sqrt(3)) = 2.59808; of two degrees of freedom
+    # p = 1 - t / sqrt(t ** 2 + 2) = 1 - sqrt(6.75 / 8.75), on either side of the mean.
+    p = 1 - math.sqrt(6.75 / 8.75)
+    assert statistics.p_value(found, 0.05) == pytest.approx(p)
+    assert statistics.p_value(found, 0.35) == pytest.approx(p)
+    assert statistics.p_value(found, 0.2) == pytest.approx(1)
+    assert statistics.p_value(found, found.t_high) == pytest.approx(0.05)
+    assert math.isnan(statistics.p_value(statistics.interval(runs[:1], "drop"), 0.0))
+
+
+def test_holms_correction_counts_the_others_that_are_not_smaller():
+    # 4 times 0.01; 3 times 0.02; 2 times 0.024, no less than 0.06; and 0.9 itself.
+    found = statistics.holm([0.024, 0.01, 0.9, 0.02])
+    assert found == pytest.approx([0.06, 0.04, 0.9, 0.06])
+    assert statistics.holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
+    assert statistics.holm([0.7, 0.8]) == [1.0, 1.0]
+    assert statistics.holm([]) == []
+
+
+def test_the_claims_of_a_page_are_one_family_whatever_is_said_of_them():
+    def verdict(p, said):
+        # 1 - p = t / sqrt(t ** 2 + 2), of two degrees of freedom.
+        t = (1 - p) * math.sqrt(2 / (1 - (1 - p) ** 2))
+        half = 4.302653 / t
+        quantity = statistics.Interval(1, 0, 2, 3, t_low=1 - half, t_high=1 + half)
+        return verdicts.Verdict(Claim("x", "one"), quantity, said)
+
+    undecided = [
+        verdict(0.3, verdicts.UNDECIDED),
+        verdict(0.045, verdicts.WEAKLY_HOLDS),
+    ]
+    equal = statistics.Interval(1, 0, 2, 3)  # has no p
+    undecided.append(verdicts.Verdict(Claim("x", "one"), equal, verdicts.WEAKLY_FAILS))
+    decided = [verdict(0.01, verdicts.HOLDS), verdict(0.02, verdicts.FAILS)]
+    assert decided[1].p == pytest.approx(0.02, abs=1e-6)
+    # Of four, 0.01 counts fourfold and 0.02 threefold.
+    assert verdicts.corrected([*undecided, *decided]) == (4, 2, 1)
+    assert verdicts.corrected(decided) == (2, 2, 2)
+    assert verdicts.corrected(undecided[2:]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
