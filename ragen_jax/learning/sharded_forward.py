@@ -40,9 +40,7 @@ def forward_options(
     )
 
 
-def _attention_on_shards(
-    plan: UpdatePlan, is_prefix: bool
-) -> Callable[..., jax.Array]:
+def _attention_on_shards(plan: UpdatePlan, is_prefix: bool) -> Callable[..., jax.Array]:
     """Attention in a `shard_map`: each device's rows and heads, no communication.
 
     Left to the compiler, all devices would step through the loop over rows together.

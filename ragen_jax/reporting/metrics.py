@@ -19,7 +19,6 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from ragen_jax.errors import UserError
-from ragen_jax.reporting import plots
 from ragen_jax.utils import atomic_files
 
 FILE = "metrics.jsonl"
@@ -259,6 +258,10 @@ class MetricsWriter:
         """Draws the picture again from the whole record."""
         if not self._is_writer:
             return
+        from ragen_jax.reporting import (
+            plots,  # With Matplotlib, which readers need not.
+        )
+
         start = time.monotonic()
         units = {name: metric.unit for name, metric in METRICS.items()}
         plots.draw(
