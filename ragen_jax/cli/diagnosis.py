@@ -206,7 +206,7 @@ def gradients(
     scored = score(
         state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
     )
-    spread, group = jax.device_get((scored.spread, rollout.episodes.group))
+    spread, group = jax.device_get((scored.selection.std, rollout.episodes.group))
     cut = {
         "quantile": gradient_analysis.quantile_buckets,
         "fixed": gradient_analysis.fixed_buckets,

@@ -22,9 +22,8 @@ import numpy as np
 import optax
 from flax import struct
 
-from ragen_jax.diagnostics.scored_batch import ScoredBatch
 from ragen_jax.learning import aggregation
-from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.batch import Batch, ScoredRecord, reply_lengths
 from ragen_jax.learning.forward import prefix_states
 from ragen_jax.learning.gradients import actor_loss
 from ragen_jax.learning.schedules import over_the_run
@@ -205,7 +204,7 @@ def analyze(
     gradients: Callable[..., ComponentGradients],
     actor: Any,
     frozen: Any,
-    scored: ScoredBatch,
+    scored: ScoredRecord,
     group_of_episode: np.ndarray,
     buckets: Sequence[Bucket],
 ) -> dict[str, float]:
@@ -224,7 +223,7 @@ def analyze(
       buckets: groups of similar spread; empty ones get a count of 0 and no norms.
     """
     weight, episode, spread = jax.device_get(
-        (scored.batch.weight, scored.kept.rows.episode, scored.spread)
+        (scored.batch.weight, scored.kept.rows.episode, scored.selection.std)
     )
     episode_of_row = np.maximum(episode.max(axis=1), 0)  # Padding tokens have -1.
     group = np.where(weight > 0, group_of_episode[episode_of_row], -1)

@@ -18,6 +18,7 @@ from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.episode_log import TokenNumbers
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
+from ragen_jax.learning.batch import ScoredRecord
 from ragen_jax.learning.filters import counted_penalty
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.update_plan import UpdatePlan
@@ -31,7 +32,7 @@ class Monitor:
     """The programs of a run's instruments; each compiles at its first call."""
 
     measure: Callable[..., dict[str, jax.Array]]  # of (rows, episodes, tables)
-    score: Callable[..., scored_batch.ScoredBatch]  # see `make_scoring`
+    score: Callable[..., ScoredRecord]  # see `make_scoring`
     readers: tuple[Reader, ...]  # one per environment of a batch
     labels: tuple[str, ...]  # names of these environments
 
