@@ -118,6 +118,29 @@ def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
     return by_turn[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
 
 
+def reply_places(rows: Rows) -> jax.Array:
+    """int32[R, T], 0-based place of each reply token within its turn's reply; else -1.
+
+    A reply begins where the one before it ended, as `turn_end` records.
+    """
+    is_reply = rows.is_reply & rows.is_real
+    # Reply tokens of the row so far, less those of the replies that ended before.
+    count = jnp.cumsum(is_reply, axis=1, dtype=jnp.int32)
+    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
+    place = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(is_reply, place, -1)
+
+
+def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
+    """bool[R, T], the reply tokens before the first one of the answer's text.
+
+    These are the first `thought_tokens` of each reply: the thought and the tags behind
+    it, which are the same in every well-formed reply.
+    """
+    place = reply_places(rows)
+    return (place >= 0) & (place < look_up_turns(episodes.thought_tokens, rows))
+
+
 def row_lengths(rows: Rows) -> jax.Array:
     """int32[R], tokens in each row without its padding (rows are filled from 0)."""
     return rows.is_real.sum(axis=1)
