@@ -7,6 +7,7 @@ V vocabulary, D width, L layers.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 # Why a reply ended (`Episodes.reply_end`).
@@ -105,9 +106,9 @@ def check_rows(rows: Rows) -> None:
 
 
 def is_played(episodes: Episodes) -> jax.Array:
-    """bool[B, K], True for the turns that were played."""
-    turn = jnp.arange(episodes.reward.shape[1])
-    return turn[None, :] < episodes.turns[:, None]
+    """bool[B, K], True for the turns that were played; on the host, of host arrays."""
+    turn = np.arange(episodes.reward.shape[1], dtype=np.int32)
+    return episodes.turns[:, None] > turn[None, :]
 
 
 def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:

@@ -33,6 +33,7 @@ from ragen_jax.learning.update_plan import (
     split_into_microbatches,
     truncate,
 )
+from ragen_jax.settings import Settings
 
 COMPONENTS = ("task", "entropy", "kl")
 FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # reward; the last bucket is open
@@ -150,13 +151,19 @@ def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
     return optax.tree.norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
 
 
+def coefficients(settings: Settings, iteration: int) -> tuple[float, float]:
+    """(entropy, kl): those of the loss after so many iterations."""
+    now = functools.partial(over_the_run, settings, iteration=jnp.int32(iteration))
+    loss = settings.loss
+    entropy, kl = now(loss.entropy, loss.entropy_end), now(loss.kl, loss.kl_end)
+    return float(entropy), float(kl)
+
+
 def _at_iteration(plan: UpdatePlan, iteration: int) -> UpdatePlan:
     """The plan with its scheduled coefficients fixed at their values there."""
-    now = functools.partial(over_the_run, plan.settings, iteration=jnp.int32(iteration))
-    loss = plan.settings.loss
-    entropy, kl = now(loss.entropy, loss.entropy_end), now(loss.kl, loss.kl_end)
+    entropy, kl = coefficients(plan.settings, iteration)
     loss = dataclasses.replace(
-        loss, entropy=float(entropy), entropy_end=-1.0, kl=float(kl), kl_end=-1.0
+        plan.settings.loss, entropy=entropy, entropy_end=-1.0, kl=kl, kl_end=-1.0
     )
     settings = dataclasses.replace(plan.settings, loss=loss)
     return dataclasses.replace(plan, settings=settings)

@@ -24,6 +24,7 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.rollout.tasks import Task
+from ragen_jax.starpo import Programs
 from ragen_jax.trajectory import Episodes, Rows
 
 
@@ -96,7 +97,7 @@ def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
 def record(
     monitor: Monitor,
     run: Any,
-    programs: Any,
+    programs: Programs,
     state: TrainState,
     rollout: Rollout,
     workdir: Path,
@@ -109,7 +110,7 @@ def record(
 
     Args:
       monitor, run: of the run.
-      programs: `starpo.Programs`.
+      programs: with the frozen weights and the reference.
       state: after the iteration.
       rollout: of the iteration.
       workdir: where the log is.

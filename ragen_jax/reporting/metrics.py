@@ -297,14 +297,17 @@ class MetricsWriter:
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """The records of a run in order; a last line cut short by a kill is left out.
+    """The records of a run in order, as `read_file`; [] where it has written none."""
+    path = Path(workdir) / FILE
+    return read_file(path) if path.exists() else []
+
+
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The records in a file; a last line cut short by a kill is left out.
 
     Raises:
       UserError: when an earlier line is not a record.
     """
-    path = Path(workdir) / FILE
-    if not path.exists():
-        return []
     *lines, last = path.read_bytes().split(b"\n")
     with contextlib.suppress(*_NO_RECORD):  # A whole line without its line feed.
         _record(last)

@@ -294,7 +294,11 @@ def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
         saved.save(4, {"x": jnp.zeros(1)}, {"model": {part: "of another"}}, score=None)
     with pytest.raises(UserError, match=f"4 began with a model of other {part} than"):
         diagnosis.diagnose(
-            run, tmp_path, 4, diagnosis.DiagnosisOptions(), SmoothedStd()
+            diagnosis.Instruments(run),
+            tmp_path,
+            4,
+            diagnosis.DiagnosisOptions(),
+            SmoothedStd(),
         )
 
 
@@ -315,8 +319,8 @@ def test_a_batch_in_which_messages_were_cut_is_not_diagnosed():
 def test_a_checkpoint_is_diagnosed(run, rolled_back):
     workdir, *_ = rolled_back
     wanted = diagnosis.DiagnosisOptions(samples=4)
-    folder = workdir / checkpoints.FOLDER
-    found, smoothed = diagnosis.diagnose(run, folder, 4, wanted, SmoothedStd())
+    folder, instruments = workdir / checkpoints.FOLDER, diagnosis.Instruments(run)
+    found, smoothed = diagnosis.diagnose(instruments, folder, 4, wanted, SmoothedStd())
     assert json.loads(json.dumps(found))["step"] == 4
     info = found["information"]
     assert info["first_turn/ragen/mutual"] <= info["first_turn/ragen/bound"] + 1e-5
@@ -336,7 +340,12 @@ def test_two_checkpoints_are_diagnosed_on_the_same_prompts_where_that_is_asked(
         drawn.append(given[-1])
         raise UserError("enough")
 
+    made, make = [], programs_lib.make_programs
+    monkeypatch.setattr(
+        programs_lib, "make_programs", lambda run: made.append(run) or make(run)
+    )
     monkeypatch.setattr(diagnosis, "sample", draw)
+    instruments = diagnosis.Instruments(run)
     for options in (
         diagnosis.DiagnosisOptions(),
         diagnosis.DiagnosisOptions(prompts_of=2),
@@ -344,8 +353,8 @@ def test_two_checkpoints_are_diagnosed_on_the_same_prompts_where_that_is_asked(
         for step in (2, 4):
             with pytest.raises(UserError, match="enough"):
                 folder = rolled_back[0] / checkpoints.FOLDER
-                diagnosis.diagnose(run, folder, step, options, SmoothedStd())
-    assert drawn == [2, 4, 2, 2]
+                diagnosis.diagnose(instruments, folder, step, options, SmoothedStd())
+    assert drawn == [2, 4, 2, 2] and made == [run]
 
 
 def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
@@ -378,11 +387,12 @@ def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
     episodes = types.SimpleNamespace(group=none)
     rollout = types.SimpleNamespace(rows=none, episodes=episodes)
     wanted = diagnosis.DiagnosisOptions(may_lack_thoughts=True)
-    found, _ = diagnosis.information(run, {}, rollout, wanted, SmoothedStd())
+    instruments = diagnosis.Instruments(run)
+    found, _ = diagnosis.information(instruments, {}, rollout, wanted, SmoothedStd())
     assert found == {"valid_thinking_rate": 0.0}
     with pytest.raises(UserError, match="no first turn of these episodes"):
         diagnosis.information(
-            run, {}, rollout, diagnosis.DiagnosisOptions(), SmoothedStd()
+            instruments, {}, rollout, diagnosis.DiagnosisOptions(), SmoothedStd()
         )
 
 
