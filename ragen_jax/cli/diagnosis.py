@@ -193,7 +193,7 @@ def text_statistics(instruments: Instruments, rollout: Rollout) -> dict[str, flo
     rows = jax.device_get(rollout.rows)
     agreement = thought_agreement(monitor.readers, rows, episodes)
     values["thought_answer_agreement"] = agreement
-    if run.context.with_grounding:
+    if run.rollout_context.with_grounding:
         values["grounded"] = float(episodes.grounded[is_played(episodes)].mean())
     return values
 

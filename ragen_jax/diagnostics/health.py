@@ -162,7 +162,7 @@ def remedied(settings: Settings, rollbacks: int) -> Settings:
             # run as it was: a shorter one would be over at once, with rates of 0.
             total = settings.optimizer.schedule_updates
             total = total or update_counts.updates_expected(settings)
-            changes = dict(schedule_updates=total)
+            changes: dict[str, Any] = dict(schedule_updates=total)
             settings = dataclasses.replace(settings, filter=tighter)
         else:
             changes = dict(actor_lr=settings.optimizer.actor_lr * _REMEDY_FACTOR)

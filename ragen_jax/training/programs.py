@@ -70,7 +70,7 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         )
 
     return Programs(
-        rollout=rollout_lib.make_rollout(run.context, run.plan),
+        rollout=rollout_lib.make_rollout(run.rollout_context, run.plan),
         update=make_update(update_plan(run)),
         summarize=jax.jit(summaries),
         report=jax.jit(report),
