@@ -73,6 +73,7 @@ def main() -> None:
 
     with cli.user_mistakes():
         run = diagnosis.prepare(settings)
+    instruments = diagnosis.Instruments(run)
     out = cli.check_out(_OUT.value or str(found.workdir / "diagnosis.json"))
     steps = [found.step]
     if _ALL.value:
@@ -88,7 +89,7 @@ def main() -> None:
     smoothed, results = SmoothedStd(), []
     for step in steps:
         one, smoothed = diagnosis.diagnose(
-            run, found.directory, step, options, smoothed
+            instruments, found.directory, step, options, smoothed
         )
         results.append(one)
     with new_file(out) as file:

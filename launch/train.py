@@ -94,14 +94,15 @@ def main() -> None:
     from ragen_jax.reporting.console import Console
     from ragen_jax.training import memory_plan, trainer, weights
     from ragen_jax.training import run as run_lib
-    from ragen_jax.training.workdir import SETTINGS_FILE, check_workdir
+    from ragen_jax.training.workdir import check_workdir
+    from ragen_jax.utils.workdir_files import SETTINGS
 
     with cli.user_mistakes():
         path = _WORKDIR.value or _default_workdir()
         folder = Path(path).expanduser()
         if not _PLAN.value:
             check_workdir(folder, settings)
-        if not (folder / SETTINGS_FILE).exists():  # A resumed run is not refused.
+        if not (folder / SETTINGS).exists():  # A resumed run is not refused.
             check_changed(settings, cli.changed_keys(_CONFIG.value))
         run = run_lib.prepare(settings)
         weights.check_weights(run.model)

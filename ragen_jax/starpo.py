@@ -10,10 +10,11 @@ State-Thinking-Actions-Reward Policy Optimization: RAGEN, arXiv:2504.20073.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from ragen_jax.learning import forward, shaping, summary, train_state
 from ragen_jax.learning.batch import ScoredRecord, gather_kept_rows, make_batch
@@ -21,7 +22,7 @@ from ragen_jax.learning.estimators import ESTIMATORS, Evidence
 from ragen_jax.learning.filters import uncertainty_filter
 from ragen_jax.learning.optimize import optimize
 from ragen_jax.learning.rescale import rescale
-from ragen_jax.learning.summary import UpdateMetrics
+from ragen_jax.learning.summary import Summaries, Times, UpdateMetrics
 from ragen_jax.learning.train_state import TrainState, UpdateArgs
 from ragen_jax.learning.update_plan import UpdatePlan, check_record, shard_rows
 from ragen_jax.models.parameters import Parameters
@@ -47,9 +48,7 @@ class Programs:
 
     rollout: Callable[..., Rollout]
     update: Callable[..., tuple[TrainState, UpdateMetrics]]
-    # Rollout -> (means over all episodes, means by environment, each environment's
-    # count of messages that were too long and so were cut).
-    summarize: Callable[..., tuple[dict[str, jax.Array], dict[str, jax.Array], tuple]]
+    summarize: Callable[[Rollout], Summaries]
     report: Callable[..., dict[str, jax.Array]]  # the iteration's metrics
     merge: Callable[[Any, Any], Parameters]  # (trainable, frozen) -> sampler's weights
     frozen: Parameters  # the base model under adapters; {} where all is trained
@@ -73,15 +72,15 @@ def iterate(
       UserError: before learning, if an environment showed longer observations than its
         `longest_observation` allows.
     """
-    labels = [task.label for task in run.tasks]
     started = time.perf_counter()
     rollout_args = training_rollout_args(run.settings, state.iteration, state.updates)
     actor = programs.merge(state.actor, programs.frozen)
     rollout = programs.rollout(actor, run.tokens, rollout_args)
-    means, means_by_task, too_long = programs.summarize(rollout)
-    jax.block_until_ready(means)
+    seen = programs.summarize(rollout)
+    jax.block_until_ready(seen.means)
     del actor  # Merged adapters would be a second model in memory during the update.
-    refuse_cut_messages(labels, jax.device_get(too_long))
+    labels = [task.label for task in run.tasks]
+    refuse_cut_messages(labels, jax.device_get(seen.too_long))
     sampled = time.perf_counter()
 
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
@@ -93,11 +92,38 @@ def iterate(
         state, use = programs.update(state, *record, update_args)
         uses.append(use)
     jax.block_until_ready(state.updates)
-    times = summary.Times(sampled - started, time.perf_counter() - sampled)
-    counts = summary.counts_so_far(state)
-    values = programs.report(counts, uses, means, rollout.passes, update_args.actor_lr)
-    metrics = summary.iteration_metrics(values, (means, means_by_task), labels, times)
+    times = Times(sampled - started, time.perf_counter() - sampled)
+    metrics = report_iteration(run, programs, state, rollout, seen, uses, times)
     return state, metrics, rollout
+
+
+def report_iteration(
+    run: Run,
+    programs: Programs,
+    state: TrainState,
+    rollout: Rollout,
+    seen: Summaries,
+    uses: Sequence[UpdateMetrics],
+    times: Times,
+) -> dict[str, float]:
+    """The iteration's metrics, by the names in reporting/metrics.py.
+
+    Args:
+      run, programs: what is static.
+      state: after the iteration.
+      rollout, seen: its episodes, and what is said of them.
+      uses: the metrics of each update from them.
+      times: seconds of its halves.
+    """
+    values = programs.report(
+        summary.counts_so_far(state),
+        uses,
+        seen.means,
+        rollout.passes,
+        np.float32(run.settings.optimizer.actor_lr),
+    )
+    labels = [task.label for task in run.tasks]
+    return summary.iteration_metrics(values, seen, labels, times)
 
 
 def make_update(plan: UpdatePlan) -> Callable:

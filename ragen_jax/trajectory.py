@@ -7,6 +7,7 @@ V vocabulary, D width, L layers.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 # Why a reply ended (`Episodes.reply_end`).
@@ -105,9 +106,9 @@ def check_rows(rows: Rows) -> None:
 
 
 def is_played(episodes: Episodes) -> jax.Array:
-    """bool[B, K], True for the turns that were played."""
-    turn = jnp.arange(episodes.reward.shape[1])
-    return turn[None, :] < episodes.turns[:, None]
+    """bool[B, K], True for the turns that were played; on the host, of host arrays."""
+    turn = np.arange(episodes.reward.shape[1], dtype=np.int32)
+    return episodes.turns[:, None] > turn[None, :]
 
 
 def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
@@ -116,6 +117,29 @@ def look_up_turns(by_turn: jax.Array, rows: Rows) -> jax.Array:
     Padding (-1, which would index from the end) reads turn 0 of episode 0: mask it.
     """
     return by_turn[jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)]
+
+
+def reply_places(rows: Rows) -> jax.Array:
+    """int32[R, T], 0-based place of each reply token within its turn's reply; else -1.
+
+    A reply begins where the one before it ended, as `turn_end` records.
+    """
+    is_reply = rows.is_reply & rows.is_real
+    # Reply tokens of the row so far, less those of the replies that ended before.
+    count = jnp.cumsum(is_reply, axis=1, dtype=jnp.int32)
+    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
+    place = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(is_reply, place, -1)
+
+
+def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
+    """bool[R, T], the reply tokens before the first one of the answer's text.
+
+    These are the first `thought_tokens` of each reply: the thought and the tags behind
+    it, which are the same in every well-formed reply.
+    """
+    place = reply_places(rows)
+    return (place >= 0) & (place < look_up_turns(episodes.thought_tokens, rows))
 
 
 def row_lengths(rows: Rows) -> jax.Array:

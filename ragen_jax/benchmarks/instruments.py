@@ -33,6 +33,7 @@ from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
 from ragen_jax.training import weights
 from ragen_jax.training.run import Run
+from ragen_jax.utils import workdir_files
 
 THOUGHTS = 64  # thoughts for which mutual information is measured
 REPORTED = 200  # iterations of the run for which a report is written
@@ -153,7 +154,7 @@ def _report(settings: Settings, values: dict[str, float], scratch: Path):
     lines = [json.dumps({"iteration": i + 1} | values) for i in range(REPORTED)]
     (scratch / metrics.FILE).write_text("\n".join(lines) + "\n")
     saved = json.dumps(settings_lib.to_dict(settings))
-    (scratch / "settings.json").write_text(saved)
+    (scratch / workdir_files.SETTINGS).write_text(saved)
     found = episode_log.read(scratch)
     copies = -(-episode_log.MOST_EPISODES // len(found))
     episodes = (found * copies)[: episode_log.MOST_EPISODES]

@@ -1,9 +1,14 @@
-"""Everything that can be measured of a checkpoint: one dict of numbers, one table."""
+"""Everything that can be measured of a checkpoint: one dict of numbers, one table.
+
+`prepare` makes the run to measure by, `Instruments` its programs once for all
+checkpoints, `diagnose` the numbers of one.
+"""
 
 import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +17,17 @@ import numpy as np
 
 from ragen_jax.diagnostics import (
     gradient_analysis,
-    monitor,
     mutual_information,
     scored_batch,
     thought_samples,
 )
+from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics.agreement import thought_agreement
+from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.learning.update_plan import UpdatePlan
+from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout.rollout import Rollout, training_rollout_args
@@ -31,9 +39,13 @@ from ragen_jax.settings import (
     fit_mesh,
     turn_sizes,
 )
+from ragen_jax.starpo import Programs
 from ragen_jax.text import token_bytes
+from ragen_jax.training import checkpoints, weights
+from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
 from ragen_jax.training.run import Run
+from ragen_jax.trajectory import is_played
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +111,58 @@ def prepare(settings: Settings) -> Run:
     return run_lib.prepare(fitted, meshes.make_mesh(**sizes, devices=devices[:count]))
 
 
-def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
+@dataclasses.dataclass(frozen=True)
+class Instruments:
+    """What measures a run's checkpoints, each made when it is first used, and kept.
+
+    So that several checkpoints compile nothing twice.
+    """
+
+    run: Run  # from `prepare`
+    _gradients: dict[tuple[float, float], Callable] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+
+    @functools.cached_property
+    def plan(self) -> UpdatePlan:
+        """Of the run's update."""
+        return programs_lib.update_plan(self.run)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """Those of training, with the frozen weights."""
+        return programs_lib.make_programs(self.run)
+
+    @functools.cached_property
+    def monitor(self) -> Monitor:
+        """The health metrics of training."""
+        return monitor_lib.make_monitor(self.run, self.plan)
+
+    @functools.cached_property
+    def score(self) -> Callable:
+        """Scores all episodes of a record, as `scored_batch.make_scoring`."""
+        return scored_batch.make_scoring(self.plan, keep_all=True)
+
+    @functools.cached_property
+    def score_pairs(self) -> Callable:
+        """(actor, Pairs) -> `mutual_information.score_pairs`."""
+        model, temperature = self.run.model, self.run.settings.rollout.temperature
+        return jax.jit(
+            lambda actor, pairs: mutual_information.score_pairs(
+                actor, pairs, model.config, temperature, model.dtype
+            )
+        )
+
+    def gradients(self, iteration: int) -> Callable:
+        """`gradient_analysis.make_gradients`, once for all equal coefficients."""
+        chosen = gradient_analysis.coefficients(self.run.settings, iteration)
+        if chosen not in self._gradients:
+            made = gradient_analysis.make_gradients(self.plan, iteration)
+            self._gradients[chosen] = made
+        return self._gradients[chosen]
+
+
+def sample(run: Run, programs: Programs, actor: Parameters, iteration: int) -> Rollout:
     """A batch of training episodes by a policy.
 
     Args:
@@ -119,28 +182,25 @@ def sample(run: Any, programs: Any, actor: Any, iteration: int) -> Rollout:
     return rollout
 
 
-def text_statistics(run: Any, plan: Any, rollout: Rollout) -> dict[str, float]:
+def text_statistics(instruments: Instruments, rollout: Rollout) -> dict[str, float]:
     """The indicators of a batch, and how far thoughts agree with answers."""
-    health_monitor = monitor.make_monitor(run, plan)
-    tables = tuple(tokens.replies for tokens in run.tokens)
-    measured = jax.device_get(
-        health_monitor.measure(rollout.rows, rollout.episodes, tables)
-    )
+    run, monitor = instruments.run, instruments.monitor
+    tables = monitor_lib.tables(run)
+    measured = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables))
     values = {name: float(value) for name, value in measured.items()}
     episodes = jax.device_get(rollout.episodes)
     values["success"] = float(episodes.success.mean())
     rows = jax.device_get(rollout.rows)
-    agreement = thought_agreement(health_monitor.readers, rows, episodes)
+    agreement = thought_agreement(monitor.readers, rows, episodes)
     values["thought_answer_agreement"] = agreement
-    if run.context.with_grounding:
-        played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
-        values["grounded"] = float(episodes.grounded[played].mean())
+    if run.rollout_context.with_grounding:
+        values["grounded"] = float(episodes.grounded[is_played(episodes)].mean())
     return values
 
 
 def information(
-    run: Any,
-    actor: Any,
+    instruments: Instruments,
+    actor: Parameters,
     rollout: Rollout,
     options: DiagnosisOptions,
     smoothed: SmoothedStd,
@@ -150,9 +210,10 @@ def information(
     Raises:
       NoThoughtError: if one of the two has no thought, unless the options allow it.
     """
-    model = run.model
+    run = instruments.run
     rows, group = jax.device_get((rollout.rows, rollout.episodes.group))
-    turns = thought_samples.find_turns(rows, token_bytes.token_bytes(model.tokenizer))
+    words = token_bytes.token_bytes(run.model.tokenizer)
+    turns = thought_samples.find_turns(rows, words)
     seed, values = run.settings.seed, {}
     draws = {
         "first_turn": functools.partial(
@@ -169,19 +230,10 @@ def information(
         except thought_samples.NoThoughtError:
             if not options.may_lack_thoughts:
                 raise
-    score = jax.jit(
-        lambda actor, pairs: mutual_information.score_pairs(
-            actor,
-            pairs,
-            model.config,
-            run.settings.rollout.temperature,
-            model.dtype,
-        )
-    )
     for name, pairs in samples.items():
         pairs = mutual_information.as_arrays(pairs)
         report, smoothed = mutual_information.report(
-            score(actor, pairs), pairs, name, smoothed
+            instruments.score_pairs(actor, pairs), pairs, name, smoothed
         )
         values |= report
         costs = mutual_information.cost(pairs)
@@ -191,29 +243,31 @@ def information(
 
 
 def gradients(
-    run: Any, plan: Any, programs: Any, state: scored_batch.Trained, rollout: Rollout,
+    instruments: Instruments,
+    state: scored_batch.Trained,
+    rollout: Rollout,
     options: DiagnosisOptions,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Gradient norms by bucket of reward spread.
 
     Args:
-      run, plan, programs: of the batch's shape.
+      instruments: of the batch's shape.
       state: the trees that the update trains.
       rollout: by the same actor.
       options: which buckets.
     """
-    score = scored_batch.make_scoring(plan, keep_all=True)
-    scored = score(
+    programs = instruments.programs
+    scored = instruments.score(
         state, programs.frozen, programs.reference, rollout.rows, rollout.episodes
     )
-    spread, group = jax.device_get((scored.spread, rollout.episodes.group))
+    spread, group = jax.device_get((scored.selection.std, rollout.episodes.group))
     cut = {
         "quantile": gradient_analysis.quantile_buckets,
         "fixed": gradient_analysis.fixed_buckets,
     }[options.buckets]
     return gradient_analysis.analyze(
-        plan,
-        gradient_analysis.make_gradients(plan, int(state.iteration)),
+        instruments.plan,
+        instruments.gradients(int(state.iteration)),
         state.actor,
         programs.frozen,
         scored,
@@ -223,12 +277,16 @@ def gradients(
 
 
 def diagnose(
-    run: Any, folder: Path, step: int, options: DiagnosisOptions, smoothed: SmoothedStd
+    instruments: Instruments,
+    folder: Path,
+    step: int,
+    options: DiagnosisOptions,
+    smoothed: SmoothedStd,
 ) -> tuple[dict[str, Any], SmoothedStd]:
     """All numbers of one checkpoint, and the next state of the z-scores.
 
     Args:
-      run: prepared with the settings to measure by.
+      instruments: of the run to measure by.
       folder, step: the checkpoint.
       options: what to measure.
       smoothed: from the checkpoint before.
@@ -237,12 +295,10 @@ def diagnose(
       UserError: if the checkpoint cannot be read, began with another model, or there
         is nothing to measure; or if `sample` refuses its batch.
     """
-    from ragen_jax.training import checkpoints, weights
-    from ragen_jax.training import programs as programs_lib
-
+    run = instruments.run
     reads = run.model.adapters is not None or run.settings.has_reference
     weights.check_origin(run.model, folder, step, with_weights=reads)
-    plan, programs = programs_lib.update_plan(run), programs_lib.make_programs(run)
+    programs = instruments.programs  # Read after the check.
     state = weights.abstract_state(run)
     parts = {"actor": state.actor}
     if run.settings.has_critic:
@@ -253,23 +309,17 @@ def diagnose(
     rollout = sample(run, programs, actor, drawn)
     numbers: dict[str, Any] = {
         "step": step,
-        "text": text_statistics(run, plan, rollout),
+        "text": text_statistics(instruments, rollout),
     }
     if options.information:
         numbers["information"], smoothed = information(
-            run, actor, rollout, options, smoothed
+            instruments, actor, rollout, options, smoothed
         )
     if options.gradients:
-        numbers["gradients"] = gradients(
-            run,
-            plan,
-            programs,
-            scored_batch.Trained(
-                restored["actor"], restored.get("critic", {}), np.int32(step)
-            ),
-            rollout,
-            options,
+        trained = scored_batch.Trained(
+            restored["actor"], restored.get("critic", {}), np.int32(step)
         )
+        numbers["gradients"] = gradients(instruments, trained, rollout, options)
     return numbers, smoothed
 
 

@@ -41,12 +41,17 @@ group(
 _GC_THRESHOLDS = (100_000, 20, 20)  # of gc.set_threshold; Python's are (700, 10, 10)
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], *, computes: bool = True) -> None:
     """Parses the command line and calls `main`; does not return.
 
     A mistake of the user (UserError), at any time, ends the process with `error: ...`
     in one sentence and exit code 2; an interrupt with exit code 130; anything else with
     its traceback.
+
+    Args:
+      main: the script's.
+      computes: whether this process is to compute with JAX, which takes a second to
+        import; a study leaves that to the runs that it starts.
     """
 
     _replace_unprintable_characters()
@@ -61,7 +66,8 @@ def run(main: Callable[[], None]) -> None:
         logging.set_verbosity(logging.WARNING)
         try:
             with _ending_in_one_sentence():
-                enable_compilation_cache()
+                if computes:
+                    enable_compilation_cache()
                 main()
                 distributed.finish()
         except Exception:

@@ -10,7 +10,7 @@ import numpy as np
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.text.reply_automaton import END_THINK
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, is_played
 
 
 def thought_agreement(
@@ -27,8 +27,7 @@ def thought_agreement(
       rows, episodes: host arrays; `rows.episode` counts from 0.
     """
     row_of = transcripts.rows_of_turns(rows)
-    turns = np.arange(episodes.is_valid.shape[1])
-    is_counted = episodes.is_valid & (turns[None] < episodes.turns[:, None])  # [B, K]
+    is_counted = episodes.is_valid & is_played(episodes)
     named = []
     for index, turn in np.argwhere(is_counted).tolist():
         reader = readers[int(episodes.environment[index])]

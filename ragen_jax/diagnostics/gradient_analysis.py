@@ -22,9 +22,8 @@ import numpy as np
 import optax
 from flax import struct
 
-from ragen_jax.diagnostics.scored_batch import ScoredBatch
 from ragen_jax.learning import aggregation
-from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.batch import Batch, ScoredRecord, reply_lengths
 from ragen_jax.learning.forward import prefix_states
 from ragen_jax.learning.gradients import actor_loss
 from ragen_jax.learning.schedules import over_the_run
@@ -34,6 +33,7 @@ from ragen_jax.learning.update_plan import (
     split_into_microbatches,
     truncate,
 )
+from ragen_jax.settings import Settings
 
 COMPONENTS = ("task", "entropy", "kl")
 FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # reward; the last bucket is open
@@ -148,13 +148,19 @@ def _component(plan: UpdatePlan, frozen, actor, batch: Batch, name: str):
     return optax.tree.norm(gradient) / jnp.maximum(mean.count, 1), mean.value()
 
 
+def coefficients(settings: Settings, iteration: int) -> tuple[float, float]:
+    """(entropy, kl): those of the loss after so many iterations."""
+    now = functools.partial(over_the_run, settings, iteration=jnp.int32(iteration))
+    loss = settings.loss
+    entropy, kl = now(loss.entropy, loss.entropy_end), now(loss.kl, loss.kl_end)
+    return float(entropy), float(kl)
+
+
 def _at_iteration(plan: UpdatePlan, iteration: int) -> UpdatePlan:
     """The plan with its scheduled coefficients fixed at their values there."""
-    now = functools.partial(over_the_run, plan.settings, iteration=jnp.int32(iteration))
-    loss = plan.settings.loss
-    entropy, kl = now(loss.entropy, loss.entropy_end), now(loss.kl, loss.kl_end)
+    entropy, kl = coefficients(plan.settings, iteration)
     loss = dataclasses.replace(
-        loss, entropy=float(entropy), entropy_end=-1.0, kl=float(kl), kl_end=-1.0
+        plan.settings.loss, entropy=entropy, entropy_end=-1.0, kl=kl, kl_end=-1.0
     )
     settings = dataclasses.replace(plan.settings, loss=loss)
     return dataclasses.replace(plan, settings=settings)
@@ -202,7 +208,7 @@ def analyze(
     gradients: Callable[..., ComponentGradients],
     actor: Any,
     frozen: Any,
-    scored: ScoredBatch,
+    scored: ScoredRecord,
     group_of_episode: np.ndarray,
     buckets: Sequence[Bucket],
 ) -> dict[str, float]:
@@ -221,7 +227,7 @@ def analyze(
       buckets: groups of similar spread; empty ones get a count of 0 and no norms.
     """
     weight, episode, spread = jax.device_get(
-        (scored.batch.weight, scored.kept.rows.episode, scored.spread)
+        (scored.batch.weight, scored.kept.rows.episode, scored.selection.std)
     )
     episode_of_row = np.maximum(episode.max(axis=1), 0)  # Padding tokens have -1.
     group = np.where(weight > 0, group_of_episode[episode_of_row], -1)

@@ -20,7 +20,7 @@ from ragen_jax.diagnostics.alarm import (
 )
 from ragen_jax.settings import update_counts
 from ragen_jax.settings.choices import EARLY_STOPS, EarlyStops
-from ragen_jax.settings.schema import HealthSettings
+from ragen_jax.settings.schema import FilterSettings, HealthSettings, Settings
 
 CONTINUE, WARN, STOP, ROLLBACK = "continue", "warn", "stop", "rollback"
 _REMEDY_FACTOR = 0.5  # of the learning rate, or of the share of prompts kept
@@ -143,15 +143,15 @@ def without_validations(state: HealthState) -> HealthState:
     )
 
 
-def remedied(settings: Any, rollbacks: int) -> Any:
-    """The Settings that a run continues with after `rollbacks` rollbacks.
+def remedied(settings: Settings, rollbacks: int) -> Settings:
+    """The settings that a run continues with after `rollbacks` rollbacks.
 
     Each rollback halves the share of prompts that the filter keeps, if `health.remedy`
     is "filter" and the filter can keep fewer; otherwise the actor's learning rate. With
     neither changed the run would repeat the same collapse. Resuming calls this too.
 
     Args:
-      settings: `ragen_jax.settings.Settings` at the beginning of the run.
+      settings: at the beginning of the run.
       rollbacks: 0 leaves the settings as they are.
     """
     for _ in range(rollbacks):
@@ -161,7 +161,7 @@ def remedied(settings: Any, rollbacks: int) -> Any:
             # run as it was: a shorter one would be over at once, with rates of 0.
             total = settings.optimizer.schedule_updates
             total = total or update_counts.updates_expected(settings)
-            changes = dict(schedule_updates=total)
+            changes: dict[str, Any] = dict(schedule_updates=total)
             settings = dataclasses.replace(settings, filter=tighter)
         else:
             changes = dict(actor_lr=settings.optimizer.actor_lr * _REMEDY_FACTOR)
@@ -170,7 +170,7 @@ def remedied(settings: Any, rollbacks: int) -> Any:
     return settings
 
 
-def _tighter(settings: Any) -> Any:
+def _tighter(settings: Settings) -> FilterSettings:
     """The filter with half its share; within a group, of at least two members."""
     chosen, least = settings.filter, 0.0
     if chosen.strategy == "within_group":
@@ -183,7 +183,7 @@ def _tighter(settings: Any) -> Any:
     )
 
 
-def _keeps_fewer(settings: Any, tighter: Any) -> bool:
+def _keeps_fewer(settings: Settings, tighter: FilterSettings) -> bool:
     """Whether the tighter filter keeps fewer; assumed if that depends on scores."""
     filter_settings = settings.filter
     if filter_settings.strategy in ("top_fraction", "within_group"):
@@ -193,7 +193,7 @@ def _keeps_fewer(settings: Any, tighter: Any) -> bool:
     return filter_settings.strategy in _KEEP_A_SHARE
 
 
-def remedy_sentence(settings: Any, step: int) -> str:
+def remedy_sentence(settings: Settings, step: int) -> str:
     """What one more rollback, to iteration `step`, changes, in words.
 
     Args:

@@ -18,7 +18,7 @@ from ragen_jax.learning import rewards
 from ragen_jax.learning.groups import Grouping, group_statistics
 from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_parser import NO_ACTION, ReplyTables
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, reply_places, thought_mask
 
 DISTINCT_GRAM = 2  # Li et al. 2016, arXiv:1510.03055: distinct-2
 OVERLAP_GRAM = 4  # as the longest n-gram of BLEU
@@ -110,30 +110,6 @@ def zero_spread(
 
 
 # Thoughts ----------------------------------------------------------------------------
-
-
-def reply_places(rows: Rows) -> jax.Array:
-    """int32[R, T], 0-based place of each reply token within its turn's reply; else -1.
-
-    Replies of two turns never touch: a message of the environment stands between them.
-    """
-    is_reply = rows.is_reply
-    count = jnp.cumsum(is_reply, axis=1, dtype=jnp.int32)
-    before = jnp.pad(is_reply[:, :-1], ((0, 0), (1, 0)))
-    start = jnp.where(is_reply & ~before, count - 1, 0)
-    place = count - 1 - jax.lax.cummax(start, axis=1)
-    return jnp.where(is_reply, place, -1)
-
-
-def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
-    """bool[R, T], the reply tokens before the first one of the answer's text.
-
-    These are the first `thought_tokens` of each reply: the thought and the tags behind
-    it, which are the same in every well-formed reply.
-    """
-    episode, turn = jnp.maximum(rows.episode, 0), jnp.maximum(rows.turn, 0)
-    place = reply_places(rows)
-    return (place >= 0) & (place < episodes.thought_tokens[episode, turn])
 
 
 def thought_hashes(

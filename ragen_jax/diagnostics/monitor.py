@@ -1,11 +1,10 @@
-"""A run's health metrics, the few episodes that it records, and its rollbacks.
+"""A run's health metrics, and the few episodes that it records.
 
 Called by the trainer after each iteration, and around the final test.
 """
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,21 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax.diagnostics import episode_log, health, indicators, scored_batch
+from ragen_jax.diagnostics import episode_log, indicators, scored_batch
 from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.episode_log import TokenNumbers
-from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
+from ragen_jax.learning.batch import ScoredRecord
 from ragen_jax.learning.filters import counted_penalty
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.rollout.tasks import Task
+from ragen_jax.starpo import Programs
 from ragen_jax.trajectory import Episodes, Rows
-from ragen_jax.utils.atomic_files import new_file
-
-ROLLBACKS = "rollbacks.json"  # in a workdir: from and to which iterations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Monitor:
     """The programs of a run's instruments; each compiles at its first call."""
 
     measure: Callable[..., dict[str, jax.Array]]  # of (rows, episodes, tables)
-    score: Callable[..., scored_batch.ScoredBatch]  # see `make_scoring`
+    score: Callable[..., ScoredRecord]  # see `make_scoring`
     readers: tuple[Reader, ...]  # one per environment of a batch
     labels: tuple[str, ...]  # names of these environments
 
@@ -100,7 +97,7 @@ def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
 def record(
     monitor: Monitor,
     run: Any,
-    programs: Any,
+    programs: Programs,
     state: TrainState,
     rollout: Rollout,
     workdir: Path,
@@ -113,7 +110,7 @@ def record(
 
     Args:
       monitor, run: of the run.
-      programs: `starpo.Programs`.
+      programs: with the frozen weights and the reference.
       state: after the iteration.
       rollout: of the iteration.
       workdir: where the log is.
@@ -182,73 +179,3 @@ def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
         episode_log.append(workdir, described)
 
     return on_batch
-
-
-# Rollbacks ---------------------------------------------------------------------------
-
-
-def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
-    """The rollbacks of a run, in order; [] if it never rolled back.
-
-    Raises:
-      UserError: if the file is damaged. The settings to continue with follow from the
-        number of rollbacks, so none may be assumed instead.
-    """
-    path = workdir / ROLLBACKS
-    if not path.exists():
-        return []
-    try:
-        parsed = json.loads(path.read_text())
-        is_sound = isinstance(parsed, list) and all(map(is_rollback, parsed))
-    except (ValueError, RecursionError):
-        is_sound = False
-    if not is_sound:
-        raise UserError(
-            f"{path} is not readable as a run's rollbacks, which say with what settings"
-            " it continues: restore that file from a copy, or begin again in another"
-            " --workdir"
-        )
-    return parsed
-
-
-def is_rollback(entry: Any) -> bool:
-    """Whether it is an entry as `note_rollback` writes them."""
-    if not isinstance(entry, dict) or "why" not in entry:
-        return False
-    return all(isinstance(entry.get(key), int) for key in ("from", "to"))
-
-
-def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -> None:
-    """Adds a rollback from iteration `at` to `to`.
-
-    To be called before the later checkpoints are deleted, so that none goes unrecorded.
-    """
-    new = {"from": at, "to": to, "why": sentence, "remedy": remedy}
-    rollbacks = [*read_rollbacks(workdir), new]
-    path = workdir / ROLLBACKS
-    with new_file(path) as file:
-        file.write(json.dumps(rollbacks, indent=2) + "\n")
-
-
-def check_remedy(workdir: Path, settings: Any) -> None:
-    """Raises UserError if the run rolled back under another `health.remedy` than now.
-
-    Resuming finds its settings by applying the remedy once for each rollback.
-    """
-    now = settings.health.remedy
-    # Earlier versions did not record the remedy; it is taken to be today's.
-    earlier = {one.get("remedy", now) for one in read_rollbacks(workdir)} - {now}
-    if earlier:
-        raise UserError(
-            f"health.remedy was {min(earlier)!r} when the run in {workdir} rolled back"
-            f" and is {now!r}: go back to {min(earlier)!r}, or choose another --workdir"
-        )
-
-
-def remedied_run(run: Any, rollbacks: int) -> Any:
-    """`run` with the settings that it continues with after that many rollbacks."""
-    if not rollbacks:
-        return run
-    settings = health.remedied(run.settings, rollbacks)
-    model = dataclasses.replace(run.model, settings=settings)
-    return dataclasses.replace(run, model=model)

@@ -5,7 +5,6 @@
 See docs/echo_trap.md.
 """
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import matplotlib
 from ragen_jax.diagnostics import alarm
 from ragen_jax.diagnostics.report.data import spans
 from ragen_jax.errors import UserError
+from ragen_jax.reporting import metrics
 from ragen_jax.utils import atomic_files
 
 matplotlib.use("Agg")
@@ -85,19 +85,13 @@ def main(arguments: Sequence[str]) -> None:
             f"a picture cannot be written to {path}: name a file in a folder that"
             f" exists, ending in {', '.join(FORMATS)}"
         )
-    try:
-        records = [json.loads(line) for line in Path(arguments[0]).open()]
-        records = [r for r in records if "train/success" in r]
-        if not records:
-            raise UserError(
-                f"{arguments[0]} holds no training iteration: give that of another run"
-            )
-        found = draw(records, path)
-    except (KeyError, TypeError, ValueError) as error:
+    records = metrics.read_file(Path(arguments[0]))
+    trained = [record for record in records if "train/success" in record]
+    if not trained:
         raise UserError(
-            f"{arguments[0]} is not readable as a run's metrics.jsonl ({error}): a run"
-            " writes one record a line"
-        ) from None
+            f"{arguments[0]} holds no training iteration: give that of another run"
+        )
+    found = draw(trained, path)
     for span in found:
         print(f"iterations {span['first']} to {span['last']}: {span['why']}")
     if not found:

@@ -18,7 +18,7 @@ from ragen_jax.rollout.rollout import Rollout, RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
 from ragen_jax.rollout.types import RolloutArgs, RolloutOptions
 from ragen_jax.text.prompts import DialogueTokens
-from ragen_jax.trajectory import Episodes, Rows
+from ragen_jax.trajectory import Episodes, Rows, is_played
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ def score(episodes: Episodes, rollouts: int) -> Score:
     """The results of P * n episodes, given as host arrays in the order of levels."""
     success = np.asarray(episodes.success).reshape(-1, rollouts)
     returns = np.asarray(episodes.reward).sum(axis=1).reshape(-1, rollouts)
-    played = np.arange(episodes.reward.shape[1])[None] < episodes.turns[:, None]
+    played = is_played(episodes)
     within = pass_at_k(success.sum(axis=1), rollouts)
     return Score(
         success=float(success.mean()),

@@ -7,7 +7,7 @@ from flax import struct
 
 from ragen_jax.learning.groups import Grouping, deviations, group_statistics
 from ragen_jax.parallel import backend_choices
-from ragen_jax.trajectory import Rows, look_up_turns
+from ragen_jax.trajectory import Rows, look_up_turns, reply_places
 
 _SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
 
@@ -125,7 +125,7 @@ class Replies:
     is_reply: jax.Array  # bool[R, T], False in padding rows
     episode: jax.Array  # int32[R, T]; B, out of range, off the replies
     turn: jax.Array  # int32[R, T]
-    nth: jax.Array  # int32[R, T], 0-based position within the turn's reply
+    nth: jax.Array  # int32[R, T], 0-based position within the turn's reply; else -1
     shape: tuple[int, int, int] = struct.field(pytree_node=False)  # B, K, M
 
     def gather(self, x: jax.Array) -> jax.Array:
@@ -149,13 +149,9 @@ def find_replies(rows: Rows, shape: tuple[int, int, int]) -> Replies:
       shape: (B, K, M): episodes, turns, and the most tokens of a reply; static.
     """
     is_reply = rows.is_reply & rows.is_real
-    # Reply tokens of the row so far, less those of the replies that ended before.
-    count = jnp.cumsum(is_reply, axis=1)
-    ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)
-    nth = count - 1 - jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
     # Out of range off the replies, so that scatters drop it.
     episode = jnp.where(is_reply, rows.episode, shape[0])
-    return Replies(is_reply, episode, rows.turn, nth, shape)
+    return Replies(is_reply, episode, rows.turn, reply_places(rows), shape)
 
 
 def gae_across_rows(

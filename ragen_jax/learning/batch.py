@@ -6,7 +6,7 @@ from flax import struct
 
 from ragen_jax.learning import advantages, aggregation, filters, gather
 from ragen_jax.settings import Settings, update_counts
-from ragen_jax.trajectory import Episodes, Rows, look_up_turns
+from ragen_jax.trajectory import Episodes, Rows, thought_mask
 
 
 @struct.dataclass
@@ -93,10 +93,7 @@ def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Arra
       rows: C rows.
       episodes: all B, with how long their thoughts are.
     """
-    count, turns = episodes.reward.shape
-    shape = count, turns, settings.rollout.reply_tokens
-    nth = advantages.find_replies(rows, shape).nth
-    is_thought = nth < look_up_turns(episodes.thought_tokens, rows)
+    is_thought = thought_mask(rows, episodes)
     has_bonus = is_thought if settings.loss.entropy_on == "thought" else ~is_thought
     return rows.is_reply & has_bonus
 

@@ -39,7 +39,7 @@ def prefix_states(
         parameters,
         jnp.array(plan.prefix, jnp.int32),
         plan.config,
-        forward_options(plan, remat),
+        forward_options(plan, remat, is_prefix=True),
     )
 
 

@@ -20,46 +20,49 @@ from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 
 
-def forward_options(plan: UpdatePlan, remat: bool) -> ForwardOptions:
-    """How the transformer is computed on the plan's mesh."""
+def forward_options(
+    plan: UpdatePlan, remat: bool, *, is_prefix: bool = False
+) -> ForwardOptions:
+    """How the transformer is computed on the plan's mesh.
+
+    Args:
+      plan: what is static.
+      remat: whether layers are recomputed in the backward pass.
+      is_prefix: of the one row that is `plan.prefix`, which all devices compute; else
+        of rows, which are shared out. A microbatch, too, may be a single row.
+    """
     return ForwardOptions(
         dtype=plan.dtype,
         remat=remat,
         constrain=functools.partial(shard_rows, plan),
-        attention=_attention_on_shards(plan),
-        embed=functools.partial(_embed_on_shards, plan),
+        attention=_attention_on_shards(plan, is_prefix),
+        embed=functools.partial(_embed_on_shards, plan, is_prefix),
     )
 
 
-def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
+def _attention_on_shards(plan: UpdatePlan, is_prefix: bool) -> Callable[..., jax.Array]:
     """Attention in a `shard_map`: each device's rows and heads, no communication.
 
     Left to the compiler, all devices would step through the loop over rows together.
     And outside `shard_map` cuDNN's custom call holds an address of this process, so
-    that the compilation cache never hits. A batch of one row is the prefix, which is
-    replicated.
+    that the compilation cache never hits.
     """
     config, mesh, kernel = plan.config, plan.mesh, plan.settings.model.attention
-    attend = functools.partial(causal_attention, kernel=kernel)
     if mesh is None:
-        return attend
-    # Checked as below, a prefix cannot be a Pallas kernel's, which does not say over
-    # which devices its results vary.
-    if backend_choices.row_attention(kernel, plan.dtype, config.head_dim) == "splash":
+        return functools.partial(causal_attention, kernel=kernel)
+    chosen = backend_choices.row_attention(kernel, plan.dtype, config.head_dim)
+    if is_prefix and chosen == "splash":
+        # Checked as below, a prefix cannot be a Pallas kernel's, which does not say
+        # over which devices its results vary.
         kernel = "xla"
-    attend_to_prefix = functools.partial(causal_attention, kernel=kernel)
     heads_are_sharded = meshes.shards_heads(config.heads, config.kv_heads, mesh)
     heads = (None, meshes.TENSOR if heads_are_sharded else None, None)
-    of_rows, of_prefix = (
-        PartitionSpec(*meshes.ROWS, *heads),
-        PartitionSpec(None, *heads),
-    )
+    of_prefix = PartitionSpec(None, *heads)
+    spec = of_prefix if is_prefix else PartitionSpec(*meshes.ROWS, *heads)
 
     def attention(query, key, value, *prefix):
-        is_prefix = query.shape[0] == 1
-        spec = of_prefix if is_prefix else of_rows
         return jax.shard_map(
-            attend_to_prefix if is_prefix else attend,
+            functools.partial(causal_attention, kernel=kernel),
             mesh=mesh,
             in_specs=(spec, spec, spec) + (of_prefix,) * len(prefix),
             out_specs=spec,
@@ -71,18 +74,17 @@ def _attention_on_shards(plan: UpdatePlan) -> Callable[..., jax.Array]:
 
 
 def _embed_on_shards(
-    plan: UpdatePlan, parameters: Parameters, tokens: jax.Array, dtype
+    plan: UpdatePlan, is_prefix: bool, parameters: Parameters, tokens: jax.Array, dtype
 ) -> jax.Array:
     """`transformer.embed` where the embedding's features are sharded (fsdp).
 
     Each device looks up the tokens of all rows in its features; an all-to-all then
     trades features for rows. That sends activations instead of gathering the embedding
-    and its gradient in float32. A batch of one row is the prefix, which is replicated.
+    and its gradient in float32.
     """
     if plan.mesh is None:
         return embed(parameters, tokens, dtype)
     features = _sharding_axes(plan, "embedding")[1]
-    is_prefix = tokens.shape[0] == 1
     rows = None if is_prefix else meshes.DATA
     embedding = constrain(plan, parameters["embedding"], PartitionSpec(None, features))
     tokens = constrain(plan, tokens, PartitionSpec(rows))

@@ -20,6 +20,16 @@ from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows, is_played, row_lengths
 
 
+@struct.dataclass
+class Summaries:
+    """What is reported of an iteration's episodes."""
+
+    means: dict[str, jax.Array]  # over all episodes, by `summarize`
+    by_task: dict[str, jax.Array]  # by `summarize_tasks`; {} for one environment
+    # int32[] of each environment, messages that were too long and so were cut.
+    too_long: tuple[jax.Array, ...]
+
+
 def summarize(
     rows: Rows, episodes: Episodes, format_penalty: float
 ) -> dict[str, jax.Array]:
@@ -220,7 +230,7 @@ def _means_of_updates(update: UpdateMetrics) -> dict[str, jax.Array]:
 
 def iteration_metrics(
     values: dict[str, jax.Array],
-    summaries: tuple[dict[str, jax.Array], dict[str, jax.Array]],
+    seen: Summaries,
     labels: Sequence[str],
     times: Times,
 ) -> dict[str, float]:
@@ -228,18 +238,18 @@ def iteration_metrics(
 
     Args:
       values: `iteration_values`.
-      summaries: `summarize`, and `summarize_tasks` or {}.
+      seen: of the episodes.
       labels: of the environments, in the order of `summarize_tasks`.
       times: seconds.
     """
-    values, (means, means_by_task) = jax.device_get((values, summaries))
+    values, seen = jax.device_get((values, seen))
     metrics = {name: float(value) for name, value in values.items()}
-    for name, numbers in means_by_task.items():
+    for name, numbers in seen.by_task.items():
         for label, value in zip(labels, numbers.tolist(), strict=True):
             metrics[f"train/{label}/{name}"] = value
     metrics["time/rollout_seconds"] = times.rollout
     metrics["time/update_seconds"] = times.update
     metrics["rollout/tokens_per_second"] = (
-        float(means["sampled_tokens"]) / times.rollout
+        float(seen.means["sampled_tokens"]) / times.rollout
     )
     return metrics

@@ -12,7 +12,6 @@ from ragen_jax.planning.target import Target
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import validation
 from ragen_jax.training.run import Run
-from ragen_jax.training.validation import TEST, VALIDATION
 
 ROLLOUT, UPDATE, SUMMARY, MERGE = "rollout", "update", "summary", "merge"
 
@@ -21,7 +20,8 @@ ROLLOUT, UPDATE, SUMMARY, MERGE = "rollout", "update", "summary", "merge"
 class Program:
     """A compiled program; sizes are bytes on one device."""
 
-    # ROLLOUT, UPDATE, SUMMARY or MERGE; or VALIDATION or TEST, a space, a task's label
+    # ROLLOUT, UPDATE, SUMMARY or MERGE; or one of `validation.KINDS`, a space, and a
+    # task's label
     name: str
     text: str  # optimized HLO
     seconds: float  # compile time
@@ -43,8 +43,8 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
 
     Args:
       run: prepared within `Target.tracing`, which must still be active.
-      names: of the wanted programs; none: all. VALIDATION and TEST without a label mean
-        those of all tasks.
+      names: of the wanted programs; none: all. One of `validation.KINDS` without a
+        label means those of all tasks.
     """
     programs = programs_lib.make_programs(run, loads=False)
     parameters, _, call = programs_lib.abstract_rollout_arguments(run)
@@ -61,7 +61,7 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
     if wanted(MERGE) and run.model.adapters is not None:
         state, frozen = update[:2]
         yield Lowered(MERGE, programs.merge.lower(state.actor, frozen))
-    kinds = [kind for kind in (VALIDATION, TEST) if wanted(kind)]
+    kinds = [kind for kind in validation.KINDS if wanted(kind)]
     for name, evaluator in validation.programs_of(run, kinds):
         tokens = _abstract(run, evaluator.tokens)
         yield Lowered(name, evaluator.rollout.lower(parameters, tokens, call))

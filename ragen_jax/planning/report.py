@@ -22,7 +22,7 @@ from ragen_jax.planning.roofline import Iteration, RolloutParts
 from ragen_jax.planning.target import Target, memory_fraction
 from ragen_jax.planning.work import Costs
 from ragen_jax.settings import Settings
-from ragen_jax.training import memory_plan
+from ragen_jax.training import memory_plan, validation
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
 from ragen_jax.training.memory_plan import Needs
@@ -110,7 +110,7 @@ def assemble(
             evaluation={
                 name: each.temporary
                 for name, each in compiled.items()
-                if name.startswith((compiling.VALIDATION, compiling.TEST))
+                if name.startswith(validation.KINDS)
             },
         )
     device, per_host = target.device, target.count // target.hosts

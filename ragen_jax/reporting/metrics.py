@@ -19,7 +19,6 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from ragen_jax.errors import UserError
-from ragen_jax.reporting import plots
 from ragen_jax.utils import atomic_files
 
 FILE = "metrics.jsonl"
@@ -259,6 +258,10 @@ class MetricsWriter:
         """Draws the picture again from the whole record."""
         if not self._is_writer:
             return
+        from ragen_jax.reporting import (
+            plots,  # With Matplotlib, which readers need not.
+        )
+
         start = time.monotonic()
         units = {name: metric.unit for name, metric in METRICS.items()}
         plots.draw(
@@ -294,14 +297,17 @@ class MetricsWriter:
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """The records of a run in order; a last line cut short by a kill is left out.
+    """The records of a run in order, as `read_file`; [] where it has written none."""
+    path = Path(workdir) / FILE
+    return read_file(path) if path.exists() else []
+
+
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The records in a file; a last line cut short by a kill is left out.
 
     Raises:
       UserError: when an earlier line is not a record.
     """
-    path = Path(workdir) / FILE
-    if not path.exists():
-        return []
     *lines, last = path.read_bytes().split(b"\n")
     with contextlib.suppress(*_NO_RECORD):  # A whole line without its line feed.
         _record(last)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.diagnostics import monitor
+from ragen_jax.diagnostics.rollbacks import is_rollback
 from ragen_jax.errors import UserError
 
 _BY_LEVEL = ("before_by_level", "after_by_level")
@@ -97,7 +97,7 @@ def check_diagnoses(found: Any) -> None:
 
 def check_rollbacks(found: Any) -> None:
     """Raises ValueError unless it is a list of rollbacks."""
-    is_sound = isinstance(found, list | tuple) and all(map(monitor.is_rollback, found))
+    is_sound = isinstance(found, list | tuple) and all(map(is_rollback, found))
     _demand(is_sound, "it lists something else than rollbacks")
 
 

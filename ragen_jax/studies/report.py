@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.studies import figure, measures
+from ragen_jax.studies import measures
 from ragen_jax.studies.definition import Claim, Study, arms_at, changes_at, config_at
 from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import Interval, interval
@@ -50,6 +50,8 @@ def write(
       scale: of the runs.
       entries: the runs as `archive.entry` makes them.
     """
+    from ragen_jax.studies import figure  # With Matplotlib, which --list need not.
+
     folder.mkdir(parents=True, exist_ok=True)
     name = study.name if scale == "tiny" else f"{study.name}-{scale}"
     results = _Results(

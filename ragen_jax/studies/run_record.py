@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.diagnostics import monitor
+from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.studies import record_checks
+from ragen_jax.utils import workdir_files
 
-TEST = "test.json"  # as launch/train.py writes it
 DIAGNOSIS = "study_diagnosis.json"  # a name that launch/diagnose.py does not default to
 
 
@@ -49,12 +49,12 @@ def read_run(workdir: Path, seed: int) -> RunRecord:
       UserError: naming the file that is damaged, or holds something else.
     """
     test = record_checks.read_json(
-        workdir / TEST, "a run's test", record_checks.check_test
+        workdir / workdir_files.TEST, "a run's test", record_checks.check_test
     )
     diagnoses: Sequence[Mapping[str, Any]] = ()
     if (diagnosis := workdir / DIAGNOSIS).is_file():
         diagnoses = record_checks.read_json(
             diagnosis, "a run's diagnosis", record_checks.check_diagnoses
         )
-    rollbacks = monitor.read_rollbacks(workdir)
+    rollbacks = rollbacks_lib.read_rollbacks(workdir)
     return RunRecord(seed, metrics.read(workdir), test, diagnoses, rollbacks)

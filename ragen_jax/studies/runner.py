@@ -23,12 +23,12 @@ from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.studies import gpus, record_checks, run_record
 from ragen_jax.studies.definition import PlannedRun
-from ragen_jax.utils import atomic_files, endings, folder_lock
+from ragen_jax.training import checkpoint_files
+from ragen_jax.utils import atomic_files, endings, folder_lock, workdir_files
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _TRAINING = "training"  # in another process, of another command
 _LOG, _FAILURE = "study.log", "study_failure.json"
-_SETTINGS = "settings.json"  # as launch/train.py writes them
 _ARGUMENTS = "study_run.json"  # the arguments that a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
 _KILL_AFTER = 60.0  # seconds that an interrupted run has to save itself
@@ -78,7 +78,7 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
     A folder is named after its arm, whose changes may have been edited since.
     """
     workdir = workdir_of(folder, run)
-    if not ((workdir / run_record.TEST).is_file() or _has_checkpoint(workdir)):
+    if not ((workdir / workdir_files.TEST).is_file() or _has_checkpoint(workdir)):
         return
     if (workdir / _ARGUMENTS).is_file():
         earlier = record_checks.read_json(
@@ -92,11 +92,11 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
                 f" asks for {' '.join(new) or 'less'}: move the folder away to make"
                 " the run again"
             )
-    if not (workdir / _SETTINGS).is_file():
+    if not (workdir / workdir_files.SETTINGS).is_file():
         return
     # Older folders lack that file: compare the settings that the study sets today.
     settings = record_checks.read_json(
-        workdir / _SETTINGS, "a run's settings", record_checks.check_object
+        workdir / workdir_files.SETTINGS, "a run's settings", record_checks.check_object
     )
     changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
     for key, chosen in changes.items():
@@ -111,7 +111,7 @@ def check_begun(folder: Path, run: PlannedRun) -> None:
 
 
 def _has_checkpoint(workdir: Path) -> bool:
-    steps = workdir / "checkpoints"
+    steps = workdir / checkpoint_files.FOLDER
     return steps.is_dir() and any(entry.name.isdecimal() for entry in steps.iterdir())
 
 
@@ -125,7 +125,7 @@ def _missing_steps(
 ) -> list[list[str]]:
     """The steps that a run still needs, each a script and its arguments."""
     steps = []
-    if not (workdir / run_record.TEST).is_file():
+    if not (workdir / workdir_files.TEST).is_file():
         steps.append([str(train), *run.arguments(), f"--workdir={workdir}"])
     out = workdir / run_record.DIAGNOSIS
     if run.diagnose and not out.is_file():

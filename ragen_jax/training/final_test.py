@@ -26,10 +26,8 @@ from ragen_jax.reporting.metrics import MetricsWriter
 from ragen_jax.training import messages, safety, validation, weights
 from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 from ragen_jax.training.run import Run
-from ragen_jax.utils import atomic_files
+from ragen_jax.utils import atomic_files, workdir_files
 from ragen_jax.utils.finite import finite
-
-FILE = "test.json"
 
 
 def report(
@@ -133,7 +131,8 @@ def _write(
     several = len(records) > 1
     if jax.process_index() == 0:
         record = records if several else next(iter(records.values()))
-        atomic_files.write_text(workdir / FILE, json.dumps(record, indent=2) + "\n")
+        text = json.dumps(record, indent=2) + "\n"
+        atomic_files.write_text(workdir / workdir_files.TEST, text)
     for label, record in records.items():
         console.line(messages.before_after(run, record, label if several else ""))
     console.line(messages.finished(workdir, run.settings))

@@ -13,6 +13,7 @@ import jax
 from ragen_jax import starpo
 from ragen_jax.diagnostics import health
 from ragen_jax.diagnostics import monitor as monitor_lib
+from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.errors import UserError
@@ -133,7 +134,7 @@ def train_to_end(
 
 def count_rollbacks(workdir: Path) -> int:
     """How many rollbacks the run has had; process 0 reads the file for all."""
-    return agreed_number(len(monitor_lib.read_rollbacks(workdir)))
+    return agreed_number(len(rollbacks_lib.read_rollbacks(workdir)))
 
 
 def _progress_at(settings: Settings, workdir: OpenWorkdir, iteration: int) -> Progress:
@@ -279,7 +280,7 @@ def _carry_out(
     sentence = f"{decision.sentence}: {health.remedy_sentence(run.settings, step)}"
     if jax.process_index() == 0:
         folder, remedy = outputs.workdir.path, run.settings.health.remedy
-        monitor_lib.note_rollback(folder, iteration, step, sentence, remedy)
+        rollbacks_lib.note_rollback(folder, iteration, step, sentence, remedy)
     saved.delete_after(step)
     raise RolledBack(sentence, step)
 

@@ -18,7 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.evaluation.evaluator import Evaluator
-from ragen_jax.learning.summary import iteration_values, summarize, summarize_tasks
+from ragen_jax.learning.summary import (
+    Summaries,
+    iteration_values,
+    summarize,
+    summarize_tasks,
+)
 from ragen_jax.learning.train_state import NO_UPDATES, UpdateArgs
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models.parameters import Parameters
@@ -52,11 +57,11 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         reference = frozen or weights.load_parameters(model)
     penalty, environments = run.settings.reward.format_penalty, len(run.tasks)
 
-    def summaries(rollout: Rollout):
+    def summaries(rollout: Rollout) -> Summaries:
         rows, episodes = rollout.rows, rollout.episodes
         by_task = summarize_tasks(episodes, environments) if environments > 1 else {}
         too_long = tuple(rollout.too_long.sum(axis=0))
-        return summarize(rows, episodes, penalty), by_task, too_long
+        return Summaries(summarize(rows, episodes, penalty), by_task, too_long)
 
     def report(counts, uses, means, passes, actor_lr):
         slot_passes = run.plan.slots * passes.total()
@@ -65,7 +70,7 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
         )
 
     return Programs(
-        rollout=rollout_lib.make_rollout(run.context, run.plan),
+        rollout=rollout_lib.make_rollout(run.rollout_context, run.plan),
         update=make_update(update_plan(run)),
         summarize=jax.jit(summaries),
         report=jax.jit(report),

@@ -1,5 +1,6 @@
 """What a checkpoint holds besides arrays, and what a resumed run reads of it."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from ragen_jax.diagnostics import health
 from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.settings import Settings
 from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.run import Run
 
 # Keys of `evaluation` that change a validation's success.
 _DECISIVE = ("prompts", "rollouts", "temperature")
@@ -67,6 +69,15 @@ def health_state(
     if changed_evaluation(settings, saved_info.get("settings", {})):
         state = health.without_validations(state)
     return health.with_rollbacks(state, rollbacks) if rollbacks else state
+
+
+def remedied_run(run: Run, rollbacks: int) -> Run:
+    """`run` with the settings that it continues with after that many rollbacks."""
+    if not rollbacks:
+        return run
+    settings = health.remedied(run.settings, rollbacks)
+    model = dataclasses.replace(run.model, settings=settings)
+    return dataclasses.replace(run, model=model)
 
 
 def changed_evaluation(settings: Settings, saved_settings: Mapping[str, Any]) -> str:

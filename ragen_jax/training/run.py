@@ -63,7 +63,7 @@ class Run:
         )
 
     @property
-    def context(self) -> RolloutContext:
+    def rollout_context(self) -> RolloutContext:
         """The static part of training rollouts."""
         return tasks_lib.rollout_context(self.model, self.tasks, is_training=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from ragen_jax.diagnostics import episode_log
-from ragen_jax.diagnostics import monitor as monitor_lib
+from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.errors import UserError
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.parallel import gloo_groups
@@ -106,7 +106,7 @@ def _train_from_checkpoint(
     Or to a rollback, where it returns the programs to call it with again.
     """
     rollbacks, settings = loop.count_rollbacks(workdir.path), run.settings
-    run = monitor_lib.remedied_run(run, rollbacks)
+    run = resumed.remedied_run(run, rollbacks)
     _end_rollback(workdir.checkpoints, workdir.path, rollbacks)
     state = _start(run, settings, workdir, console)
     iteration = int(state.iteration)
@@ -171,7 +171,7 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
       UserError: if the last checkpoint knows of more rollbacks than are noted: the run
         would continue without the remedies of those.
     """
-    noted = monitor_lib.read_rollbacks(workdir)
+    noted = rollbacks_lib.read_rollbacks(workdir)
     target = agreed_number(noted[-1]["to"] if noted else -1)
     newest = saved.latest_step()
     if newest is None:
@@ -181,7 +181,7 @@ def _end_rollback(saved: Checkpoints, workdir: Path, rollbacks: int) -> None:
     if known > rollbacks:
         raise UserError(
             f"{saved.directory / str(newest)} knows of more rollbacks than"
-            f" {workdir / monitor_lib.ROLLBACKS}, {known} instead of {rollbacks}:"
+            f" {workdir / rollbacks_lib.FILE}, {known} instead of {rollbacks}:"
             " restore that file from a copy, or begin again in another --workdir"
         )
     if 0 <= target < newest and known < rollbacks:

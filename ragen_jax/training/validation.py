@@ -15,7 +15,8 @@ from ragen_jax.training.model import Model
 from ragen_jax.training.run import Run
 from ragen_jax.training.tasks import rollout_context, rollout_options
 
-KINDS = VALIDATION, TEST = "validation", "test"
+# Of evaluations, as programs and metrics name them; envs/base.py numbers the splits.
+KINDS = ("validation", "test")
 
 
 def make_evaluator(
@@ -70,8 +71,8 @@ def programs_of(
     """
     chosen = run.settings.evaluation
     sizes = {
-        VALIDATION: (chosen.prompts, chosen.rollouts),
-        TEST: (chosen.test_prompts, chosen.test_rollouts),
+        "validation": (chosen.prompts, chosen.rollouts),
+        "test": (chosen.test_prompts, chosen.test_rollouts),
     }
     seen = set()
     for kind in kinds:

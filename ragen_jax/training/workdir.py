@@ -12,24 +12,23 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.diagnostics import episode_log, monitor
+from ragen_jax.diagnostics import episode_log, rollbacks
 from ragen_jax.errors import UserError
 from ragen_jax.parallel.agreement import who_sees
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
-from ragen_jax.training import checkpoints, final_test
-from ragen_jax.utils import atomic_files, folder_lock
+from ragen_jax.training import checkpoints
+from ragen_jax.utils import atomic_files, folder_lock, workdir_files
 
-SETTINGS_FILE = "settings.json"
 # Files that a run replaces as a whole. Reports and diagnoses are not among them:
 # another process may be writing those.
 _WRITTEN = (
-    SETTINGS_FILE,
+    workdir_files.SETTINGS,
     metrics.FILE,
     metrics.PICTURE,
     episode_log.FILE,
-    monitor.ROLLBACKS,
-    final_test.FILE,
+    rollbacks.FILE,
+    workdir_files.TEST,
 )
 _STORAGE_SECONDS = 10.0  # after which a host sees what another has written
 
@@ -50,9 +49,9 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
             f"--workdir={workdir} is the root of the file system, where a run's files"
             " would lie among the machine's; choose a folder below it"
         )
-    path = workdir / SETTINGS_FILE
+    path = workdir / workdir_files.SETTINGS
     now = settings_lib.to_dict(settings)
-    has_rolled_back = (workdir / monitor.ROLLBACKS).exists()
+    has_rolled_back = (workdir / rollbacks.FILE).exists()
     if path.exists():
         try:
             saved = json.loads(path.read_text())
@@ -68,12 +67,12 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
         recorded = metrics.read(workdir)
         if steps or has_rolled_back or recorded:
             settings_lib.check_same_run(saved, now, str(workdir))
-        monitor.check_remedy(workdir, settings)
+        rollbacks.check_remedy(workdir, settings)
     elif has_rolled_back or (workdir / checkpoints.FOLDER).exists():
-        what = monitor.ROLLBACKS if has_rolled_back else "checkpoints"
+        what = rollbacks.FILE if has_rolled_back else "checkpoints"
         raise UserError(
-            f"{workdir} holds {what} but no {SETTINGS_FILE}, so it is not known what"
-            " settings a run had there; give another --workdir"
+            f"{workdir} holds {what} but no {workdir_files.SETTINGS}, so it is not"
+            " known what settings a run had there; give another --workdir"
         )
 
 
@@ -165,5 +164,5 @@ def claim_workdir(workdir: Path, settings: Settings) -> None:
     """Writes the settings into the workdir, once all checks are passed."""
     if jax.process_index() == 0:
         text = json.dumps(settings_lib.to_dict(settings), indent=2)
-        with atomic_files.new_file(workdir / SETTINGS_FILE) as file:
+        with atomic_files.new_file(workdir / workdir_files.SETTINGS) as file:
             file.write(text + "\n")

@@ -23,6 +23,16 @@ def test_a_run_is_diagnosed_on_as_many_devices_as_can_share_its_batch(
     assert run.model.mesh.devices.size == devices
 
 
+def test_checkpoints_of_equal_coefficients_share_a_program_of_gradients():
+    run = runs.prepare()
+    fixed = diagnosis.Instruments(run)
+    assert fixed.gradients(2) is fixed.gradients(4)
+    moves = runs.replace_settings(run, loss__entropy_end=0.5)
+    moving = diagnosis.Instruments(moves)
+    assert moving.gradients(0) is moving.gradients(0)
+    assert moving.gradients(0) is not moving.gradients(1)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

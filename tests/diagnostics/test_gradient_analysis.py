@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from helpers import models, updates
 from ragen_jax.diagnostics import gradient_analysis as analysis
 from ragen_jax.diagnostics import scored_batch
 from ragen_jax.learning import rewards
-from ragen_jax.learning.batch import Batch, reply_lengths
+from ragen_jax.learning.batch import Batch, ScoredRecord, reply_lengths
 from ragen_jax.learning.update_plan import UpdatePlan
 
 CHANGES = dict(
@@ -48,7 +47,7 @@ def plan(**changes) -> UpdatePlan:
 
 
 @functools.cache
-def scored(keep_all: bool = True) -> scored_batch.ScoredBatch:
+def scored(keep_all: bool = True) -> ScoredRecord:
     rows, episodes = updates.record()
     score = scored_batch.make_scoring(plan(), keep_all=keep_all)
     reference = updates.reference(plan().settings)
@@ -240,8 +239,8 @@ def test_the_batch_of_kept_rows_is_the_updates_own():
     kept = np.asarray(found.kept.rows.episode).max(axis=1)[
         np.asarray(found.batch.weight) > 0
     ]
-    assert np.asarray(found.keep).sum() == 8
-    assert set(kept) == set(np.flatnonzero(found.keep))
+    assert np.asarray(found.selection.keep).sum() == 8
+    assert set(kept) == set(np.flatnonzero(found.selection.keep))
 
 
 def test_the_spread_that_sorts_buckets_has_the_penalty_where_the_filter_has_it():
@@ -252,30 +251,10 @@ def test_the_spread_that_sorts_buckets_has_the_penalty_where_the_filter_has_it()
         few = dataclasses.replace(plan(), settings=updates.settings(**changes))
         reference = updates.reference(few.settings)
         score = scored_batch.make_scoring(few, keep_all=True)
-        spread[with_penalty] = score(NOBODY, {}, reference, rows, episodes).spread
+        found = score(NOBODY, {}, reference, rows, episodes)
+        spread[with_penalty] = found.selection.std
     for with_penalty, penalty in ((False, 0.0), (True, -0.1)):
         by_group = np.asarray(rewards.returns(episodes, penalty)).reshape(4, 4)
         expected = by_group.std(axis=1, ddof=1)
         np.testing.assert_allclose(spread[with_penalty], expected, rtol=1e-5)
     assert np.abs(spread[True] - spread[False]).max() > 0.01
-
-
-def test_where_all_rows_are_scored_the_runs_filter_still_says_which_it_keeps(
-    monkeypatch,
-):
-    seen, zero = {}, jnp.zeros(())
-
-    def note(name: str, **result):
-        def called(first, *_):
-            settings = getattr(first, "settings", first)
-            seen[name] = settings.filter.strategy
-            return types.SimpleNamespace(**result)
-
-        return called
-
-    score, keep = note("rows", kept=zero, batch=zero), note("keep", keep=zero, std=zero)
-    monkeypatch.setattr(scored_batch.starpo, "score", score)
-    monkeypatch.setattr(scored_batch, "uncertainty_filter", keep)
-    monkeypatch.setattr(scored_batch.shaping, "turn_rewards", lambda *_: zero)
-    scored_batch.make_scoring(plan_of_half(), keep_all=True)(NOBODY, {}, {}, {}, {})
-    assert seen == {"rows": "none", "keep": "top_fraction"}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import browser
 
-from ragen_jax.diagnostics import episode_log, monitor, report
+from ragen_jax.diagnostics import episode_log, report, rollbacks
 from ragen_jax.diagnostics.report import data as data_lib
 from ragen_jax.diagnostics.report import page
 from ragen_jax.errors import UserError
@@ -177,7 +177,7 @@ def test_neighbouring_iterations_of_one_level_are_one_mark():
 
 def test_what_a_run_went_back_over_is_told_though_its_record_is_gone(tmp_path):
     folder = write_run(tmp_path / "one", 1, [], iterations=20)
-    monitor.note_rollback(folder, 41, 10, f"a collapse {EVIL}", "learning_rate")
+    rollbacks.note_rollback(folder, 41, 10, f"a collapse {EVIL}", "learning_rate")
     (found,) = data_lib.gather([folder])["runs"]
     assert found["marks"] == []
     assert [(r["from"], r["to"]) for r in found["rollbacks"]] == [(41, 10)]

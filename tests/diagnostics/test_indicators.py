@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import models, records
 
+from ragen_jax import trajectory
 from ragen_jax.diagnostics import indicators
 from ragen_jax.text import reply_parser
 from ragen_jax.trajectory import Episodes, Rows
@@ -50,14 +51,14 @@ THOUGHTS = [
 
 def test_a_thought_is_a_reply_up_to_the_answer():
     rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
-    mask = np.asarray(indicators.thought_mask(rows, episodes))
+    mask = np.asarray(trajectory.thought_mask(rows, episodes))
     found = [np.asarray(rows.tokens)[row][mask[row]].tolist() for row in range(4)]
     assert found == [[1, 2, 3, 4, 5], [1, 2, 3, 5, 4], [1, 2, 3, 1], [4, 5]]
 
 
 def test_repeated_thoughts_are_counted_by_hand():
     rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
-    mask = indicators.thought_mask(rows, episodes)
+    mask = trajectory.thought_mask(rows, episodes)
     hashes, is_there = indicators.thought_hashes(rows, episodes, mask)
     assert is_there.tolist() == [True, True, True, True, True, False, True, False]
     found = indicators.repetition_of(hashes, is_there)
@@ -68,7 +69,7 @@ def test_repeated_thoughts_are_counted_by_hand():
 
 def test_overlap_is_counted_by_hand():
     rows, episodes = record(THOUGHTS, [0, 0, 1, 1])
-    mask = indicators.thought_mask(rows, episodes)
+    mask = trajectory.thought_mask(rows, episodes)
     found = indicators.gram_overlap(rows, episodes, mask, 2)
     # 12 23 45 | 12 23 54 | 12 23 31 | 45. In the same group again: 12 and 23 of the
     # first two episodes, nothing in the second group. In the other group: 12, 23 of
@@ -80,7 +81,7 @@ def test_overlap_is_counted_by_hand():
 
 def test_nothing_said_is_no_division_by_zero():
     rows, episodes = record([[[]], [[]]], [0, 1])
-    mask = indicators.thought_mask(rows, episodes)
+    mask = trajectory.thought_mask(rows, episodes)
     hashes = indicators.thought_hashes(rows, episodes, mask)
     assert float(indicators.repetition_of(*hashes).distinct) == 0
     assert float(indicators.repetition_of(*hashes).top_share) == 0
@@ -89,10 +90,11 @@ def test_nothing_said_is_no_division_by_zero():
 
 
 def test_places_count_from_zero_in_each_reply():
-    rows = records.rows_of("oorrRorR", "orRooooo", episode=[0, 1])
-    places = indicators.reply_places(rows).tolist()
+    rows = records.rows_of("oorrRorR", "orRooooo", "rRrrR...", episode=[0, 1, 2])
+    places = trajectory.reply_places(rows).tolist()
     assert places[0] == [-1, -1, 0, 1, 2, -1, 0, 1]
     assert places[1] == [-1, 0, 1, -1, -1, -1, -1, -1]
+    assert places[2] == [0, 1, 0, 1, 2, -1, -1, -1]  # By where each ended.
 
 
 def plain_overlap(rows, episodes, mask, length):
@@ -126,7 +128,7 @@ def test_overlap_equals_the_definition_on_random_records(seed, length):
         for _ in range(8)
     ]
     rows, episodes = record(thoughts, rng.integers(0, 3, 8).tolist())
-    mask = indicators.thought_mask(rows, episodes)
+    mask = trajectory.thought_mask(rows, episodes)
     found = indicators.gram_overlap(rows, episodes, mask, length)
     wanted = plain_overlap(*jax.device_get((rows, episodes, mask)), length)
     np.testing.assert_allclose(

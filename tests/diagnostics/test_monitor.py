@@ -19,14 +19,16 @@ from ragen_jax.diagnostics import (
     health,
     monitor,
     report,
+    rollbacks,
     thought_samples,
 )
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
-from ragen_jax.training import checkpoints, loop
+from ragen_jax.training import checkpoints, loop, resumed
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import workdir as workdir_lib
+from ragen_jax.utils import workdir_files
 from ragen_jax.utils.finite import finite
 
 CHANGES = dict(
@@ -84,7 +86,7 @@ def test_a_rollback_continues_from_the_last_healthy_checkpoint(run, rolled_back)
     assert [r["iteration"] for r in records if "train/success" in r] == [1, 2, 3, 4]
     rates = [r["update/actor_lr"] for r in records if "train/success" in r]
     np.testing.assert_allclose(rates, [2 * rate, 2 * rate, rate, rate])
-    (noted,) = monitor.read_rollbacks(workdir)
+    (noted,) = rollbacks.read_rollbacks(workdir)
     assert noted["from"] == 3 and noted["to"] == 2
     # The programs take the rate as an argument: nothing was compiled again.
     assert len(made) == 1
@@ -116,7 +118,7 @@ def test_a_run_that_fell_before_its_first_checkpoint_begins_again(tmp_path):
     trained = [r for r in metrics.read(tmp_path) if "train/success" in r]
     assert [r["iteration"] for r in trained] == [1, 2, 3, 4]
     np.testing.assert_allclose([r["update/actor_lr"] for r in trained], [rate] * 4)
-    (noted,) = monitor.read_rollbacks(tmp_path)
+    (noted,) = rollbacks.read_rollbacks(tmp_path)
     assert noted["from"] == 3 and noted["to"] == 0
 
 
@@ -137,7 +139,7 @@ def test_a_signal_in_the_iteration_of_a_rollback_ends_the_run(run, tmp_path):
         patch.setattr(health, "observe", judge)
         printed = runs.train(run, tmp_path)
     assert runs.steps(tmp_path) == [1]
-    assert len(monitor.read_rollbacks(tmp_path)) == 1
+    assert len(rollbacks.read_rollbacks(tmp_path)) == 1
     assert "saved after iteration 1; the same command continues from there" in printed
 
 
@@ -147,11 +149,11 @@ def test_a_run_killed_after_going_back_to_its_beginning_keeps_others_out(tmp_pat
     workdir_lib.claim_workdir(tmp_path, first)
     other = runs.settings(health__on_collapse="rollback", seed=7)
     workdir_lib.check_workdir(tmp_path, other)  # Given up before its first iteration.
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    rollbacks.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
     workdir_lib.check_workdir(tmp_path, first)
     with pytest.raises(UserError, match="seed was 0 and is 7"):
         workdir_lib.check_workdir(tmp_path, other)
-    (tmp_path / workdir_lib.SETTINGS_FILE).unlink()
+    (tmp_path / workdir_files.SETTINGS).unlink()
     with pytest.raises(UserError, match="holds rollbacks.json but no settings.json"):
         workdir_lib.check_workdir(tmp_path, first)
 
@@ -161,7 +163,7 @@ def test_a_run_that_rolled_back_keeps_its_remedy(tmp_path):
     fewer = runs.settings(health__on_collapse="rollback", health__remedy="filter")
     workdir_lib.claim_workdir(tmp_path, halved)
     workdir_lib.check_workdir(tmp_path, fewer)  # Nothing has happened yet.
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    rollbacks.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
     workdir_lib.check_workdir(tmp_path, halved)
     with pytest.raises(UserError, match="go back to 'learning_rate'"):
         workdir_lib.check_workdir(tmp_path, fewer)
@@ -181,8 +183,8 @@ def test_damaged_rollbacks_are_named_wherever_they_are_read(tmp_path, text):
     settings = runs.settings(health__on_collapse="rollback")
     workdir_lib.claim_workdir(tmp_path, settings)
     (tmp_path / metrics.FILE).write_text('{"iteration": 1, "train/success": 0.5}\n')
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
-    (tmp_path / monitor.ROLLBACKS).write_text(text)
+    rollbacks.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    (tmp_path / rollbacks.FILE).write_text(text)
     said = "rollbacks.json is not readable as a run's rollbacks, .* from a copy, or"
     with pytest.raises(UserError, match=said):
         workdir_lib.check_workdir(tmp_path, settings)
@@ -211,7 +213,7 @@ def test_a_rollback_that_compiles_again_reads_no_second_copy_of_the_reference(
     chosen = dict(health__remedy="filter", loss__kl=0.1, rollout__prompts=8)
     run = runs.prepare(algorithm="starpo_s", **chosen)
     first = programs_lib.compile_run(run, None)
-    tighter = monitor.remedied_run(run, 1)
+    tighter = resumed.remedied_run(run, 1)
     again = programs_lib.compile_run(tighter, first)
     assert again.settings == tighter.settings != first.settings
     assert again.programs.reference is first.programs.reference != {}
@@ -292,7 +294,11 @@ def test_a_checkpoint_is_not_diagnosed_with_another_model_than_it_began_with(
         saved.save(4, {"x": jnp.zeros(1)}, {"model": {part: "of another"}}, score=None)
     with pytest.raises(UserError, match=f"4 began with a model of other {part} than"):
         diagnosis.diagnose(
-            run, tmp_path, 4, diagnosis.DiagnosisOptions(), SmoothedStd()
+            diagnosis.Instruments(run),
+            tmp_path,
+            4,
+            diagnosis.DiagnosisOptions(),
+            SmoothedStd(),
         )
 
 
@@ -313,8 +319,8 @@ def test_a_batch_in_which_messages_were_cut_is_not_diagnosed():
 def test_a_checkpoint_is_diagnosed(run, rolled_back):
     workdir, *_ = rolled_back
     wanted = diagnosis.DiagnosisOptions(samples=4)
-    folder = workdir / checkpoints.FOLDER
-    found, smoothed = diagnosis.diagnose(run, folder, 4, wanted, SmoothedStd())
+    folder, instruments = workdir / checkpoints.FOLDER, diagnosis.Instruments(run)
+    found, smoothed = diagnosis.diagnose(instruments, folder, 4, wanted, SmoothedStd())
     assert json.loads(json.dumps(found))["step"] == 4
     info = found["information"]
     assert info["first_turn/ragen/mutual"] <= info["first_turn/ragen/bound"] + 1e-5
@@ -334,7 +340,12 @@ def test_two_checkpoints_are_diagnosed_on_the_same_prompts_where_that_is_asked(
         drawn.append(given[-1])
         raise UserError("enough")
 
+    made, make = [], programs_lib.make_programs
+    monkeypatch.setattr(
+        programs_lib, "make_programs", lambda run: made.append(run) or make(run)
+    )
     monkeypatch.setattr(diagnosis, "sample", draw)
+    instruments = diagnosis.Instruments(run)
     for options in (
         diagnosis.DiagnosisOptions(),
         diagnosis.DiagnosisOptions(prompts_of=2),
@@ -342,8 +353,8 @@ def test_two_checkpoints_are_diagnosed_on_the_same_prompts_where_that_is_asked(
         for step in (2, 4):
             with pytest.raises(UserError, match="enough"):
                 folder = rolled_back[0] / checkpoints.FOLDER
-                diagnosis.diagnose(run, folder, step, options, SmoothedStd())
-    assert drawn == [2, 4, 2, 2]
+                diagnosis.diagnose(instruments, folder, step, options, SmoothedStd())
+    assert drawn == [2, 4, 2, 2] and made == [run]
 
 
 def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
@@ -376,11 +387,12 @@ def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
     episodes = types.SimpleNamespace(group=none)
     rollout = types.SimpleNamespace(rows=none, episodes=episodes)
     wanted = diagnosis.DiagnosisOptions(may_lack_thoughts=True)
-    found, _ = diagnosis.information(run, {}, rollout, wanted, SmoothedStd())
+    instruments = diagnosis.Instruments(run)
+    found, _ = diagnosis.information(instruments, {}, rollout, wanted, SmoothedStd())
     assert found == {"valid_thinking_rate": 0.0}
     with pytest.raises(UserError, match="no first turn of these episodes"):
         diagnosis.information(
-            run, {}, rollout, diagnosis.DiagnosisOptions(), SmoothedStd()
+            instruments, {}, rollout, diagnosis.DiagnosisOptions(), SmoothedStd()
         )
 
 

@@ -14,8 +14,10 @@ DECLINE = Path(__file__).parent / "decline_bandit.jsonl"
 
 
 def test_the_picture_of_a_decline_is_drawn_and_the_alarm_repeated(tmp_path, capsys):
-    path = tmp_path / "decline.png"
-    picture.main([str(DECLINE), str(path)])
+    """Without the line that a kill cut off."""
+    record, path = tmp_path / "metrics.jsonl", tmp_path / "decline.png"
+    record.write_text(DECLINE.read_text() + '{"iteration": 9999, "train/succ')
+    picture.main([str(record), str(path)])
     assert path.stat().st_size > 10_000
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(
@@ -38,9 +40,9 @@ def test_a_picture_that_cannot_be_is_refused_in_a_sentence(tmp_path, name):
 
 
 def test_a_file_of_no_records_is_refused_and_an_old_picture_stays(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"train/succ')
+    (tmp_path / "metrics.jsonl").write_text('{"train/succ\n')
     (tmp_path / "old.png").write_text("old")
-    with pytest.raises(UserError, match="is not readable as a run's metrics.jsonl"):
+    with pytest.raises(UserError, match="Line 1 of .*metrics.jsonl is not a record"):
         picture.main([str(tmp_path / "metrics.jsonl"), str(tmp_path / "old.png")])
     assert (tmp_path / "old.png").read_text() == "old"
 
@@ -49,8 +51,9 @@ def test_a_file_of_no_records_is_refused_and_an_old_picture_stays(tmp_path):
     ("text", "message"),
     [
         ('{"iteration": 4, "test/success": 0.5}\n', "holds no training iteration"),
-        ("3\n", "is not readable as a run's metrics.jsonl"),
-        ('{"train/success": 0.5}\n', "is not readable as a run's metrics.jsonl"),
+        ('{"train/succ', "holds no training iteration"),
+        ("3\n", "Line 1 of .*metrics.jsonl is not a record of numbers"),
+        ('{"train/success": 0.5}\n', "Line 1 of .*metrics.jsonl is not a record"),
     ],
 )
 def test_nothing_to_watch_is_not_a_silent_alarm(tmp_path, text, message):

@@ -13,6 +13,7 @@ from helpers import updates
 from ragen_jax import starpo
 from ragen_jax.envs.base import TRAIN
 from ragen_jax.errors import UserError
+from ragen_jax.learning.summary import Summaries
 from ragen_jax.learning.train_state import UpdateCounts
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
@@ -43,7 +44,9 @@ def test_episodes_are_sampled_once_and_learned_from_as_often_as_is_asked_for(
     programs = starpo.Programs(
         rollout=rollout,
         update=update,
-        summarize=lambda record: ({"sampled_tokens": 8.0}, {}, record.too_long),
+        summarize=lambda record: Summaries(
+            {"sampled_tokens": 8.0}, {}, record.too_long
+        ),
         report=report,
         merge=lambda *trees: trees,
         frozen="frozen",
@@ -90,7 +93,7 @@ def test_the_samplers_weights_are_gone_when_the_update_begins():
     programs = starpo.Programs(
         rollout=lambda *_: Rollout("rows", "episodes", "passes", [0]),
         update=update,
-        summarize=lambda record: ({}, {}, record.too_long),
+        summarize=lambda record: Summaries({}, {}, record.too_long),
         report=None,
         merge=merge,
         frozen={},

@@ -37,7 +37,9 @@ def metrics(state, real: int, **changes) -> dict[str, float]:
     values = summary.iteration_values(
         chosen, counts, [learned(real)], seen, jnp.int32(8), rate
     )
-    return summary.iteration_metrics(values, (seen, {}), [], Times(1.0, 1.0))
+    return summary.iteration_metrics(
+        values, summary.Summaries(seen, {}, ()), [], Times(1.0, 1.0)
+    )
 
 
 def test_a_policy_that_was_not_updated_lags_behind_none():

@@ -1,6 +1,7 @@
 """An update shared by eight devices is the update of one."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import pytest
 from helpers import updates
 from jax.sharding import Mesh
 
-from ragen_jax.learning import sharded_forward
+from ragen_jax.learning import forward, sharded_forward
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models import lora, parameters, transformer
+from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.planning import programs
 
@@ -116,7 +118,7 @@ def test_what_devices_exchange_to_look_tokens_up_is_as_large_as_the_rows(sizes, 
     spec = meshes.training_specs(parameters.declare(config), mesh)["embedding"]
     shards = jax.NamedSharding(mesh, spec)
     shared = jax.jit(
-        both(lambda *what: sharded_forward._embed_on_shards(plan, *what)),
+        both(functools.partial(sharded_forward._embed_on_shards, plan, rows == 1)),
         in_shardings=shards,
         out_shardings=(None, shards),
     )
@@ -127,6 +129,31 @@ def test_what_devices_exchange_to_look_tokens_up_is_as_large_as_the_rows(sizes, 
     exchanged = programs.read(shared.lower(embedding).compile().as_text()).collectives
     most = max(each.bytes for each in exchanged)
     assert most <= 4 * (given.size if sizes[2] == 1 else embedding.size // 2)
+
+
+def test_a_microbatch_of_one_row_is_not_taken_for_the_prefix(monkeypatch):
+    """The prefix has plain attention where rows have a TPU's kernel."""
+    kernels = []
+
+    def attend(query, *_, kernel):
+        kernels.append(kernel)
+        return query
+
+    monkeypatch.setattr(sharded_forward, "causal_attention", attend)
+    monkeypatch.setattr(backend_choices, "row_attention", lambda *_: "splash")
+    chosen = updates.settings(**USUAL)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), meshes.AXES)
+    state = updates.shardings(chosen, mesh)
+    plan = UpdatePlan(
+        chosen, updates.CONFIG, mesh, jnp.float32, state, (5,), updates.OPENING
+    )
+    _, critic = updates.parameters()
+    prefix = jax.eval_shape(lambda: forward.prefix_states(plan, critic))
+    assert set(kernels) == {"xla"}
+    kernels.clear()
+    row = jnp.zeros((1, 5), jnp.int32)
+    jax.eval_shape(lambda kv: forward.critic_values(plan, critic, row, kv), prefix)
+    assert set(kernels) == {chosen.model.attention} == {"auto"}
 
 
 def test_each_device_holds_its_share_of_the_parameters():

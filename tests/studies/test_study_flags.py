@@ -1,10 +1,14 @@
 """The flags of launch/study.py: what is refused, and what the list says of them."""
 
 import dataclasses
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 from ragen_jax.errors import UserError
 from ragen_jax.studies import study
@@ -73,3 +77,23 @@ def test_the_command_for_slurm_says_all_that_the_list_was_asked_for(tmp_path):
         "--only=on. *",
         "--run=$SLURM_ARRAY_TASK_ID",
     ]
+
+
+@pytest.mark.slow
+def test_a_study_loads_neither_jax_nor_what_draws_to_list_its_runs(tmp_path):
+    """Its runs are processes of their own; a user waits for the list."""
+    (tmp_path / "kept.py").write_text(STUDY_FILE)
+    command = [sys.executable, "-X", "importtime", ROOT / "launch" / "study.py"]
+    ended = subprocess.run(
+        [*command, "--study=kept.py", "--list"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "one-seed0" in ended.stdout
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+    assert "ragen_jax.studies.report" in loaded
+    slow = {"jax", "flax", "optax", "transformers", "orbax", "matplotlib"}
+    assert not loaded & slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.study_records import STUDY, record
 
-from ragen_jax.diagnostics import monitor
+from ragen_jax.diagnostics import rollbacks
 from ragen_jax.studies import archive, figure, measures, report, statistics, verdicts
 from ragen_jax.studies.definition import Claim, planned_runs
 from ragen_jax.studies.run_record import read_run
@@ -74,8 +74,8 @@ def test_an_alarm_whose_iterations_were_gone_back_over_is_counted(tmp_path):
     (tmp_path / "test.json").write_text(json.dumps(quiet.test))
     lines = [json.dumps(line) + "\n" for line in quiet.records]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    monitor.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
-    monitor.note_rollback(tmp_path, 4, 0, "another", "learning_rate")
+    rollbacks.note_rollback(tmp_path, 11, 0, "a collapse", "learning_rate")
+    rollbacks.note_rollback(tmp_path, 4, 0, "another", "learning_rate")
     read = read_run(tmp_path, 0)
     assert measures.value(read, "alarm_at") == 11
     # And in a study's data file, of which older ones have no such entry.

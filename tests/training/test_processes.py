@@ -67,9 +67,9 @@ import jax
 import train
 
 from ragen_jax import starpo
-from ragen_jax.diagnostics import health, monitor
+from ragen_jax.diagnostics import health, rollbacks
 
-iterate, observe, note = starpo.iterate, health.observe, monitor.note_rollback
+iterate, observe, note = starpo.iterate, health.observe, rollbacks.note_rollback
 
 
 def watched_iterate(run, programs, state):
@@ -93,7 +93,7 @@ def note_slowly(*given):
 
 
 starpo.iterate, health.observe = watched_iterate, judge
-monitor.note_rollback = note_slowly
+rollbacks.note_rollback = note_slowly
 cli.run(train.main)
 """
 

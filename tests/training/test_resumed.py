@@ -8,7 +8,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.diagnostics import alarm, health, monitor
+from ragen_jax.diagnostics import alarm, health, rollbacks
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import resumed, trainer, weights
@@ -89,7 +89,7 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         optimizer__schedule="cosine",
     )
     run = runs.prepare(iterations=60, **changes)
-    monitor.note_rollback(tmp_path, 20, 10, "a collapse", "filter")
+    rollbacks.note_rollback(tmp_path, 20, 10, "a collapse", "filter")
     said = io.StringIO()
     # All iterations are done, so that nothing is compiled.
     monkeypatch.setattr(trainer.final_test, "report", lambda *given: True)

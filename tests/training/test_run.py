@@ -214,7 +214,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
 
 def test_weights_in_8_bits_sample_for_training_and_never_for_an_evaluation():
     run = runs.prepare(**{"rollout.decode_weights": "int8"})
-    assert run.context.decode_weights == "int8"
+    assert run.rollout_context.decode_weights == "int8"
     assert tasks.rollout_context(run.model, ()).decode_weights == "same"
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import runs
 
-from ragen_jax.diagnostics import monitor
+from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import heartbeat
 from ragen_jax.reporting import console as console_lib
@@ -409,7 +409,7 @@ def test_a_rollback_that_was_killed_when_it_was_noted_is_ended_by_the_next_start
         for step, rollbacks in ((2, 0), (4, known)):
             info = {"health": {"rollbacks": rollbacks}}
             saved.save(step, state, info, score=None)
-    monitor.note_rollback(tmp_path, 5, 2, "collapsed", "learning_rate")
+    rollbacks_lib.note_rollback(tmp_path, 5, 2, "collapsed", "learning_rate")
     with Checkpoints(folder, keep_last=9, keep_best=0) as saved:
         trainer._end_rollback(saved, tmp_path, rollbacks=1)
         assert saved.steps() == left

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.diagnostics import alarm, episode_log, monitor
+from ragen_jax import settings as settings_lib
+from ragen_jax.diagnostics import alarm, episode_log, rollbacks
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
+from ragen_jax.utils import workdir_files
 from ragen_jax.utils.finite import finite
 
 # (title, metric) of the charts in order; one that no run has is left out.
@@ -113,11 +115,11 @@ def read_run(workdir: Path) -> dict[str, Any]:
     return {
         "name": workdir.resolve().name,
         "records": records,
-        "settings": _flat(_read_json(workdir / "settings.json")),
-        "tests": _tests(workdir / "test.json", records),
+        "settings": settings_lib.flatten(_read_json(workdir / workdir_files.SETTINGS)),
+        "tests": _tests(workdir / workdir_files.TEST, records),
         # Older logs may hold a reward of NaN, which is not valid JSON.
         "episodes": finite(episode_log.read(workdir)),
-        "rollbacks": monitor.read_rollbacks(workdir),
+        "rollbacks": rollbacks.read_rollbacks(workdir),
     }
 
 
@@ -191,16 +193,6 @@ def _tests(path: Path, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         if not all(isinstance(side, dict) for side in sides):
             raise _unusable(path, "a result lacks what was before or after training")
     return [{"environment": k, "iteration": at, **own} for k, own in by_label.items()]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _read_json(path: Path) -> dict[str, Any]:
