@@ -24,6 +24,9 @@ def test_measures_are_read_off_a_runs_curves_and_table():
     assert found["drop"] == pytest.approx(0.2)
     assert found["last_entropy"] == 18.5
     assert found["test_before"] == 0.25
+    assert measures.by_level(run, "test_gain").tolist() == [0.75, -0.25, 0.75, 0.75]
+    gain = statistics.interval([run], "test_gain")
+    assert gain.low <= gain.mean == 0.5 <= gain.high
     assert math.isnan(found["last_return"]) and math.isnan(found["std_lead"])
 
 
