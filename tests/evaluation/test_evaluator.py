@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import models, runs
+from helpers import models, updates
 from helpers.records import episodes_of
 from jax.sharding import AxisType
 
@@ -121,7 +121,7 @@ def test_the_test_of_a_single_level_knows_no_standard_error():
     text = json.dumps(record, allow_nan=False)  # NaN is no JSON.
     assert json.loads(text)["after"]["success_standard_error"] is None
     table = messages.before_after(
-        types.SimpleNamespace(settings=runs.settings()), record
+        types.SimpleNamespace(settings=updates.settings()), record
     )
     assert "gain on the same levels: +0.0% ± unknown (standard error)" in table
     assert "nan" not in table and "success" in table
@@ -201,7 +201,7 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
         return plans[-1]
 
     known = types.SimpleNamespace(
-        make_plan=make_plan, make_rollout=rollout_lib.make_rollout
+        make_plan=make_plan, make_rollout=lambda context, plan: (context.tasks, plan)
     )
     monkeypatch.setattr(evaluator_lib, "rollout_lib", known)
     mesh = models.one_device()  # Nothing is compiled here, so that any will do.
@@ -210,6 +210,10 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
         evaluator = _evaluator(
             task, mesh, prompts=prompts, rollouts=rollouts, slots=slots, shards=shards
         )
+        (played,), plan = evaluator.rollout
+        assert plan is plans[-1] and played.prompts == evaluator.prompts
+        assert evaluator.rollouts == rollouts
+        assert (evaluator.label, evaluator.tokens) == ("lake", (task.tokens,))
         level = np.arange(evaluator.prompts * rollouts) // rollouts
         parts = np.split(level, shards)  # An error unless they are equal.
         if any(len(set(part)) > 1 for part in parts):
@@ -264,7 +268,7 @@ def test_levels_are_played_in_batches_of_which_the_last_may_hold_too_many():
 
 def test_every_evaluation_plays_as_it_is_asked_to(monkeypatch):
     """And not by the temperature of training."""
-    settings = runs.settings(seed=4, evaluation__temperature=0.25)
+    settings = updates.settings(seed=4, evaluation__temperature=0.25)
     assert settings.rollout.temperature != 0.25
     taken = []
 
