@@ -1,6 +1,8 @@
 """What launch/evaluate.py makes of its flags and of the settings."""
 
 import dataclasses
+import io
+from types import SimpleNamespace
 
 import pytest
 from helpers import runs
@@ -11,8 +13,11 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import evaluation
 from ragen_jax.cli.evaluation import Request
 from ragen_jax.cli.subjects import Subject
+from ragen_jax.envs.base import SPLITS, TEST, VALIDATION
 from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.evaluation import baselines
 from ragen_jax.parallel import facts
+from ragen_jax.reporting.console import Console
 
 
 def make_request(**changes):
@@ -102,6 +107,28 @@ def test_a_file_that_breaks_its_promise_is_refused_before_a_baseline_plays(
     subject = Subject(settings_lib.from_dict(config), tmp_path, "walk", "walk")
     with pytest.raises(SettingsError, match="walk.py': rule gives bool.*: make it int"):
         evaluation._play_baseline(make_request(policy=policy), subject, None)
+
+
+def test_a_baseline_plays_the_split_the_levels_and_the_seed_asked_for(
+    tmp_path, monkeypatch
+):
+    taken = []
+    monkeypatch.setattr(baselines, "make_baseline", lambda *_: SimpleNamespace())
+
+    def play(env, baseline, **how):
+        taken.append(how)
+        raise StopIteration
+
+    monkeypatch.setattr(baselines, "play", play)
+    settings = runs.settings(seed=6, rollout__actions=5)
+    for number, split in enumerate(SPLITS):
+        request = make_request(policy="random", split=split, prompts=3, rollouts=4)
+        with pytest.raises(StopIteration):
+            subject = Subject(settings, tmp_path, "walk", "walk")
+            evaluation._play_baseline(request, subject, Console(io.StringIO()))
+        how = dict(actions=5, prompts=3, rollouts=4, split=number, seed=6)
+        assert taken[-1] == how
+    assert SPLITS.index("validation") == VALIDATION and SPLITS.index("test") == TEST
 
 
 def test_processes_that_play_other_levels_or_checkpoints_do_not_fit():

@@ -73,6 +73,17 @@ def test_the_documents_are_found():
     assert (ROOT / "LICENSE").read_text().count("Apache License") > 0
 
 
+def test_there_are_links_paths_commands_and_configs_to_check():
+    """Else the patterns that find them have become blind."""
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    commands = [one for one in _commands(text) if one and one[0] == "python"]
+    words = [word for command in commands for word in command]
+    assert min(len(_links(text)), len(PATH.findall(text))) > 100
+    assert len(CONFIG.findall(text)) > 100 and len(commands) > 50
+    for flag in ("--config=", "--config."):
+        assert sum(word.startswith(flag) for word in words) > 25
+
+
 @pytest.mark.parametrize("document", DOCUMENTS + EXAMPLES, ids=_name)
 def test_every_link_and_every_path_of_a_document_leads_to_a_file(document):
     text = document.read_text()

@@ -1,5 +1,6 @@
 """The shop: against a plain-Python shop of the same rules, its score, its players."""
 
+import dataclasses
 import functools
 import math
 import random
@@ -276,6 +277,28 @@ def test_the_solver_earns_the_full_score_on_every_kind_of_goal(shop, environment
         assert "Your score: 1.00" in base.text_of(
             environment.phrases, _observe(environment, state)
         )
+
+
+def test_where_success_alone_is_paid_a_purchase_that_nearly_fits_earns_nothing(shop):
+    goals, paid = shop.goals, dataclasses.replace(SETTINGS, reward="success")
+    buy = jnp.array([actions.BUY] + [0] * (actions.ACTION_SIZE - 1))
+
+    @jax.jit
+    def rewards(chosen):
+        state = env.start(jnp.int32(0)).replace(
+            page=jnp.int32(pages.ITEM),
+            product=jnp.int32(goals.product[0]),
+            chosen=chosen,
+        )
+        return [
+            env.step(jax.random.key(0), state, buy, shop, settings)[1].reward
+            for settings in (paid, SETTINGS)
+        ]
+
+    np.testing.assert_allclose(rewards(goals.options[0]), [1, 1])
+    chosen = goals.options[0].copy()
+    chosen[1] = catalogue.NO_OPTION
+    np.testing.assert_allclose(rewards(chosen), [0, 4 / 5], rtol=1e-6)
 
 
 SHOPS = [(120, 3, 1), (120, 3, 4), (50, 0, 2)]

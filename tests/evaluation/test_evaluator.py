@@ -1,22 +1,28 @@
 """Figures against brute force, and evaluations that batches and devices leave alone."""
 
 import dataclasses
+import functools
+import io
 import itertools
 import json
 import math
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import models, runs
+from helpers import models, updates
 from helpers.records import episodes_of
 from jax.sharding import AxisType
 
 from ragen_jax.envs.base import TEST, VALIDATION
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import evaluator as evaluator_lib
+from ragen_jax.evaluation import recording
+from ragen_jax.evaluation.report import Played
 from ragen_jax.parallel.mesh import AXES
+from ragen_jax.reporting.console import Console
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.types import RolloutOptions
 from ragen_jax.text.prompts import TurnLimits
@@ -115,7 +121,7 @@ def test_the_test_of_a_single_level_knows_no_standard_error():
     text = json.dumps(record, allow_nan=False)  # NaN is no JSON.
     assert json.loads(text)["after"]["success_standard_error"] is None
     table = messages.before_after(
-        types.SimpleNamespace(settings=runs.settings()), record
+        types.SimpleNamespace(settings=updates.settings()), record
     )
     assert "gain on the same levels: +0.0% ± unknown (standard error)" in table
     assert "nan" not in table and "success" in table
@@ -152,6 +158,21 @@ def test_a_paired_difference_cancels_what_levels_have_in_common():
     assert error == pytest.approx(np.std([0.5, 0, 0.5], ddof=1) / math.sqrt(3))
 
 
+def test_the_test_at_the_end_says_what_levels_gained_from_before_to_after():
+    before = evaluator_lib.score(_episodes(), rollouts=2)
+    solved = np.array([[1, 1], [0, 1], [1, 1]], bool)
+    after = dataclasses.replace(before, success=5 / 6, by_level=solved)
+    record = final_test._record(before, after)
+    assert record["before_by_level"] == [0.5, 1, 0]
+    assert record["after_by_level"] == [1, 0.5, 1]
+    assert record["before"]["success"] == pytest.approx(3 / 6)
+    assert record["after"]["success"] == pytest.approx(5 / 6)
+    # Each level's gain: 0.5, -0.5, 1.
+    assert record["gain"] == pytest.approx(1 / 3)
+    error = np.std([0.5, -0.5, 1], ddof=1) / math.sqrt(3)
+    assert record["gain_standard_error"] == pytest.approx(error)
+
+
 # Batches ---------------------------------------------------------------------------
 
 
@@ -180,7 +201,7 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
         return plans[-1]
 
     known = types.SimpleNamespace(
-        make_plan=make_plan, make_rollout=rollout_lib.make_rollout
+        make_plan=make_plan, make_rollout=lambda context, plan: (context.tasks, plan)
     )
     monkeypatch.setattr(evaluator_lib, "rollout_lib", known)
     mesh = models.one_device()  # Nothing is compiled here, so that any will do.
@@ -189,6 +210,10 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
         evaluator = _evaluator(
             task, mesh, prompts=prompts, rollouts=rollouts, slots=slots, shards=shards
         )
+        (played,), plan = evaluator.rollout
+        assert plan is plans[-1] and played.prompts == evaluator.prompts
+        assert evaluator.rollouts == rollouts
+        assert (evaluator.label, evaluator.tokens) == ("lake", (task.tokens,))
         level = np.arange(evaluator.prompts * rollouts) // rollouts
         parts = np.split(level, shards)  # An error unless they are equal.
         if any(len(set(part)) > 1 for part in parts):
@@ -204,28 +229,63 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
 
 def test_levels_are_played_in_batches_of_which_the_last_may_hold_too_many():
     """Even levels are solved."""
-    calls = []
+    calls, batches = [], []
 
     def rollout(parameters, tokens, call):
+        assert (parameters, tokens) == ("actor", "tokens")
         calls.append(call)
         level = int(call.first_prompt) + np.arange(4) // 2
         made = episodes_of([[0.0]] * 4).replace(success=level % 2 == 0)
         too_long = np.array([[int(call.seed == 8)], [2 * (call.seed == 8)]])
-        return rollout_lib.Rollout((), made, passes=None, too_long=too_long)
+        rows = jnp.asarray(level)
+        return rollout_lib.Rollout(rows, made, passes=None, too_long=too_long)
 
-    evaluator = evaluator_lib.Evaluator("lake", rollout, (), prompts=2, rollouts=2)
+    evaluator = evaluator_lib.Evaluator(
+        "lake", rollout, "tokens", prompts=2, rollouts=2
+    )
+    evaluate = functools.partial(evaluator_lib.evaluate, evaluator, "actor")
     play = dict(prompts=5, split=TEST, seed=9)
-    score = evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.5)
+    score = evaluate(**play, temperature=0.5, on_batch=lambda *x: batches.append(x))
     assert score.by_level.tolist() == [[i % 2 == 0] * 2 for i in range(5)]
     assert [call.first_prompt for call in calls] == [0, 2, 4]
     for call in calls:
         assert (call.seed, call.split, call.iteration) == (9, TEST, 0)
         assert (call.temperature, call.policy_version) == (0.5, 0)
-    evaluator_lib.evaluate(evaluator, {}, **play, temperature=0.0)
+    # Each batch with all of its rows, but only the episodes that were asked for.
+    assert [first for first, _, _ in batches] == [0, 2, 4]
+    assert [rows.tolist() for _, rows, _ in batches] == [
+        [first, first, first + 1, first + 1] for first in (0, 2, 4)
+    ]
+    assert all(isinstance(rows, np.ndarray) for _, rows, _ in batches)
+    shown = [episodes.success.tolist() for _, _, episodes in batches]
+    assert shown == [[True, True, False, False]] * 2 + [[True, True]]
+    evaluate(**play, temperature=0.0)
     assert 0 < calls[-1].temperature < 1e-5
     # Rows that are not what the environment showed have no score.
     with pytest.raises(UserError, match="^lake shows more tokens .* lost, 3 of them"):
-        evaluator_lib.evaluate(evaluator, {}, **play | {"seed": 8}, temperature=0.5)
+        evaluate(**play | {"seed": 8}, temperature=0.5)
+
+
+def test_every_evaluation_plays_as_it_is_asked_to(monkeypatch):
+    """And not by the temperature of training."""
+    settings = updates.settings(seed=4, evaluation__temperature=0.25)
+    assert settings.rollout.temperature != 0.25
+    taken = []
+
+    def evaluate(evaluator, actor, *, on_batch, **how):
+        taken.append((evaluator, actor, how))
+        return "score"
+
+    monkeypatch.setattr(evaluator_lib, "evaluate", evaluate)
+    played = Played("who", "model", settings, "validation", 7, 2, 0.75)
+    console = Console(io.StringIO())
+    recording.play("lake", "actor", None, played, console, out=None, show=0)
+    how = dict(prompts=7, split=VALIDATION, seed=4, temperature=0.75)
+    assert taken == [("lake", "actor", how)]
+    run = types.SimpleNamespace(settings=settings)
+    validation.evaluate(run, {"x": "lake"}, "actor", split=TEST, prompts=9)
+    how = dict(prompts=9, split=TEST, seed=4, temperature=0.25)
+    assert taken[1:] == [("lake", "actor", how)]
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +300,7 @@ def whole(task):
     return evaluator, play, score, seen
 
 
+@pytest.mark.slow
 def test_the_levels_solved_are_some_and_the_batch_shows_every_episode(whole):
     _, _, score, seen = whole
     assert 0 < score.success < 1  # Else the tests below would compare nothing.
@@ -249,6 +310,7 @@ def test_the_levels_solved_are_some_and_the_batch_shows_every_episode(whole):
     assert (score.by_level.ravel() == episodes.success).all()
 
 
+@pytest.mark.slow
 def test_the_same_call_gives_the_same_score_and_another_seed_or_split_another(
     task, whole
 ):

@@ -220,11 +220,12 @@ def compiled(
     adapters: Adapters | None = None,
     sampled: Callable[[], tuple[Rows, Episodes]] = record,
 ) -> Callable:
-    """(rows, episodes, state=None) -> (state, UpdateMetrics), in and out on the host.
+    """(rows, episodes, state, args) -> (state, UpdateMetrics), in and out on the host.
 
     Compiled for records of the shapes of `sampled()`; `as_text()` is the program.
-    Without a state the run begins with `new_state`; the reference is `reference()`, the
-    base of adapters `parameters()[0]`.
+    Without a state the run begins with `new_state`, and without `update_args` the
+    update is the `first_use`; the reference is `reference()`, the base of adapters
+    `parameters()[0]`.
     """
     mesh = mesh or models.one_device()
     placed = shardings(chosen, mesh, adapters)
@@ -239,18 +240,18 @@ def compiled(
     base = jax.device_put(parameters()[0], meshes.shardings(specs, mesh))
     frozen = base if adapters else {}
 
-    def arguments(rows, episodes, state):
+    def arguments(rows, episodes, state, update_args):
         state = new_state(chosen, adapters) if state is None else state
         # Put again from the host: the program reuses the memory of the state.
         state = jax.device_put(jax.device_get(state), placed)
         episodic = jax.device_put(jax.device_get((rows, episodes)), shared)
-        return state, frozen, compared, *episodic, first_use(chosen)
+        return state, frozen, compared, *episodic, update_args or first_use(chosen)
 
-    program = starpo.make_update(plan).lower(*arguments(*sampled(), None))
+    program = starpo.make_update(plan).lower(*arguments(*sampled(), None, None))
     program = program.compile(compiler_options=QUICK_TO_COMPILE)
 
-    def run(rows, episodes, state=None):
-        return jax.device_get(program(*arguments(rows, episodes, state)))
+    def run(rows, episodes, state=None, update_args=None):
+        return jax.device_get(program(*arguments(rows, episodes, state, update_args)))
 
     run.as_text = program.as_text
     return run

@@ -13,6 +13,7 @@ from helpers import updates
 from ragen_jax import starpo
 from ragen_jax.envs.base import TRAIN
 from ragen_jax.errors import UserError
+from ragen_jax.learning.batch import OldScores
 from ragen_jax.learning.summary import Summaries
 from ragen_jax.learning.train_state import UpdateCounts
 from ragen_jax.learning.update_plan import UpdatePlan
@@ -104,6 +105,35 @@ def test_the_samplers_weights_are_gone_when_the_update_begins():
     state = SimpleNamespace(iteration=np.int32(0), updates=np.int32(0), actor="actor")
     with pytest.raises(StopIteration):
         starpo.iterate(run, programs, state)
+
+
+def test_filter_and_penalty_of_a_record_take_the_iteration_of_the_state(monkeypatch):
+    chosen = updates.settings(loss__kl=0.1)
+    plan = UpdatePlan(
+        chosen, updates.CONFIG, None, jnp.float32, None, (updates.LENGTH,)
+    )
+    taken = []
+
+    def watch(module, name, at):
+        compute = getattr(module, name)
+
+        def watched(*given):
+            taken.append(given[at])
+            return compute(*given)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(starpo, "uncertainty_filter", 3)
+    watch(starpo.shaping, "token_rewards", 4)
+    blank = jnp.zeros(updates.record()[0].tokens.shape)[:8]
+    before = OldScores(*[blank] * 3)
+    monkeypatch.setattr(starpo.forward, "score_before", lambda *_: before)
+
+    def score(state):
+        starpo.score(plan, state, {}, {}, *updates.record())
+        assert len(taken) == 2 and all(one is state.iteration for one in taken)
+
+    jax.eval_shape(score, updates.new_state(chosen))
 
 
 @pytest.mark.slow

@@ -17,9 +17,8 @@ IS_CLIPPED = np.array([[0.0, 1.0, 0.0, 0.0, 1.0]])
 ZEROS = jnp.zeros((1, 5))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_policy_loss_equals_the_numbers_worked_out_by_hand(compiled):
-    loss = jax.jit(_policy_loss) if compiled else _policy_loss
+def test_policy_loss_equals_the_numbers_worked_out_by_hand():
+    loss = jax.jit(_policy_loss)
     np.testing.assert_allclose(loss(jnp.log(RATIO)), EXPECTED, rtol=1e-5)
 
 
@@ -128,10 +127,8 @@ OLD_VALUE = jnp.array([[0.0, 0.0, 0.0]])
 RETURN = jnp.array([[1.0, 2.0, -1.0]])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_value_loss_equals_the_numbers_worked_out_by_hand(compiled):
-    loss = functools.partial(losses.clipped_value_loss, clip=0.5)
-    loss = jax.jit(loss) if compiled else loss
+def test_value_loss_equals_the_numbers_worked_out_by_hand():
+    loss = jax.jit(functools.partial(losses.clipped_value_loss, clip=0.5))
     np.testing.assert_allclose(
         loss(VALUE, OLD_VALUE, RETURN), [[0.28125, 1.125, 2.0]], rtol=1e-6
     )
@@ -155,7 +152,6 @@ def test_value_gradient_points_to_the_return_unless_the_clip_holds_it():
     np.testing.assert_array_equal(into_return, np.zeros((1, 3)))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -165,9 +161,8 @@ def test_value_gradient_points_to_the_return_unless_the_clip_holds_it():
         ("k3", [[np.log(2) - 0.5, 1 - np.log(2), 0.0]]),
     ],
 )
-def test_kl_equals_the_numbers_worked_out_by_hand(kind, expected, compiled):
-    estimate = functools.partial(losses.kl, kind=kind)
-    estimate = jax.jit(estimate) if compiled else estimate
+def test_kl_equals_the_numbers_worked_out_by_hand(kind, expected):
+    estimate = jax.jit(functools.partial(losses.kl, kind=kind))
     logprobs = jnp.log(jnp.array([[0.5, 0.25, 0.1]]))
     reference = jnp.log(jnp.array([[0.25, 0.5, 0.1]]))
     np.testing.assert_allclose(estimate(logprobs, reference), expected, atol=1e-6)
@@ -232,17 +227,15 @@ DIFFERENCE = jnp.array([[0.5, 2.61, 2.62, 20.0, -10.9, -11.1]])
 K3_GRADIENT = [[1 - np.exp(0.5), 1 - np.exp(2.61), 0.0, 0.0, 1 - np.exp(-10.9), 0.0]]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("kind", "gradient"), [("k3", K3_GRADIENT), ("k3+", -DIFFERENCE)]
 )
-def test_the_kl_term_of_a_token_is_at_most_ten_nats(kind, gradient, compiled):
+def test_the_kl_term_of_a_token_is_at_most_ten_nats(kind, gradient):
+    @jax.jit
     def term(logprobs):
         return losses.bounded_kl(losses.kl(logprobs, DIFFERENCE, kind), kind)
 
-    slope = jax.grad(lambda x: term(x).sum())
-    if compiled:
-        term, slope = jax.jit(term), jax.jit(slope)
+    slope = jax.jit(jax.grad(lambda x: term(x).sum()))
     logprobs = jnp.zeros((1, 6))
     expected = [[0.148721, 9.989051, 10.0, 10.0, 9.900018, 10.0]]
     np.testing.assert_allclose(term(logprobs), expected, rtol=1e-5)

@@ -10,6 +10,7 @@ import optax
 import pytest
 from helpers import models, records, updates
 
+from ragen_jax.learning import batch as batches
 from ragen_jax.learning import forward, gradients, optimize, train_state
 from ragen_jax.learning.advantages import Estimate
 from ragen_jax.learning.batch import (
@@ -165,18 +166,21 @@ def test_there_is_room_for_all_rows_of_the_episodes_that_can_be_kept():
     assert ends.tolist() == sorted(ends.tolist(), reverse=True)
 
 
-def test_a_batch_holds_each_thing_in_its_own_place():
+def test_a_batch_holds_each_thing_in_its_own_place(monkeypatch):
     rows = records.rows_of("orR", episode=[0])
     kept, episodes = KeptRows(rows, jnp.ones(1)), records.episodes_of([[0.0]])
     given = [jnp.full((1, 3), float(number)) for number in range(7)]
     scores, estimate = OldScores(*given[:4]), Estimate(given[4], given[5], given[6])
-    chosen = updates.settings(loss__entropy_on="reply")
-    batch = make_batch(chosen, kept, episodes, scores, estimate, given[0] + 7)
+    given = kept, episodes, scores, estimate, given[0] + 7
+    batch = make_batch(updates.settings(loss__entropy_on="reply"), *given)
     names = ("old_values", "ref_logprobs", "old_logprobs", "sampler_logprobs")
     names = dict(zip(names, range(4), strict=True))
     for name, number in (names | dict(returns=5, is_target=6, advantages=7)).items():
         assert (getattr(batch, name) == number).all(), name
     assert batch.has_bonus is None
+    chosen = updates.settings(loss__entropy_on="thought")
+    monkeypatch.setattr(batches, "bonus_tokens", lambda *given: given)
+    assert make_batch(chosen, *given).has_bonus == (chosen, rows, episodes)
 
 
 def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
@@ -204,17 +208,29 @@ def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():
     assert len([shapes for shapes in once if common in shapes]) > 7 * 3
 
 
-def test_only_one_models_gradient_is_held_beside_the_sums():
+def test_only_one_models_gradient_is_held_beside_the_sums(monkeypatch):
     """What a branch of a length gives exists beside what it is added to."""
     chosen, lengths = updates.settings(optimizer__microbatch=2), (14, updates.LENGTH)
     plan = UpdatePlan(
         chosen, updates.CONFIG, None, jnp.float32, None, lengths, updates.OPENING
     )
     pieces = split_into_microbatches(plan, _batch(FIRST))
-    state = updates.new_state(chosen)
-    traced = jax.make_jaxpr(functools.partial(gradients.accumulate, plan, {}))(
-        state, pieces, jnp.int32(8), jnp.asarray(True)
-    )
+    state, iterations = updates.new_state(chosen), []
+
+    def token_losses(settings, scores, microbatch, iteration):
+        iterations.append(iteration)
+        return compute(settings, scores, microbatch, iteration)
+
+    def accumulate(state, *given):
+        found = gradients.accumulate(plan, {}, state, *given)
+        # Of the run and not of its updates: by it coefficients move.
+        assert iterations and all(one is state.iteration for one in iterations)
+        return found
+
+    compute = gradients.token_losses
+    monkeypatch.setattr(gradients, "token_losses", token_losses)
+    given = pieces, jnp.int32(8), jnp.asarray(True)
+    traced = jax.make_jaxpr(accumulate)(state, *given)
     actor, critic = (
         sum(x.size for x in jax.tree.leaves(tree))
         for tree in (state.actor, state.critic)

@@ -22,10 +22,8 @@ EPISODES = episodes_of(
 )
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_each_turn_pays_at_its_end_and_an_invalid_reply_costs_the_penalty(compiled):
-    function = paid_tokens
-    function = jax.jit(function, static_argnums=2) if compiled else function
+def test_each_turn_pays_at_its_end_and_an_invalid_reply_costs_the_penalty():
+    function = jax.jit(paid_tokens, static_argnums=2)
     expected = np.zeros((2, 8))
     expected[0, 3], expected[0, 6] = -0.5, 2.0 - 0.1
     expected[1, 2], expected[1, 4] = 0.0 - 0.1, 1.0

@@ -1,5 +1,8 @@
 """Advantages of turns and the table of estimators: hand, loops, and each other."""
 
+import functools
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,10 +172,16 @@ def estimate(
     return jax.tree.map(np.asarray, ESTIMATORS[name](chosen, evidence))
 
 
+@functools.cache
+def usual(name: str):
+    """What an estimator makes of the record by its presets."""
+    return estimate(name)
+
+
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_every_estimator_leaves_what_is_no_reply_alone(name):
     rows, _ = updates.record()
-    found = estimate(name)
+    found = usual(name)
     assert np.isfinite(found.advantages).all()
     assert not found.advantages[~np.asarray(rows.is_reply)].any()
     assert found.advantages.any()
@@ -180,22 +189,60 @@ def test_every_estimator_leaves_what_is_no_reply_alone(name):
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_an_estimator_reads_the_settings_that_it_is_said_to_read_and_no_other(name):
-    usual, read = estimate(name).advantages, FACTS[name].reads
+    preset, read = usual(name).advantages, FACTS[name].reads
     for leaf in ("gamma", "lam", "turn_gamma", "turn_value"):
         value = 0.1 if leaf != "turn_value" else "first"
         if leaf == "turn_value" and FACTS[name].turn_value == "first":
             value = "last"
         found = estimate(name, **{f"advantage__{leaf}": value}).advantages
         is_read = f"advantage.{leaf}" in read
-        assert (np.abs(found - usual).max() > 1e-3) == is_read, leaf
+        assert (np.abs(found - preset).max() > 1e-3) == is_read, leaf
 
 
 def test_rloo_is_dr_grpo_times_n_over_n_minus_one():
     n = updates.GROUP_SIZE
-    found, expected = estimate("rloo"), estimate("dr_grpo")
+    found, expected = usual("rloo"), usual("dr_grpo")
     np.testing.assert_allclose(
         found.advantages, expected.advantages * n / (n - 1), rtol=1e-5, atol=1e-6
     )
+
+
+def test_before_it_is_whitened_the_baseline_of_reinforce_pp_is_that_of_dr_grpo():
+    found, expected = usual("reinforce_pp_baseline"), usual("dr_grpo")
+    np.testing.assert_array_equal(found.advantages, expected.advantages)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bi_level_gae", dict(gamma=0.9, turn_value="last")),
+        ("turn_wise_gae", dict(turn_value="first")),
+    ],
+)
+def test_an_estimator_over_turns_is_its_function_of_each_turns_reply(name, options):
+    rows = jax.device_get(updates.record()[0])
+    rng = np.random.default_rng(3)
+    earned, values = (rng.normal(size=rows.tokens.shape) for _ in range(2))
+    replies = np.zeros((3, len(rows.tokens), updates.TURNS, 8), np.float32)
+    places, length = [], Counter()
+    for row, at in np.argwhere(rows.is_reply):
+        reply = row, rows.turn[row, at]  # Row i is episode i.
+        places.append((*reply, length[reply]))
+        replies[(slice(None), *places[-1])] = earned[row, at], values[row, at], 1
+        length[reply] += 1
+    compute = getattr(turn_advantages, name)
+    given = replies[0], replies[1], replies[2] > 0
+    expected = compute(*given, lam=0.8, turn_gamma=0.95, **options)
+    found, places = usual(name), tuple(np.transpose(places))
+    for one, other in (
+        (found.advantages, expected.advantages),
+        (found.returns, expected.returns),
+        (found.is_target, expected.is_target),
+    ):
+        assert (one is None) == (other is None)
+        if one is not None:
+            other = np.asarray(other, np.float32)[places]
+            np.testing.assert_allclose(one[rows.is_reply], other, rtol=1e-5, atol=1e-6)
 
 
 def test_turn_grpo_without_the_division_is_in_units_of_reward():
@@ -215,7 +262,7 @@ def test_turn_grpo_without_the_division_is_in_units_of_reward():
 def test_reinforce_pp_is_gae_without_values_and_lambda_one():
     rows, _ = updates.record()
     blank = jnp.zeros(rows.tokens.shape)
-    found = estimate("reinforce_pp")
+    found = usual("reinforce_pp")
     expected = estimate("ppo", values=blank, advantage__lam=1.0)
     np.testing.assert_allclose(found.advantages, expected.advantages, rtol=1e-6)
     assert not found.returns.any()
@@ -272,7 +319,7 @@ def test_a_kl_penalty_in_the_reward_reaches_what_returns_are_compared_by(name):
     np.testing.assert_allclose(
         found.advantages, expected.advantages, rtol=1e-4, atol=1e-5
     )
-    without = estimate(name).advantages
+    without = usual(name).advantages
     assert np.abs(found.advantages - without).max() > 0.1
 
 

@@ -63,10 +63,12 @@ def check_only_counters_differ(state, start) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "grpo, starpo_s",
-        pytest.param("ppo, starpo", marks=pytest.mark.slow),
-        pytest.param("ppo, starpo_s", marks=pytest.mark.slow),
+        # Programs that other quick tests compile as well.
+        "ppo, starpo_s",
+        "ppo, starpo",
+        pytest.param("grpo, starpo_s", marks=pytest.mark.slow),
         pytest.param("grpo, starpo", marks=pytest.mark.slow),
+        pytest.param("grpo, starpo, paid", marks=pytest.mark.slow),
     ],
 )
 def test_an_update_is_what_it_is_when_written_out(case):
@@ -152,6 +154,15 @@ def test_nothing_behind_the_last_reply_or_in_rows_not_kept_is_read(usual):
     state, learned = program("ppo, starpo_s")(spoilt, episodes)
     check_only_counters_differ(state, usual[0])
     assert updates.fields(learned) == updates.fields(usual[1])
+
+
+def test_an_update_takes_the_actors_rate_that_it_is_called_with(usual):
+    """Which a rollback has lowered; the settings have the one from before."""
+    chosen = updates.settings(**CASES["ppo, starpo_s"], **updates.TWICE)
+    still = updates.first_use(chosen).replace(actor_lr=np.float32(0))
+    state, _ = program("ppo, starpo_s")(*updates.record(), update_args=still)
+    chex.assert_trees_all_equal(state.actor, updates.new_state(chosen).actor)
+    chex.assert_trees_all_equal(state.critic, usual[0].critic)
 
 
 # Updates that are not made -----------------------------------------------------------

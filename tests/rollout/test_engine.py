@@ -191,6 +191,21 @@ def test_the_tokens_of_a_reply_are_those_that_were_sampled_last(driver):
     assert found[0, :3].tolist() == tokens[slots.episode[2], 48:51].tolist()
 
 
+def test_in_windows_the_tokens_of_a_reply_are_in_the_row_of_its_turn(driver):
+    plan = dataclasses.replace(driver.plan, window=2)
+    state = driver.start(driver.inputs)
+    tokens = jnp.arange(plan.rows * plan.context).reshape(plan.rows, plan.context)
+    slots = state.slots.replace(
+        turn=state.slots.turn.at[2].set(1),
+        length=state.slots.length.at[2].set(50),
+        sampled=state.slots.sampled.at[2].set(3),
+    )
+    state = state.replace(slots=slots, rows=state.rows.replace(tokens=tokens))
+    found, _ = engine.reply_tokens(plan, state, jnp.array([2]))
+    row = slots.episode[2] * plan.turns + 1
+    assert found[0, :3].tolist() == tokens[row, 48:51].tolist()
+
+
 def test_a_turn_is_written_down_where_its_episode_and_number_say(driver):
     state, width = driver.start(driver.inputs), 2
     slots = jax.tree.map(lambda x: x[jnp.array([3, 0])], state.slots)

@@ -52,16 +52,31 @@ def test_the_algorithm_decides_filter_clip_and_kl(algorithm, strategy, clip_high
     assert made.loss.kl == kl
 
 
-@pytest.mark.parametrize(
-    ("estimator", "whiten", "kind", "place"),
-    [("ppo", True, "k1", "reward"), ("grpo", False, "k3", "loss")],
-)
-def test_the_estimator_decides_whitening_and_the_place_of_kl(
-    estimator, whiten, kind, place
-):
-    made = read(estimator=estimator)
-    assert made.advantage.whiten is whiten
-    assert (made.loss.kl_kind, made.loss.kl_in) == (kind, place)
+# By estimator: whether it whitens and divides by the group's standard deviation, which
+# estimate of KL it takes and where, and the discount and the value of a turn.
+PRESETS = {
+    "ppo": (True, False, "k1", "reward", 1.0, "first"),
+    "grpo": (False, True, "k3", "loss", 1.0, "first"),
+    "dr_grpo": (False, False, "k3", "loss", 1.0, "first"),
+    "rloo": (False, False, "k3", "loss", 1.0, "first"),
+    "reinforce_pp": (True, False, "k1", "reward", 1.0, "first"),
+    "reinforce_pp_baseline": (True, False, "k2", "loss", 1.0, "first"),
+    "bi_level_gae": (True, False, "k1", "reward", 0.95, "last"),
+    "turn_wise_gae": (True, False, "k1", "reward", 0.95, "first"),
+    "turn_grpo": (False, True, "k3", "loss", 1.0, "first"),
+}
+
+
+def test_the_estimator_decides_whitening_division_kl_and_the_value_of_turns():
+    assert PRESETS.keys() == settings.ESTIMATORS.keys()
+    for estimator, expected in PRESETS.items():
+        made = read(estimator=estimator)
+        advantage, loss = made.advantage, made.loss
+        found = (advantage.whiten, advantage.divide_by_std, loss.kl_kind, loss.kl_in)
+        found += (advantage.turn_gamma, advantage.turn_value)
+        assert found == expected, estimator
+    with_critic = {name for name in PRESETS if read(estimator=name).has_critic}
+    assert with_critic == {"ppo", "bi_level_gae", "turn_wise_gae"}
 
 
 def test_a_value_of_the_user_wins_over_every_preset():

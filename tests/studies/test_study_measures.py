@@ -23,7 +23,11 @@ def test_measures_are_read_off_a_runs_curves_and_table():
     assert found["best_validation"] == 0.7 and found["last_validation"] == 0.5
     assert found["drop"] == pytest.approx(0.2)
     assert found["last_entropy"] == 18.5
-    assert found["test_before"] == 0.25 and math.isnan(found["kept_groups"])
+    assert found["test_before"] == 0.25
+    assert measures.by_level(run, "test_gain").tolist() == [0.75, -0.25, 0.75, 0.75]
+    gain = statistics.interval([run], "test_gain")
+    assert gain.low <= gain.mean == 0.5 <= gain.high
+    assert math.isnan(found["kept_groups"])
     filtered = record(0, [1], **{"filter/kept_fraction": [1.0, 0.5, 0.5, 0.0]})
     assert measures.value(filtered, "kept_groups") == 0.5
     assert math.isnan(found["last_return"]) and math.isnan(found["std_lead"])

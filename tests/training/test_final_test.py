@@ -12,6 +12,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax.diagnostics import episode_log
+from ragen_jax.envs.base import TEST
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import final_test, weights
 
@@ -137,23 +138,39 @@ def test_what_only_trains_is_freed_so_that_both_policies_fit(run):
     """With adapters the base model is not read again beside the one in memory."""
     state = weights.new_state(run)
     base = weights.load_parameters(run.model)
-    played = []
+    run = runs.replace_settings(run, evaluation__test_prompts=7)
+    played, plays = [], []
 
-    def play(*_, actor, on_batch, **__):
+    def play(*_, actor, on_batch, **how):
         leaves = (state.critic, state.actor_optimizer, state.critic_optimizer)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(leaves) if leaf.ndim)
         played.append(actor)
+        plays.append(how)
+        return actor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(final_test.validation, "evaluate", play)
         patch.setattr(final_test.weights, "load_parameters", None)
         console = Console(io.StringIO())
-        final_test._play(run, state, base, Path("none"), console, lambda: None)
+        nothing = lambda: None
+        before, after = final_test._play(
+            run, state, base, Path("none"), console, nothing
+        )
     assert played == [base, state.actor]
+    assert before is played[0] and after is played[1]
+    assert plays == [dict(split=TEST, prompts=7)] * 2
     assert int(state.iteration) == 0
 
 
 def test_the_tables_numbers_are_those_of_the_metrics(whole):
     record = json.loads((whole[0] / "test.json").read_text())
     last = runs.records(whole[0])[-1]
-    assert last["test/success"] == record["after"]["success"]
+    assert record["after"].keys() > {"success", "return", "reply_tokens"}
+    for name, value in record["after"].items():
+        assert last[f"test/{name}"] == value, name
+    for when in ("before", "after"):
+        by_level = record[f"{when}_by_level"]
+        assert len(by_level) == runs.SMALL["evaluation.test_prompts"]
+        assert sum(by_level) / len(by_level) == pytest.approx(record[when]["success"])
+    gain = record["after"]["success"] - record["before"]["success"]
+    assert record["gain"] == pytest.approx(gain)

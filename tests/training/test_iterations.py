@@ -8,6 +8,7 @@ import pytest
 from helpers import runs
 
 from ragen_jax.diagnostics import monitor
+from ragen_jax.envs.base import VALIDATION
 from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import final_test, loop, trainer, weights
@@ -23,7 +24,7 @@ def run():
 def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     run, tmp_path, monkeypatch
 ):
-    lines = _iterate(run, tmp_path, monkeypatch)
+    lines, steps = _iterate(run, tmp_path, monkeypatch)
     records = runs.records(tmp_path)
     assert [one["iteration"] for one in records] == [1, 2, 3, 4, 5]
     validated = [one["iteration"] for one in records if "validation/success" in one]
@@ -31,7 +32,27 @@ def test_every_iteration_is_in_the_record_however_seldom_the_console_has_a_line(
     shown = [line.split()[0] for line in lines]
     assert [line for line in shown if line.endswith("/5")] == ["3/5", "5/5"]
     # The last is saved even where every.checkpoint = 0 asks for none.
-    assert Checkpoints(tmp_path / "kept", keep_last=1, keep_best=0).steps() == [5]
+    assert steps == [5]
+
+
+def test_a_validation_plays_validation_levels_with_the_policy_as_it_is_then(
+    run, tmp_path, monkeypatch
+):
+    taken = []
+    score = SimpleNamespace(metrics=lambda: {"success": 0.5})
+
+    def evaluate(run, evaluators, actor, *, split, prompts):
+        taken.append((evaluators, actor, split, prompts))
+        return {"lake": score}
+
+    monkeypatch.setattr(loop.validation, "evaluate", evaluate)
+    chosen = dict(evaluation__prompts=6, evaluation__test_prompts=7)
+    run = runs.replace_settings(run, **chosen)
+    programs = SimpleNamespace(merge=lambda *trees: trees, frozen="frozen")
+    compiled = SimpleNamespace(programs=programs, validators="validators")
+    values = loop._validate(run, compiled, SimpleNamespace(actor="actor"))
+    assert taken == [("validators", ("actor", "frozen"), VALIDATION, 6)]
+    assert values["validation/success"] == 0.5
 
 
 def test_the_time_left_counts_the_validations_that_are_to_come():
@@ -44,7 +65,8 @@ def test_the_time_left_counts_the_validations_that_are_to_come():
 
 
 def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypatch):
-    clocks, seconds = [], iter([500.0, 90.0, 70.0])
+    clocks = []
+    seconds, scores = iter([500.0, 90.0, 70.0]), iter([0.5, 0.5, 0.7])
 
     def expect_within(limit, what="an iteration"):
         clocks.append((what, limit))
@@ -52,7 +74,7 @@ def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypat
     def validate(*_):
         assert clocks[-1][0] == "a validation"
         took = next(seconds)
-        return {"validation/success": 0.5, "time/validation_seconds": took}
+        return {"validation/success": next(scores), "time/validation_seconds": took}
 
     def wait(saved):
         waited.append(clocks[-1:])
@@ -60,13 +82,16 @@ def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypat
 
     finish, waited = Checkpoints.wait, []
     monkeypatch.setattr(Checkpoints, "wait", wait)
-    _iterate(run, tmp_path, monkeypatch, expect_within, validate)
+    _, steps = _iterate(run, tmp_path, monkeypatch, expect_within, validate, best=1)
     assert [limit for what, limit in clocks if what == "a validation"] == [
         3600,  # It may have to compile.
         5000,
         900,
     ]
-    assert all(clock == [("saving", 3600)] for clock in waited[-3:])
+    # Before both saves, at the end, and when the folder is closed.
+    assert waited[-4:] == [[("saving", 3600)]] * 4
+    # A score as good as the best, as iteration 4 has it, is not worth a checkpoint.
+    assert steps == [2, 5]
 
 
 @pytest.mark.parametrize(("process", "trims"), [(0, True), (1, False)])
@@ -83,17 +108,26 @@ def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     assert bool(trimmed) == trims
 
 
-def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=None):
-    """What five iterations that compute nothing print; each second one validates."""
+def _iterate(
+    run,
+    workdir,
+    monkeypatch,
+    expect_within=lambda *_: None,
+    validate=lambda *_: {"validation/success": 0.5},
+    best=0,
+):
+    """What five iterations that compute nothing print, and which are saved.
+
+    Each second one validates, and `best` checkpoints of the highest success are kept.
+    """
     chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
-    run = runs.replace_settings(run, **chosen)
+    run = runs.replace_settings(run, **chosen, checkpoint__keep_best=best)
     start, lines = weights.new_state(run), io.StringIO()
     values = {
         "update/logprob_gap": 0.0,
         "filter/reward_std": 0.1,
         "rollout/valid_reply_rate": 1.0,
     }
-    validate = validate or (lambda *_: {"validation/success": 0.5})
 
     def iterate(run, programs, state):
         return state.replace(iteration=state.iteration + 1), dict(values), None
@@ -107,9 +141,9 @@ def _iterate(run, workdir, monkeypatch, expect_within=lambda *_: None, validate=
     deaf = SimpleNamespace(should_stop=lambda: False)
     clock = SimpleNamespace(expect_within=expect_within)
     writer = metrics.MetricsWriter(workdir, is_writer=True, first_iteration=1)
-    with Checkpoints(workdir / "kept", keep_last=1, keep_best=0) as saved, writer:
+    with Checkpoints(workdir / "kept", keep_last=9, keep_best=best) as saved, writer:
         console = Console(lines)
         open_workdir = loop.OpenWorkdir(workdir, saved, {}, {})
         outputs = loop.Outputs(open_workdir, writer, console, deaf, clock)
         loop.train_to_end(run, blank, start, outputs)
-    return lines.getvalue().splitlines()
+    return lines.getvalue().splitlines(), saved.steps()
