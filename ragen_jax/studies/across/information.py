@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from ragen_jax.studies import measures
 from ragen_jax.studies.across import numbers
@@ -43,20 +44,30 @@ def checkpoints(runs: Sequence[Trained], name: str) -> dict[int, list[Point]]:
     return {seed: points for seed, points in found.items() if points}
 
 
-def within(points: Sequence[Point]) -> float:
+def within(points: Sequence[Point], *, ranks_first: bool = False) -> float:
     """Rank correlation of what effects of run and prompts leave of both; of one seed.
 
     Checkpoints of a seed at one step are measured on the same prompts, and are equally
     old: both go with the step's effect.
+
+    Args:
+      points: of a seed's runs.
+      ranks_first: take the effects out of ranks, and correlate what they leave; so no
+        single large value shifts the effects of its run and step.
     """
     arms, steps = [p.arm for p in points], [p.step for p in points]
     residuals = []
     for values in ([p.number for p in points], [p.success for p in points]):
+        values = stats.rankdata(values).tolist() if ranks_first else values
         left, freedom = numbers.without_two_effects(arms, steps, values)
         if freedom < 1:
             return math.nan
         residuals.append(np.round(left, 9))  # Ties that rounding would have broken.
-    return measures.spearman(residuals[0].tolist(), residuals[1].tolist())
+    if not ranks_first:
+        return measures.spearman(residuals[0].tolist(), residuals[1].tolist())
+    if residuals[0].std() == 0 or residuals[1].std() == 0:
+        return math.nan
+    return float(np.corrcoef(residuals)[0, 1])
 
 
 def between(points: Sequence[Point]) -> tuple[float, float]:
@@ -109,19 +120,22 @@ def section(pool: Pool) -> list[str]:
     lines += [
         "Rank correlations over checkpoints, with Student's interval over seeds: of"
         " each run alone, as the studies measure it; and of what effects of run and"
-        " step leave. Unless they are said to be the same, each step has prompts of its"
-        " own, which all arms of a seed share, so the effect of the step is that of the"
-        " prompts and of the run's age. The share of the step is that of success's"
-        " variance within runs; the last column is the share of what a straight line in"
-        " time leaves of it, so rather that of the prompts.",
+        " step leave, of the values or of their ranks. Unless they are said to be the"
+        " same, each step has prompts of its own, which all arms of a seed share, so"
+        " the effect of the step is that of the prompts and of the run's age. The share"
+        " of the step is that of success's variance within runs; the last column is the"
+        " share of what a straight line in time leaves of it, so rather that of the"
+        " prompts.",
         "",
     ]
-    rows, signs = [], {}
+    rows = []
+    signs: dict[str, dict[str, tuple[Mean, Mean]]] = {}
     for title, runs in sorted(groups.items()):
         row, mean = _rows(title, runs)
         rows += row
         signs[title] = mean
     head = ["environment", "runs", "seeds", "number", "each run", "without both"]
+    head += ["of ranks without both"]
     head += ["share of the step", "beyond a line"]
     lines += numbers.table(head, rows)
     return [*lines, _finding(signs), ""]
@@ -129,34 +143,40 @@ def section(pool: Pool) -> list[str]:
 
 def _rows(
     title: str, runs: Sequence[Trained]
-) -> tuple[list[list[str]], Mapping[str, Mean]]:
-    """The rows of an environment, and the correlations without both by number."""
+) -> tuple[list[list[str]], dict[str, tuple[Mean, Mean]]]:
+    """The rows of an environment, and both correlations without both, by number."""
     rows, means = [], {}
     for label, name in _NUMBERS.items():
         by_seed = checkpoints(runs, name)
-        mean = numbers.student([within(points) for points in by_seed.values()])
+        mean, of_ranks = (
+            numbers.student([within(p, ranks_first=first) for p in by_seed.values()])
+            for first in (False, True)
+        )
         shares = [between(points) for points in by_seed.values()]
         measure = f"{name.split('/')[-1]}_correlation"
-        cells = [shown(plain(runs, measure)), shown(mean)]
+        cells = [shown(plain(runs, measure)), shown(mean), shown(of_ranks)]
         cells += [shown(numbers.student([s[i] for s in shares])) for i in (0, 1)]
         seeds = len({run.seed for run in runs})
         rows.append([title, str(len(runs)), str(seeds), label, *cells])
-        means[label] = mean
+        means[label] = mean, of_ranks
     return rows, means
 
 
-def _finding(found: Mapping[str, Mapping[str, Mean]]) -> str:
-    decided = [
-        f"{title}: {label} goes with {'more' if mean.side > 0 else 'less'} success"
+def _finding(found: Mapping[str, Mapping[str, tuple[Mean, Mean]]]) -> str:
+    pairs = [
+        (f"{title}: {label} goes with {'more' if mean.side > 0 else 'less'} success",)
+        + (mean, of_ranks)
         for title, means in found.items()
-        for label, mean in means.items()
-        if mean.side
+        for label, (mean, of_ranks) in means.items()
+        if mean.count
     ]
-    known = [m for means in found.values() for m in means.values() if m.count]
-    count = sum(not math.isnan(mean.low) for mean in known)
-    said = f"Of {count} intervals without both, 0 lies outside of {len(decided)}"
+    decided = [(said, of_ranks) for said, mean, of_ranks in pairs if mean.side]
+    count = sum(not math.isnan(mean.low) for _, mean, _ in pairs)
+    said = f"Intervals that exclude 0, without both: {len(decided)} of {count}"
     if decided:
-        said += f" ({'; '.join(decided)})"
-    same = len({mean.value > 0 for mean in known}) == 1
+        named = "; ".join(said for said, _ in decided)
+        kept = sum(bool(of_ranks.side) for _, of_ranks in decided)
+        said += f" ({named}); of ranks {kept} of these do"
+    same = len({mean.value > 0 for _, mean, _ in pairs}) == 1
     signs = "all means have one sign" if same else "the means have both signs"
     return f"**Finding.** {said}; {signs}."

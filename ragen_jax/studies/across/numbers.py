@@ -1,5 +1,6 @@
 """Intervals, power and corrections for many tests, and how a page writes them."""
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
@@ -82,10 +83,11 @@ def power(difference: float, deviation: float, seeds: int) -> float:
 
 def seeds_needed(difference: float, deviation: float, wanted: float = 0.8) -> int:
     """The fewest seeds with which the power is `wanted`; 0: more than 2000."""
-    for seeds in range(2, _MOST_SEEDS + 1):
-        if power(difference, deviation, seeds) >= wanted:
-            return seeds
-    return 0
+    counts = range(2, _MOST_SEEDS + 1)
+    place = bisect.bisect_left(
+        counts, wanted, key=lambda seeds: power(difference, deviation, seeds)
+    )
+    return counts[place] if place < len(counts) else 0
 
 
 def without_two_effects(
