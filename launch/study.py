@@ -8,6 +8,8 @@ array job does one run per task:
 
   sbatch --array=0-11 --wrap='python launch/study.py --study=FILE --scale=paper \
       --run=$SLURM_ARRAY_TASK_ID'
+
+With --across, and no study, it writes docs/studies/across.md from the data of all.
 """
 
 from ragen_jax.utils import endings
@@ -40,6 +42,12 @@ _RUN = flags.DEFINE_integer("run", None, "Run only the run of this number in --l
 _RETRY = flags.DEFINE_boolean("retry_failed", False, "Run failed runs again.")
 _REPORT = flags.DEFINE_boolean("report", False, "Train nothing; write the page again.")
 _LIST = flags.DEFINE_boolean("list", False, "Only list the runs and their states.")
+_ACROSS = flags.DEFINE_boolean(
+    "across", False, "Train nothing; write PAGES/across.md from all studies' data."
+)
+# What --across would not read.
+_OF_A_STUDY = ("study", "folder", "jobs", "seeds", "only", "scale", "run")
+_OF_A_STUDY += ("retry_failed", "report", "list")
 
 
 def main() -> None:
@@ -50,6 +58,15 @@ def main() -> None:
 
     for name in ("folder", "pages"):
         cli.local_path(name, flags.FLAGS[name].value)  # Refuses a URL.
+    if _ACROSS.value:
+        cli.refuse_unread(_OF_A_STUDY, beside="across")
+        from ragen_jax.studies.across import page
+
+        root = Path(__file__).resolve().parent.parent
+        with cli.user_mistakes():
+            written = page.write(root, Path(_PAGES.value).expanduser())
+        print(f"wrote {written}")
+        return
     with cli.user_mistakes():
         chosen = study.Choice(
             path=_STUDY.value,

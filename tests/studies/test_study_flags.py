@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import warm_process
 from helpers.paths import ROOT
 
 from ragen_jax.errors import UserError
@@ -46,6 +47,13 @@ def test_a_study_begins_nothing_where_a_flag_cannot_be_used(tmp_path, changes, m
     choice = study.Choice(str(path), tmp_path / "runs", tmp_path / "pages")
     with pytest.raises(UserError, match=message):
         study.prepare(dataclasses.replace(choice, **changes))
+
+
+def test_what_is_told_across_studies_takes_no_flag_of_one_study(tmp_path):
+    script = ROOT / "launch" / "study.py"
+    ended = warm_process.attempt(script, ["--across", "--report"], tmp_path)
+    assert ended.code == 2
+    assert "--report has no effect with --across: leave one out" in ended.errors
 
 
 def test_the_paths_of_a_study_may_begin_with_the_users_home(tmp_path, monkeypatch):
