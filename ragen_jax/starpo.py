@@ -1,4 +1,4 @@
-"""StarPO: the whole method, in three functions.
+"""StarPO: the whole method.
 
 `iterate` samples episodes from the current policy and learns from them. `update` is how
 it learns, one traced program: `score` (filter, log-probabilities, rewards, advantages),

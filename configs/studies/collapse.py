@@ -75,7 +75,7 @@ def get_study() -> Study:
     return Study(
         name="collapse",
         question="Where does the embedded model degenerate, what announces it, and what"
-        " prevents it?",
+        " delays or prevents it?",
         source="arXiv:2504.20073, sections 4 and 5",
         config="configs/bandit.py",
         changes={

@@ -48,7 +48,7 @@ def test_distances_equal_a_breadth_first_search_on_random_boards(side):
 
 def test_values_on_the_smallest_slippery_lake_are_worked_out_by_hand():
     # Start left of the goal, ice below it, a hole below the goal. p = 0.8, sides 0.1.
-    tiles = jnp.array([[planning.ICE, planning.GOAL], [planning.ICE, planning.HOLE]])
+    tiles = jnp.array([[types.ICE, types.GOAL], [types.ICE, types.HOLE]])
     values, actions = slip_values(tiles, 0.8, 2)
     # One move: right from the start 0.8. From below no move reaches the goal.
     # Two moves, start: right again: 0.8 * 1 + 0.1 * 0.8 (up stays) + 0.1 * 0 = 0.88.
@@ -69,7 +69,7 @@ def test_values_and_actions_are_optimal_under_gymnasiums_transitions(success):
         np.testing.assert_allclose(values, expected, atol=1e-5)
         taken = np.asarray(actions)[1:]
         of_taken = np.take_along_axis(action_values, taken[..., None].clip(0), -1)
-        is_ice = np.broadcast_to(tiles == planning.ICE, taken.shape)
+        is_ice = np.broadcast_to(tiles == types.ICE, taken.shape)
         np.testing.assert_allclose(
             of_taken[..., 0][is_ice], expected[1:][is_ice], atol=1e-5
         )
@@ -85,13 +85,13 @@ def test_values_never_fall_when_more_moves_are_left():
 
 def test_a_planner_with_time_to_spare_still_takes_a_shortest_path():
     tiles = _random_tiles(np.random.default_rng(2), side=6)
-    goal = np.argwhere(tiles == planning.GOAL)[0]
-    steps = np.asarray(distances(tiles == planning.ICE, jnp.asarray(goal)))
+    goal = np.argwhere(tiles == types.GOAL)[0]
+    steps = np.asarray(distances(tiles == types.ICE, jnp.asarray(goal)))
     _, actions = slip_values(jnp.asarray(tiles), 1.0, 40)
-    starts = np.argwhere((tiles == planning.ICE) & (steps < FAR))
+    starts = np.argwhere((tiles == types.ICE) & (steps < FAR))
     assert len(starts) > 10
     for row, column in starts:
-        after = np.array([row, column]) + planning.MOVES[actions[40, row, column]]
+        after = np.array([row, column]) + types.MOVES[actions[40, row, column]]
         assert steps[tuple(after)] == steps[row, column] - 1
 
 
@@ -115,17 +115,17 @@ def _breadth_first(passable, goal):
 
 
 def _random_tiles(random, side):
-    tiles = np.where(random.random(side * side) < 0.8, planning.ICE, planning.HOLE)
-    tiles[random.integers(side * side)] = planning.GOAL
+    tiles = np.where(random.random(side * side) < 0.8, types.ICE, types.HOLE)
+    tiles[random.integers(side * side)] = types.GOAL
     return tiles.reshape(side, side).astype(np.int32)
 
 
 def _gymnasium_values(tiles, success, horizon):
     """float[H + 1, S, S] and, with h = 1..H moves left, float[H, S, S, 4]."""
     letters = np.array(["F", "H", "G"])[tiles]
-    letters[tuple(np.argwhere(tiles == planning.ICE)[0])] = "S"
+    letters[tuple(np.argwhere(tiles == types.ICE)[0])] = "S"
     lake = FrozenLakeEnv(desc=["".join(row) for row in letters], success_rate=success)
-    values, action_values = [(tiles == planning.GOAL).astype(float)], []
+    values, action_values = [(tiles == types.GOAL).astype(float)], []
     for _ in range(horizon):
         flat = values[-1].ravel()
         table = [

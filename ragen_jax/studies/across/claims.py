@@ -4,9 +4,8 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import special
 
-from ragen_jax.studies import measures
+from ragen_jax.studies import measures, statistics
 from ragen_jax.studies.across import numbers
 from ragen_jax.studies.across.numbers import counted
 from ragen_jax.studies.across.pool import Pool
@@ -53,11 +52,11 @@ def _values(arm, measure: str) -> dict[int, float]:
 
 
 def p_value(mean: numbers.Mean, margin: float) -> float:
-    """Of a two-sided t test that the true mean is the margin, from its interval."""
-    freedom = mean.count - 1
-    quantile = special.stdtrit(freedom, (1 + numbers.LEVEL) / 2)
-    error = (mean.high - mean.low) / 2 / quantile
-    return float(2 * special.stdtr(freedom, -abs(mean.value - margin) / error))
+    """Of a two-sided t test that the true mean is the margin."""
+    interval = statistics.Interval(
+        mean.value, math.nan, math.nan, mean.count, mean.low, mean.high
+    )
+    return statistics.p_value(interval, margin)
 
 
 def section(pool: Pool) -> list[str]:
@@ -74,14 +73,15 @@ def section(pool: Pool) -> list[str]:
     p_values = [each.p_value for each in found]
     decided = [each for each in found if each.is_decided]
     holding = sum(each.holds for each in decided)
-    holm = numbers.remaining_by_holm(p_values)
+    holm = sum(p < 1 - numbers.LEVEL for p in statistics.holm(p_values))
     expected = numbers.remaining_by_benjamini_hochberg(p_values)
     studies = len({each.study for each in found})
     lines += [
         f"{counted(len(found), 'claim')}, in {studies} of the studies, have a Student's"
         " interval over paired seeds. (A page's verdict asks for the bootstrap's"
-        " interval too.) Claims share runs and are not independent; for Holm that does"
-        " not matter, for Benjamini and Hochberg negative dependence could.",
+        " interval too, and for three seeds where others lack the measure.) Claims"
+        " share runs and are not independent; for Holm that does not matter, for"
+        " Benjamini and Hochberg negative dependence could.",
         "",
     ]
     rows = [

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy import special
 
+from ragen_jax.studies import statistics
+
 LEVEL = 0.95  # of intervals
 _MOST_SEEDS = 2000  # that a search for enough of them goes to
-# A data file keeps six digits: values closer than that are equal.
-_RELATIVE, _ABSOLUTE = 1e-5, 2e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,7 @@ def student(values: Sequence[float]) -> Mean:
     known = np.array([v for v in values if not math.isnan(v)])
     if not len(known):
         return Mean(math.nan, math.nan, math.nan, 0)
-    mean, half = float(known.mean()), math.nan
-    equal = np.allclose(known, known[0], rtol=_RELATIVE, atol=_ABSOLUTE)
-    if len(known) > 1 and not equal:
-        quantile = special.stdtrit(len(known) - 1, (1 + LEVEL) / 2)
-        half = float(quantile * known.std(ddof=1) / math.sqrt(len(known)))
+    mean, half = float(known.mean()), statistics.student_half(known.tolist())
     return Mean(mean, mean - half, mean + half, len(known))
 
 
@@ -115,17 +111,6 @@ def _indicators(labels: Sequence[Hashable]) -> np.ndarray:
     """float[n, labels], 1 at each value's label."""
     place = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return np.eye(len(place))[[place[label] for label in labels]]
-
-
-def remaining_by_holm(p_values: Sequence[float], level: float = 0.05) -> int:
-    """How many of these tests remain if one error among all is to be rare.
-
-    Holm 1979, Scandinavian Journal of Statistics 6: the i-th least of m p-values, from
-    0, against level / (m - i), until the first that is above.
-    """
-    ordered = np.sort(np.asarray(p_values, float))
-    above = ordered > level / np.arange(len(ordered), 0, -1)
-    return int(above.argmax()) if above.any() else len(ordered)
 
 
 def remaining_by_benjamini_hochberg(
