@@ -5,5 +5,9 @@ class UserError(Exception):
     """A mistake that its user can fix: one sentence with the key and the remedy."""
 
 
+class RunStopped(UserError):  # noqa: N818  (named for what happened)
+    """A run that stopped itself, saved, in all of its processes alike."""
+
+
 class SettingsError(UserError, ValueError):
     """A setting, or a combination of settings, that cannot be used."""

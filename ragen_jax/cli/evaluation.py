@@ -203,7 +203,7 @@ def _play_model(request: Request, subject: Subject, console):
     from ragen_jax.evaluation import recording, transcripts
     from ragen_jax.parallel import gloo_groups
     from ragen_jax.parallel import mesh as meshes
-    from ragen_jax.training import weights, workdir
+    from ragen_jax.training import weights
     from ragen_jax.training.model import make_model
     from ragen_jax.training.tasks import check_decoding, make_task
     from ragen_jax.training.validation import make_evaluator
@@ -218,8 +218,7 @@ def _play_model(request: Request, subject: Subject, console):
         _check_levels(request, subject, task.env)
         reader = transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
         if jax.process_count() > 1:
-            played = weights.played_fingerprint(model, subject.directory, subject.step)
-            workdir.check_same_everywhere(played)
+            _check_same_everywhere(model, subject, tokens)
             gloo_groups.connect(model.mesh)
         if subject.step is None:
             actor = weights.load_parameters(model)
@@ -247,6 +246,16 @@ def _play_model(request: Request, subject: Subject, console):
         system = task.dialogue.system.replace("\n", "\n    ")
         console.line("\n\n".join([f"System prompt\n    {system}", *shown, ""]))
     return score, subject.who, out
+
+
+def _check_same_everywhere(model, subject: Subject, tokens) -> None:
+    """Raises UserError, in every process, if one is about to play something else."""
+    from ragen_jax.training import weights, workdir
+    from ragen_jax.training.run import texts_mark
+
+    played = weights.played_fingerprint(model, subject.directory, subject.step)
+    workdir.check_same_everywhere(played)
+    workdir.check_same_texts(texts_mark(tokens))
 
 
 def _check_graph(request: Request) -> None:

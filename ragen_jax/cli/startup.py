@@ -21,8 +21,8 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import compiler_options
 from ragen_jax.cli.flags import one_line, parse
 from ragen_jax.cli.help_text import group
-from ragen_jax.errors import SettingsError, UserError
-from ragen_jax.parallel import distributed
+from ragen_jax.errors import RunStopped, SettingsError, UserError
+from ragen_jax.parallel import distributed, heartbeat
 from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
 
@@ -70,11 +70,11 @@ def run(main: Callable[[], None], *, computes: bool = True) -> None:
                     enable_compilation_cache()
                 main()
                 distributed.finish()
-        except Exception:
+        except Exception as error:
             if not _has_to_leave():
                 raise
             traceback.print_exc()
-            endings.exit_at_once(1)
+            endings.exit_at_once(_code_of(error))
 
     app.run(call, flags_parser=parser)
 
@@ -329,7 +329,7 @@ def _ending_in_one_sentence() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # Fails here, not at exit, if it cannot be written.
     except UserError as error:
-        _end_with(str(error))
+        _end_with(str(error), together=isinstance(error, RunStopped))
     except endings.Terminated:
         endings.exit_on_signal(signal.SIGTERM)
     except KeyboardInterrupt:
@@ -348,17 +348,40 @@ def _ending_in_one_sentence() -> Iterator[None]:
         _end_with(sentence)
 
 
-def _end_with(sentence: str) -> NoReturn:
-    """Prints the error on one line, whatever its paths contain, and exits with 2."""
+def _end_with(sentence: str, *, together: bool = False) -> NoReturn:
+    """Prints the error on one line, whatever its paths contain, and exits with 2.
+
+    Args:
+      sentence: to print.
+      together: whether all processes of the run end so. They wait for one another: the
+        first may still be drawing the run's picture.
+    """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
     try:
         print(f"error: {line}", file=sys.stderr, flush=True)
     except OSError:  # Nobody is left to read it.
         # What is still in the buffer would fail again at the end, with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    if together:
+        distributed.finish()
     if _has_to_leave():
         endings.exit_at_once(2)
     sys.exit(2)
+
+
+def _code_of(error: Exception) -> int:
+    """The exit code for an error with a traceback, which the other processes take over.
+
+    What a device says may be of an exchange with a host that was lost in silence, which
+    the heartbeat notices later: then the same command resumes.
+    """
+    import jax
+
+    is_of_device = isinstance(error, jax.errors.JaxRuntimeError)
+    is_own = str(error).startswith("RESOURCE_EXHAUSTED")  # Its memory is full.
+    if is_of_device and not is_own and distributed.is_awaited():
+        return heartbeat.EXIT_CODE
+    return 1
 
 
 def _has_to_leave() -> bool:

@@ -1,7 +1,8 @@
 """Baselines without a language model: random, rule-based and planning players.
 
 The planner is the environment's own `solve`, planned ahead, where states do not depend
-on chance; in FrozenLake, whose ice is slippery, it is value iteration that knows the slip.
+on chance; in FrozenLake, whose ice is slippery, it is value iteration that knows the
+slip.
 
 They play the same levels as `evaluator.evaluate` with the same seed and split. They
 choose one action at a time and see the state after each, up to the episode's limit on

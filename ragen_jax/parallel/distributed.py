@@ -1,12 +1,14 @@
 """One program on many hosts: connecting its processes, and naming absent ones."""
 
 import collections
+import contextlib
 import glob
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
+import signal
 import socket
 import time
 import types
@@ -202,13 +204,26 @@ def finish() -> None:
     be aborted. A signal ends the wait: nobody asks JAX any more for a SIGTERM.
     """
     endings.take_signals_back()
-    meet("the end")
+    with contextlib.ExitStack() as stack:
+        if _heartbeats:
+            stack.enter_context(endings.listening(_leave_on_signal))
+        meet("the end")
     if _heartbeats:
         import jax
 
         jax.distributed.shutdown()
     while _heartbeats:
         _heartbeats.pop().stop()
+
+
+def _leave_on_signal(number: int) -> None:
+    """The policy while others are awaited, which may have something to save.
+
+    They are cut short, too: where a job's time is over it has to be tried again.
+    """
+    if number == signal.SIGTERM:
+        heartbeat.leave("terminated at the end, while other processes still worked")
+    endings.exit_on_signal(number)
 
 
 def meet(where: str) -> None:

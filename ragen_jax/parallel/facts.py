@@ -15,6 +15,16 @@ from ragen_jax.utils import user_modules
 
 _MAY_DIFFER = ("model.path",)  # model files are compared by digest instead
 
+# transformers and tokenizers cut texts into tokens.
+_LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "orbax-checkpoint",
+    "numpy",
+    "transformers",
+    "tokenizers",
+)
+
 
 def of_run(settings: Settings) -> dict[str, str]:
     """Settings by dotted key, and the versions of all code that runs, as texts.
@@ -28,7 +38,7 @@ def of_run(settings: Settings) -> dict[str, str]:
         if key not in _MAY_DIFFER
     }
     facts["the code of ragen_jax"] = code_version()
-    for package in ("jax", "jaxlib", "orbax-checkpoint", "numpy"):
+    for package in _LIBRARIES:
         facts[f"the version of {package}"] = importlib.metadata.version(package)
     for name in settings.files():
         with contextlib.suppress(SettingsError, OSError):  # Reported when it is loaded.

@@ -33,14 +33,25 @@ GRACE_SECONDS = 5.0  # for a process to report its own error first
 LAST_SECONDS = 15.0  # in which the others leave before process 0 does
 MEETING_SECONDS = 3600.0  # for all to come to where the others wait
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may succeed
+# With these a process has failed by itself, and would again. The others leave with its
+# code, so that nobody starts all of them anew.
+_OWN_FAULTS = (1, 2)
 
 _REACHED = re.compile(rb'"reached": (\d+)')
 _REMEDY = "the same command on all of them resumes from the last checkpoint"
 
 
-def leave(sentence: str) -> None:
-    """Ends this process, whatever it is waiting for."""
-    endings.exit_at_once(EXIT_CODE, f"error: {sentence}; {_REMEDY}", forced=True)
+def leave(sentence: str, code: int = EXIT_CODE) -> None:
+    """Ends this process, whatever it is waiting for.
+
+    Args:
+      sentence: about the process that is lost.
+      code: with which that one has ended, where it has failed by itself.
+    """
+    remedy = f"; {_REMEDY}"
+    if code != EXIT_CODE:
+        remedy = f" with code {code}: its output says why"
+    endings.exit_at_once(code, f"error: {sentence}{remedy}", forced=True)
 
 
 class Heartbeat:
@@ -50,7 +61,7 @@ class Heartbeat:
         self,
         own: str,
         peers: dict[socket.socket, str],
-        lost: Callable[[str], None] = leave,
+        lost: Callable[[str, int], None] = leave,
         silent_seconds: float = SILENT_SECONDS,
         *,
         is_first: bool,
@@ -61,7 +72,7 @@ class Heartbeat:
           own: this process's name, such as "process 1 (host a, pid 7)".
           peers: a connected socket to each process that is watched, with its name.
           is_first: whether this is process 0, which watches all others.
-          lost: called once, in a thread, with what has happened.
+          lost: called once, in a thread, with what has happened and the exit code.
           silent_seconds: after which a process counts as lost.
         """
         self._own, self._lost, self._silent = own, lost, silent_seconds
@@ -75,6 +86,10 @@ class Heartbeat:
         self._ended = threading.Event()
         for peer in peers:
             peer.setblocking(False)
+            # Last words that wait for an earlier beat's receipt are lost when the
+            # process ends with others' beats unread.
+            with contextlib.suppress(OSError):  # It is no TCP socket.
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -93,7 +108,7 @@ class Heartbeat:
                 return
         late = [name for p, name in self._names.items() if self._reached[p] < self._at]
         who = ", ".join(late) if self._is_first else "another process"
-        self._lost(f"{who} did not come to {where} within {seconds:g} s")
+        self._lost(f"{who} did not come to {where} within {seconds:g} s", EXIT_CODE)
 
     def stop(self) -> None:
         """Tells the peers that this process ends as planned, and stops watching."""
@@ -107,10 +122,15 @@ class Heartbeat:
         """Whether others may be waiting for this process: they are not at their end."""
         return bool(self._heard) and not self._ended.is_set()
 
-    def fail(self) -> None:
-        """Says that this process ends before its end; process 0 leaves the last."""
+    def fail(self, code: int) -> None:
+        """Says that this process ends before its end; process 0 leaves the last.
+
+        Args:
+          code: with which it ends.
+        """
         self._ended.set()
-        self._say({"lost": f"{self._own} has ended"})
+        code = code if code in _OWN_FAULTS else EXIT_CODE
+        self._say({"lost": f"{self._own} has ended", "code": code})
         peers, deadline = set(self._heard), time.monotonic() + LAST_SECONDS
         while self._is_first and peers and time.monotonic() < deadline:
             peers -= {peer for peer in peers if _receive(peer) == b""}
@@ -140,8 +160,8 @@ class Heartbeat:
                     *lines, buffers[peer] = buffers[peer].split(b"\n")
                     is_bye = any(b'"bye"' in line for line in lines)
                     is_over = not data or is_bye
-                    if news := _lost_in(lines):
-                        return self._end(news)
+                    if found := _lost_in(lines):
+                        return self._end(*found)
                     self._take({peer: math.inf if is_bye else _reached_in(lines)})
                     if is_over:
                         selector.unregister(peer)
@@ -175,14 +195,14 @@ class Heartbeat:
         reached = min(self._at, self._met) if self._is_first else self._at
         self._say({"beat": self._own, "reached": reached})
 
-    def _end(self, news: str, *, at_once: bool = False) -> None:
-        self._say({"lost": news})
+    def _end(self, news: str, code: int = EXIT_CODE, *, at_once: bool = False) -> None:
+        self._say({"lost": news, "code": code})
         # All processes may have met the same error, and this one be about to report it.
         waits = "has ended" in news and not at_once
         if waits and self._ended.wait(GRACE_SECONDS):
             return
         if not self._ended.is_set():
-            self._lost(news)
+            self._lost(news, code)
 
     def _say(self, message: dict[str, Any]) -> None:
         line = (json.dumps(message) + "\n").encode()
@@ -239,13 +259,14 @@ def _receive(peer: socket.socket) -> bytes | None:
         return b""
 
 
-def _lost_in(lines: list[bytes]) -> str:
-    """The news of a lost process among received lines, or ""."""
+def _lost_in(lines: list[bytes]) -> tuple[str, int] | None:
+    """The news of a lost process among received lines, and its code; or None."""
     for line in lines:
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "lost" in found:
-                return str(found["lost"])
-    return ""
+                code = found.get("code")
+                return str(found["lost"]), code if code in _OWN_FAULTS else EXIT_CODE
+    return None
 
 
 def _reached_in(lines: list[bytes]) -> float:

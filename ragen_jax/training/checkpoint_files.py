@@ -12,12 +12,14 @@ import math
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen_jax.errors import UserError
+from ragen_jax.training.checkpoint_scores import best
 
 FOLDER = "checkpoints"  # inside a workdir
 FORMAT = "ragen_jax checkpoint, version 2"
@@ -30,12 +32,18 @@ _DELETING = ".deleting"  # suffix of a step that is being deleted
 UNFINISHED = ".orbax-checkpoint-tmp"  # in a folder's name until Orbax has finished it
 # Files that Orbax writes after the digests; nothing is read from them.
 _NOT_DIGESTED = ("_CHECKPOINT_METADATA", "commit_success.txt")
+# Errors of a file that is not there.
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _PIECE = 1 << 22  # bytes read at a time
 _READERS = 4  # threads; zlib.crc32 releases the GIL
 
 
 class DamagedError(UserError):
     """A checkpoint that cannot be used, though an older one may be whole."""
+
+
+class UnreadableError(UserError):
+    """A checkpoint that this machine cannot read now, though it may be whole."""
 
 
 class Found(NamedTuple):
@@ -60,26 +68,17 @@ class Survey(NamedTuple):
     foreign: list[str]  # names that look like a step's but are not
 
 
-def kept(
-    step_scores: Mapping[int, float | None], keep_last: int, keep_best: int
-) -> set[int]:
-    """The steps to keep: the last few, and the best few of those with a score."""
-    by_score = _by_score(step_scores)
-    return {*sorted(step_scores)[-keep_last:], *by_score[:keep_best]}
-
-
-def best(step_scores: Mapping[int, float | None]) -> int | None:
-    """The step of the highest score, the later of equals; None without any score."""
-    return next(iter(_by_score(step_scores)), None)
-
-
 def scores(directory: str | Path) -> dict[int, float | None]:
     """The whole steps in a folder of steps, in order, each with its score."""
     return survey(directory).scores
 
 
 def survey(directory: str | Path) -> Survey:
-    """Looks at every step of a folder, without reading its arrays."""
+    """Looks at every step of a folder, without reading its arrays.
+
+    Raises:
+      UnreadableError: if one cannot be read, and so may be whole.
+    """
     result = Survey({}, {}, [])
     steps = []
     for path in Path(directory).glob("*"):
@@ -94,6 +93,8 @@ def survey(directory: str | Path) -> Survey:
             _check_sizes(path, record)
         except UserError as error:
             if path.exists():  # Else it was deleted just now.
+                if isinstance(error, UnreadableError):
+                    raise
                 result.damaged[step] = str(error)
         else:
             result.scores[step] = record["score"]
@@ -154,6 +155,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
       UserError: if there is no such folder.
       DamagedError: if that file is not there, or not as it was written.
+      UnreadableError: if it cannot be read.
     """
     if not folder.is_dir():
         # By names alone: `survey` calls this function.
@@ -264,7 +266,8 @@ def read_digests(folder: Path) -> dict[str, tuple[int, str]]:
     """(bytes, checksum) of each file of a step, by its path within the folder.
 
     Raises:
-      DamagedError: if they cannot be read.
+      DamagedError: if they are not there, or not as they were written.
+      UnreadableError: if they cannot be read.
     """
     written = _read_json(folder / DIGESTS)
     table = written.get("crc32") if isinstance(written, dict) else None
@@ -336,20 +339,31 @@ def _problem(folder: Path, name: str, digest: tuple[int, str]) -> str:
     try:
         _, actual = _measure(path)
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
+        raise _unreadable(path, error) from error
     return "" if actual == checksum else "has another content than was written"
 
 
 def _size_problem(path: Path, size: int) -> str:
     try:
-        actual = path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    if actual is None:
+        found = path.stat()
+    except _ABSENT:
         return "is missing"
-    if actual != size:
-        return f"has {actual} bytes of the {size} that were written"
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        return "is missing"
+    if found.st_size != size:
+        return f"has {found.st_size} bytes of the {size} that were written"
     return ""
+
+
+def _unreadable(path: Path, error: OSError) -> UnreadableError:
+    """For an error that says nothing of what was written."""
+    return UnreadableError(
+        f"{path} cannot be read ({error.strerror}), so it is not known whether this"
+        " checkpoint is whole: let this host read it, or delete the step's folder"
+        " to use another step"
+    )
 
 
 def _measure(path: Path) -> tuple[int, str]:
@@ -375,11 +389,7 @@ def _read_json(path: Path) -> Any:
     """What a file holds; None if it is not there, or is not JSON of a usual depth."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+    except (*_ABSENT, ValueError, RecursionError):
         return None
-
-
-def _by_score(step_scores: Mapping[int, float | None]) -> list[int]:
-    """Steps with a score, the best first, of equals the later first."""
-    scored = {s: score for s, score in step_scores.items() if score is not None}
-    return sorted(scored, key=lambda step: (scored[step], step), reverse=True)
+    except OSError as error:
+        raise _unreadable(path, error) from error

@@ -24,24 +24,24 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import distributed
 from ragen_jax.parallel.agreement import agreed_flag, agreed_step
+from ragen_jax.training import checkpoint_checks as checks
 from ragen_jax.training import checkpoint_files as files
 from ragen_jax.training import checkpoint_leaves as leaves
 from ragen_jax.training.checkpoint_files import (
     FOLDER,
     DamagedError,
     Found,
-    best,
     find,
-    kept,
     read_info,
     scores,
     survey,
 )
+from ragen_jax.training.checkpoint_scores import best, kept
+from ragen_jax.training.interrupts import STALLED_SAVING
 from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
 from ragen_jax.utils import machine_errors
 
@@ -94,6 +94,7 @@ class Checkpoints:
         # Created in the background, folders would keep the process from ending for
         # minutes after a save that is refused.
         options = ocp.AsyncOptions(
+            timeout_secs=round(STALLED_SAVING),  # for the processes to meet
             create_directories_asynchronously=False,
             post_finalization_callback=self._write_digests,
         )
@@ -336,7 +337,6 @@ def restore(
         shape or dtype.
     """
     folder = Path(directory).resolve() / str(step)
-    has_digests = files.has_digests(folder)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     requested = {
         path: jax.ShapeDtypeStruct(
@@ -344,8 +344,7 @@ def restore(
         )
         for path, leaf in leaves.flat(abstract_state).items()
     }
-    if has_digests:
-        _verify(folder, requested if partial else None)
+    has_digests = checks.verify(folder, requested if partial else None)
     ignore_abandoned_parts()
     # The handler itself: a Checkpointer would also want metadata that is not needed.
     reader, place = ocp.PyTreeCheckpointHandler(), epath.Path(folder / files.STATE)
@@ -368,7 +367,9 @@ def restore(
     except Exception as error:  # Orbax raises a bare Exception, too.
         distributed.wait_for_verdict()  # The cause may be a lost process.
         # After verification it is not damage: this machine or its disk cannot read it.
-        kind = UserError if has_digests else DamagedError
+        # And the other processes may have read it.
+        is_damage = not has_digests and jax.process_count() == 1
+        kind = DamagedError if is_damage else UserError
         raise kind(
             f"Checkpoint {folder} cannot be read ({machine_errors.brief(error)});"
             " delete that folder and use another step."
@@ -377,21 +378,3 @@ def restore(
         reader.close()
     structure = jax.tree.structure(abstract_state)
     return jax.tree.unflatten(structure, [restored[path] for path in requested])
-
-
-def _verify(folder: Path, requested: Mapping[str, Any] | None) -> None:
-    """Raises DamagedError, in every process, if a file is not as it was written.
-
-    Each process checks its share of the files.
-    """
-    index, count = jax.process_index(), jax.process_count()
-    is_mine = lambda number: number % count == index
-    damaged = files.damaged_file(folder, requested, is_mine)
-    if count > 1:
-        names = sorted(files.read_digests(folder))
-        number = len(names) if damaged is None else names.index(damaged[0])
-        first = int(multihost_utils.process_allgather(np.int32(number)).min())
-        if first < len(names) and (damaged is None or damaged[0] != names[first]):
-            damaged = names[first], "is not as it was written"
-    if damaged is not None:
-        raise files.damage(folder, *damaged)

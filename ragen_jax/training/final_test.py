@@ -24,7 +24,12 @@ from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
 from ragen_jax.training import messages, safety, validation, weights
-from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
+from ragen_jax.training.interrupts import (
+    STALLED_AT_FIRST,
+    InterruptHandler,
+    StallWatchdog,
+    StoppedAtOnce,
+)
 from ragen_jax.training.run import Run
 from ragen_jax.utils import atomic_files, workdir_files
 from ragen_jax.utils.finite import finite
@@ -38,6 +43,7 @@ def report(
     writer: MetricsWriter,
     console: Console,
     interrupts: InterruptHandler,
+    watchdog: StallWatchdog,
     last_words: str,
 ) -> bool:
     """Plays the test, writes it down and shows its table; False if a signal came.
@@ -48,11 +54,20 @@ def report(
       base: the weights of `model.path`, if they are in memory.
       workdir, writer, console: where the results go.
       interrupts: entered; a signal ends the test within seconds.
+      watchdog: entered; each batch of the test has to end in time.
       last_words: said if the process has to be ended by force.
     """
     try:
         with interrupts.nothing_to_save(last_words) as check:
-            before, after = _play(run, state, base, workdir, console, check)
+            what = "a batch of the final test"
+
+            def go_on() -> None:
+                watchdog.expect_within(STALLED_AT_FIRST, what)
+                check()
+
+            watchdog.expect_within(STALLED_AT_FIRST, what)
+            before, after = _play(run, state, base, workdir, console, go_on)
+            watchdog.rest()
             _write(run, int(state.iteration), workdir, writer, console, before, after)
             _warn(run, state, workdir, console)
     except StoppedAtOnce:

@@ -16,7 +16,7 @@ from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.diagnostics.health import HealthState
 from ragen_jax.envs.base import VALIDATION
-from ragen_jax.errors import UserError
+from ragen_jax.errors import RunStopped
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.parallel.agreement import agreed_number
 from ragen_jax.reporting import console as console_lib
@@ -100,7 +100,7 @@ def train_to_end(
     """Iterates to the end (True) or until a signal comes (False).
 
     Raises:
-      UserError: when the run stops itself, its state saved.
+      RunStopped: when the run stops itself, its state saved.
       RolledBack: when it has to continue from an earlier checkpoint.
     """
     begun, total = int(state.iteration), run.settings.iterations
@@ -124,7 +124,7 @@ def train_to_end(
         ends = bool(reason or stops)
         progress = _save_if_due(run, state, outputs.workdir, progress, score, ends)
         if reason:
-            raise UserError(reason)
+            raise RunStopped(reason)
         if stops:
             return state, False
     outputs.watchdog.expect_within(STALLED_SAVING, "saving")

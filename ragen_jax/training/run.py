@@ -5,7 +5,11 @@
 
 import dataclasses
 import functools
+import hashlib
+from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from ragen_jax.envs import first_levels
@@ -66,6 +70,18 @@ class Run:
     def rollout_context(self) -> RolloutContext:
         """The static part of training rollouts."""
         return tasks_lib.rollout_context(self.model, self.tasks, is_training=True)
+
+
+def texts_mark(tokens: Any) -> str:
+    """A digest by which processes compare their environments' texts.
+
+    Args:
+      tokens: a pytree of `DialogueTokens`.
+    """
+    digest = hashlib.sha256()
+    for array in map(np.asarray, jax.tree.leaves(tokens)):
+        digest.update(f"{array.shape} {array.dtype} ".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def prepare(

@@ -13,7 +13,7 @@ from ragen_jax.diagnostics import episode_log
 from ragen_jax.diagnostics import rollbacks as rollbacks_lib
 from ragen_jax.errors import UserError
 from ragen_jax.learning.train_state import TrainState
-from ragen_jax.parallel import gloo_groups
+from ragen_jax.parallel import gloo_groups, program_cache
 from ragen_jax.parallel.agreement import agreed_number
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
@@ -29,12 +29,17 @@ from ragen_jax.training import (
 )
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.checkpoints import Checkpoints
-from ragen_jax.training.interrupts import InterruptHandler, StallWatchdog
+from ragen_jax.training.interrupts import (
+    STALLED_AT_FIRST,
+    InterruptHandler,
+    StallWatchdog,
+)
 from ragen_jax.training.loop import OpenWorkdir, Outputs, RolledBack
 from ragen_jax.training.programs import Compiled
-from ragen_jax.training.run import Run
+from ragen_jax.training.run import Run, texts_mark
 from ragen_jax.training.workdir import (
     check_same_everywhere,
+    check_same_texts,
     claim_workdir,
     only_run,
 )
@@ -58,6 +63,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
     """
     try:
         with only_run(workdir, run.settings, console.line):
+            program_cache.keep_in(workdir)
             _train_in_workdir(run, workdir, console, command)
     except OSError as error:
         if not (sentence := machine_errors.sentence(error)):
@@ -73,6 +79,8 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     """`train`, once no other run trains in the workdir."""
     fingerprint = weights.model_fingerprint(run.model)
     check_same_everywhere(fingerprint)
+    evaluated = [tokens for _, tokens in run.evaluated]
+    check_same_texts(texts_mark((run.tokens, evaluated)))
     gloo_groups.connect(run.model.mesh)
     folder = workdir / checkpoints.FOLDER
     if steps := checkpoints.scores(folder):
@@ -87,11 +95,14 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
         # Once, since user code is read when the run starts and not after a rollback.
         code = user_modules.digests(run.settings.files())
         open_workdir = OpenWorkdir(workdir, saved, fingerprint, code)
-        compiled = _train_from_checkpoint(run, open_workdir, console, command)
-        while compiled is not None:  # After a rollback to an earlier checkpoint.
+        with StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog:
             compiled = _train_from_checkpoint(
-                run, open_workdir, console, command, compiled
+                run, open_workdir, console, command, watchdog
             )
+            while compiled is not None:  # After a rollback to an earlier checkpoint.
+                compiled = _train_from_checkpoint(
+                    run, open_workdir, console, command, watchdog, compiled
+                )
 
 
 def _train_from_checkpoint(
@@ -99,6 +110,7 @@ def _train_from_checkpoint(
     workdir: OpenWorkdir,
     console: Console,
     command: str,
+    watchdog: StallWatchdog,
     compiled: Compiled | None = None,
 ) -> Compiled | None:
     """Trains from the last checkpoint to the end, where it returns None.
@@ -107,9 +119,11 @@ def _train_from_checkpoint(
     """
     rollbacks, settings = loop.count_rollbacks(workdir.path), run.settings
     run = resumed.remedied_run(run, rollbacks)
+    watchdog.expect_within(STALLED_AT_FIRST, "the start")
     _end_rollback(workdir.checkpoints, workdir.path, rollbacks)
     state = _start(run, settings, workdir, console)
     iteration = int(state.iteration)
+    watchdog.expect_within(STALLED_AT_FIRST, "compiling")
     compiled = _compile_if_needed(run, iteration, compiled)
     is_first = jax.process_index() == 0
     if is_first:
@@ -121,14 +135,12 @@ def _train_from_checkpoint(
         writer,
         InterruptHandler(console.line) as interrupts,
         console.on_lost_reader(interrupts.ask),
-        StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog,
     ):
         outputs = Outputs(workdir, writer, console, interrupts, watchdog)
         try:
             is_finished = True
             if compiled is not None:
                 state, is_finished = loop.train_to_end(run, compiled, state, outputs)
-                watchdog.rest()
         except RolledBack as rollback:
             console.line(str(rollback))
             # Asked now, since the next InterruptHandler knows nothing of a signal
@@ -141,7 +153,15 @@ def _train_from_checkpoint(
         if is_finished:
             base = compiled and compiled.base
             is_finished = final_test.report(
-                run, state, base, workdir.path, writer, console, interrupts, last_words
+                run,
+                state,
+                base,
+                workdir.path,
+                writer,
+                console,
+                interrupts,
+                watchdog,
+                last_words,
             )
         if not is_finished:
             console.line(last_words)

@@ -139,18 +139,40 @@ def check_same_everywhere(fingerprint: Mapping[str, str]) -> None:
     Raises:
       UserError: naming the processes whose model differs from that of process 0.
     """
-    if jax.process_count() == 1:
-        return
     for what, own in sorted(fingerprint.items()):
-        digest = np.frombuffer(hashlib.sha256(own.encode()).digest(), np.uint32)
-        every = np.asarray(multihost_utils.process_allgather(digest))
-        others = np.flatnonzero((every != every[0]).any(axis=1))
-        if len(others):
+        if others := _who_differs(own):
             raise UserError(
-                f"process {', '.join(map(str, others))} has a model of other {what}"
+                f"process {others} has a model of other {what}"
                 " than process 0: copy one model to all hosts, or give all of them one"
                 " OWNER/NAME@COMMIT of the hub"
             )
+
+
+def check_same_texts(mark: str) -> None:
+    """Refuses processes whose environments have other texts. Called by all together.
+
+    Args:
+      mark: of this process's, from `run.texts_mark`.
+
+    Raises:
+      UserError: naming the processes whose texts differ from those of process 0.
+    """
+    if others := _who_differs(mark):
+        raise UserError(
+            f"the environments of process {others} have other texts than those of"
+            " process 0: let no text depend on the host, or on the order of a set of"
+            " strings, which each process has its own of (sort it, or set"
+            " PYTHONHASHSEED=0 for all)"
+        )
+
+
+def _who_differs(text: str) -> str:
+    """The processes with another text than process 0's, as "1, 3"; or ""."""
+    if jax.process_count() == 1:
+        return ""
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+    every = np.asarray(multihost_utils.process_allgather(digest))
+    return ", ".join(map(str, np.flatnonzero((every != every[0]).any(axis=1))))
 
 
 def _anywhere(value: bool) -> bool:

@@ -31,7 +31,7 @@ _policies: list[Policy] = []  # The last one is in force.
 _installed: list[bool] = []  # Not empty between `install` and `release`.
 _watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
 _scratch: list[Path] = []  # Folders that `exit_at_once` deletes.
-_last_calls: list[Callable[[], None]] = []  # `exit_at_once` calls them last.
+_last_calls: list[Callable[[int], None]] = []  # `exit_at_once` calls them last.
 _ending = threading.Lock()  # Taken by the thread that ends the process.
 
 
@@ -63,7 +63,7 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
         shutil.rmtree(folder, ignore_errors=True)
     for call in list(_last_calls):
         with contextlib.suppress(Exception):
-            call()
+            call(code)
     os._exit(code)
 
 
@@ -87,8 +87,12 @@ def _say(line: str, *, last: bool) -> None:
     os.write(shown, f"{line}\n".encode(stream.encoding, stream.errors or "strict"))
 
 
-def before_exit(call: Callable[[], None]) -> None:
-    """Has `exit_at_once` call a function as the last thing before the process ends."""
+def before_exit(call: Callable[[int], None]) -> None:
+    """Has `exit_at_once` call a function as the last thing before the process ends.
+
+    Args:
+      call: takes the exit code.
+    """
     _last_calls.append(call)
 
 

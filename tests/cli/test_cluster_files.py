@@ -20,9 +20,17 @@ KUBERNETES = ROOT / "launch" / "kubernetes" / "train.yaml"
 
 
 # A lost process is found by the others, 75, or was killed itself: srun tells the
-# highest code.
-@pytest.mark.parametrize(("code", "requeues"), [(75, True), (137, True), (2, False)])
-def test_the_slurm_script_hands_its_arguments_on_and_requeues(tmp_path, code, requeues):
+# highest code. SLURM also counts the starts after a time limit.
+@pytest.mark.parametrize(
+    ("code", "lost", "requeues"),
+    [(75, 19, True), (75, 20, False), (137, 0, True), (2, 0, False)],
+)
+def test_the_slurm_script_hands_its_arguments_on_and_requeues(
+    tmp_path, code, lost, requeues
+):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "7.lost").write_text("code 75\n" * lost)
+    given = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "40"}
     assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
     # Stand-ins for SLURM's own commands, which note how they were called.
     for name in ("srun", "scontrol"):
@@ -33,7 +41,7 @@ def test_the_slurm_script_hands_its_arguments_on_and_requeues(tmp_path, code, re
         path.chmod(0o755)
     done = subprocess.run(
         ["bash", str(SLURM), "--config=a.py", "--workdir=/b c"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", **given},
         cwd=tmp_path,
         check=False,
     )
@@ -54,7 +62,7 @@ def test_out_of_time_the_slurm_script_lets_the_run_save_and_requeues(
         "srun": f"trap 'echo saved >> calls; exit {code}' USR2\n"
         "echo $$ > pid; mv pid running; while :; do sleep 0.05; done",
         "scancel": 'echo "$@" >> calls; kill -USR2 "$(cat running)"',
-        "scontrol": 'echo "$@" >> calls',
+        "scontrol": '[ "$1" != requeue ] || echo "$@" >> calls',
     }
     for name, script in stand_ins.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -71,6 +79,42 @@ def test_out_of_time_the_slurm_script_lets_the_run_save_and_requeues(
     assert job.wait(timeout=30) == code
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == ["--signal=TERM 7", "saved"] + ["requeue 7"] * requeues
+
+
+# SLURM signals such a job, and requeues it itself only if it is still there when its
+# time of grace is over. The second time is of an earlier start.
+@pytest.mark.parametrize(
+    ("code", "state", "preempted", "requeues"),
+    [
+        (0, "RUNNING", "2999-01-01T00:00:00", True),
+        (143, "RUNNING", "2999-01-01T00:00:00", True),
+        (2, "RUNNING", "2999-01-01T00:00:00", False),
+        (0, "RUNNING", "2001-01-01T00:00:00", False),
+        (0, "RUNNING", "None", False),
+        (143, "RUNNING", "Unknown", False),
+        (0, "CANCELLED", "2999-01-01T00:00:00", False),
+    ],
+)
+def test_a_preempted_job_that_ends_in_its_time_of_grace_is_requeued(
+    tmp_path, code, state, preempted, requeues
+):
+    shown = f"JobId=7 JobName=a JobState={state} Reason=None PreemptTime={preempted} A="
+    stand_ins = {
+        "srun": f"exit {code}",
+        "scontrol": f'echo "$@" >> calls; [ "$2" != show ] || echo "{shown}"',
+    }
+    for name, script in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", str(SLURM)], env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code
+    calls = tmp_path / "calls"
+    said = calls.read_text().splitlines() if calls.exists() else []
+    asked = ["--oneliner show job 7"] * (code != 2)
+    assert said == asked + ["requeue 7"] * requeues
 
 
 def test_a_task_of_the_slurm_script_sees_its_hosts_gpus_and_has_its_cpus(tmp_path):

@@ -55,7 +55,7 @@ ENDING = """
 import signal, sys, time
 from ragen_jax.utils import endings
 endings.install()
-endings.before_exit(lambda: (print("installed", flush=True), time.sleep(2)))
+endings.before_exit(lambda code: (print("installed", flush=True), time.sleep(2)))
 endings.exit_on_signal(signal.SIGINT)
 """
 # A script that ends while another thread writes to stderr, as JAX's threads do.
@@ -63,7 +63,7 @@ CHATTERING = """
 import os, threading, time
 from ragen_jax.utils import endings
 endings.install()
-endings.before_exit(lambda: time.sleep(0.5))
+endings.before_exit(lambda code: time.sleep(0.5))
 def chatter():
     while True:
         os.write(2, b"chatter\\n")

@@ -54,6 +54,23 @@ def test_a_process_may_pin_all_of_its_hosts_memory_unless_the_user_says_less(
     assert int(os.environ[variable]) == int(users or max(64, pages // 2**30))
 
 
+@pytest.mark.parametrize(
+    ("error", "is_awaited", "code"),
+    [
+        (KeyError("a fault"), True, 1),
+        (jax.errors.JaxRuntimeError("INTERNAL: a collective failed"), True, 75),
+        (jax.errors.JaxRuntimeError("INTERNAL: a kernel failed"), False, 1),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), True, 1),
+    ],
+)
+def test_a_device_error_among_several_processes_asks_for_another_try(
+    monkeypatch, error, is_awaited, code
+):
+    """A host may be lost, and the heartbeat not have noticed it yet."""
+    monkeypatch.setattr(startup.distributed, "is_awaited", lambda: is_awaited)
+    assert startup._code_of(error) == code
+
+
 def test_flags_for_xla_that_the_user_gives_win_over_ours():
     ours = compiler_options.xla_flags("", deterministic=False)
     assert "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling," in ours

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+import tokenizers
 from helpers import runs
 
 from ragen_jax.errors import UserError
@@ -255,6 +256,8 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     found = facts_lib.of_run(runs.settings(seed=3))
     assert found["seed"] == "3" and found["rollout.prompts"] == "2"
     assert found["the version of jax"] == jax.__version__
+    assert found["the version of tokenizers"] == tokenizers.__version__
+    assert "the version of transformers" in found
     assert "model.path" not in found  # Its digest is compared instead.
     assert found == facts_lib.of_run(runs.settings(seed=3))
     other = facts_lib.of_run(runs.settings(seed=4, iterations=7))

@@ -36,17 +36,17 @@ line = sys.stdin.readline()
 if line == "fail\\n":
     sys.exit(2)
 if line == "leave\\n":
-    beat.fail()
-    os._exit(2)
+    beat.fail({code})
+    os._exit({code})
 beat.stop()
 """
 
 
 @pytest.fixture
-def together():
-    """Three processes that know each other."""
-    port = runs.free_port()
-    script = SCRIPT.format(silent=SILENT, processes=PROCESSES)
+def together(request):
+    """Three processes that know each other; its parameter is a failing one's code."""
+    port, code = runs.free_port(), getattr(request, "param", 2)
+    script = SCRIPT.format(silent=SILENT, processes=PROCESSES, code=code)
     started = []
     for process in range(PROCESSES):
         child = subprocess.Popen(
@@ -111,9 +111,25 @@ def test_a_first_process_that_fails_leaves_when_all_others_have(together):
     together[0].stdin.flush()
     assert together[0].wait(timeout=60) == 2
     for child in together[1:]:
-        assert child.wait(timeout=1) == 75
+        assert child.wait(timeout=1) == 2
         errors = child.stderr.read()
-        assert errors.startswith("error: process 0 (host ") and "has ended" in errors
+        assert errors.startswith("error: process 0 (host ")
+        assert errors.endswith(") has ended with code 2: its output says why\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("together", "code"), [(1, 1), (2, 2), (143, 75)], indirect=["together"]
+)
+def test_the_others_leave_with_a_faults_code_and_with_75_after_a_signal(together, code):
+    """A scheduler takes the highest of all: 75 would start a fault again and again."""
+    together[1].stdin.write("leave\n")
+    together[1].stdin.flush()
+    for child in (together[0], together[2]):
+        ended, errors = child.wait(timeout=60), child.stderr.read()
+        assert ended == code, errors
+        assert errors.startswith("error: process 1 (host ") and errors.count("\n") == 1
+        assert ("resumes" in errors) == (code == 75)
 
 
 def test_a_killed_first_process_is_left_without_a_time_of_grace(monkeypatch):
@@ -124,12 +140,12 @@ def test_a_killed_first_process_is_left_without_a_time_of_grace(monkeypatch):
         joined = heartbeat.join(
             1,
             server.getsockname(),
-            lost=lambda news: (said.append(news), is_lost.set()),
+            lost=lambda *news: (said.append(news), is_lost.set()),
         )
         server.accept()[0].close()
         assert is_lost.wait(30)
     joined.stop()
-    assert said == ["process 0 has ended"]
+    assert said == [("process 0 has ended", 75)]
 
 
 def test_silence_counts_and_not_the_sleep_of_the_process_that_listens(monkeypatch):
@@ -150,7 +166,7 @@ def test_silence_counts_and_not_the_sleep_of_the_process_that_listens(monkeypatc
     monkeypatch.setattr(heartbeat, "time", clock)
     monkeypatch.setattr(heartbeat, "selectors", waiting)
     monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 600.0)  # Not for the silent.
-    lost = lambda news: (said.append((now[0], news)), is_lost.set())
+    lost = lambda news, _: (said.append((now[0], news)), is_lost.set())
     beating = heartbeat.Heartbeat("0", {ours: "process 1"}, lost, is_first=True)
     assert is_lost.wait(30)
     beating.stop()
@@ -165,9 +181,10 @@ def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
     with socket.create_connection(address) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
-        lost: list[str] = []
-        joined = heartbeat.join(1, address, lost=lost.append)
-        first = heartbeat.listen(2, server, 30, lost=lost.append)
+        lost: list[tuple[str, int]] = []
+        note = lambda *news: lost.append(news)
+        joined = heartbeat.join(1, address, lost=note)
+        first = heartbeat.listen(2, server, 30, lost=note)
         assert list(first._names.values()) == [heartbeat.name(1)]
     assert joined.is_awaited()
     joined.stop()
@@ -176,16 +193,25 @@ def test_a_stranger_at_the_port_is_no_process_of_the_run(said):
     assert lost == []
 
 
+def test_last_words_do_not_wait_until_an_earlier_beat_was_received():
+    """They would be lost when the process ends with beats of others unread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        joined = heartbeat.join(1, server.getsockname(), lost=lambda *_: None)
+        (connection,) = joined._names
+        at_once = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        joined.stop()
+    assert at_once
+
+
 @pytest.fixture
 def hearts():
     """Three processes' hearts in this one, and what each says when one is lost."""
     said: list[list[str]] = [[] for _ in range(PROCESSES)]
+    note = [lambda news, _, own=own: own.append(news) for own in said]
     server = socket.create_server(("127.0.0.1", 0))
     address = server.getsockname()
-    others = [
-        heartbeat.join(i, address, lost=said[i].append) for i in range(1, PROCESSES)
-    ]
-    first = heartbeat.listen(PROCESSES, server, 30, lost=said[0].append)
+    others = [heartbeat.join(i, address, lost=note[i]) for i in range(1, PROCESSES)]
+    first = heartbeat.listen(PROCESSES, server, 30, lost=note[0])
     yield [first, *others], said
     for heart in (*others, first):
         heart.stop()

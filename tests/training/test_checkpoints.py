@@ -28,6 +28,17 @@ def directory(tmp_path):
     return tmp_path / checkpoints.FOLDER
 
 
+def test_a_save_waits_as_long_for_other_processes_as_all_else_does(
+    directory, monkeypatch
+):
+    """Orbax would give up after 20 minutes."""
+    given = []
+    note = lambda _, async_options: given.append(async_options.timeout_secs)
+    monkeypatch.setattr(checkpoints.ocp, "AsyncCheckpointer", note)
+    checkpoints.Checkpoints(directory, keep_last=1, keep_best=0)
+    assert given == [3600]
+
+
 def test_a_state_comes_back_bit_for_bit(directory):
     state = _state()
     with _open(directory) as saved:

@@ -1,6 +1,8 @@
 """Damaged checkpoints: every one is noticed, named, and replaced by an older one."""
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -12,13 +14,15 @@ import pytest
 
 from ragen_jax.cli import verification
 from ragen_jax.errors import UserError
-from ragen_jax.training import checkpoint_files, checkpoints
+from ragen_jax.training import checkpoint_checks, checkpoint_files, checkpoints
 from ragen_jax.training.checkpoints import Checkpoints, DamagedError
 
 ABSTRACT = {
     "actor": {"kernel": jax.ShapeDtypeStruct((40, 30), jnp.float32)},
     "step": jax.ShapeDtypeStruct((), jnp.int32),
 }
+
+LOST_DISK = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +132,87 @@ def test_a_damaged_step_is_named_and_the_one_before_it_is_resumed(directory, nam
         assert saved.save(4, state, {}, score=None)  # Its name is free again.
     assert len(told) == 1 and words in told[0]
     assert told[0].endswith("set aside as 4.damaged")
+
+
+@pytest.mark.parametrize("name", ["info/info.json", "digests.json"])
+def test_what_cannot_be_read_ends_the_run_and_is_not_set_aside(
+    directory, monkeypatch, name
+):
+    """A host that has lost its disk says nothing of what lies on it."""
+    read = Path.read_text
+
+    def fail(path, *given):
+        if path == directory / "4" / name:
+            raise LOST_DISK
+        return read(path, *given)
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    for look in (checkpoints.find, lambda d: checkpoints.restore(d, 4, ABSTRACT)):
+        with pytest.raises(UserError, match="cannot be read .*output error") as caught:
+            look(directory)
+        assert not isinstance(caught.value, DamagedError)
+    with pytest.raises(UserError, match=f"4/{name} cannot be read"):
+        Checkpoints(directory, keep_last=9, keep_best=0)
+    assert (directory / "4").is_dir()
+
+
+@pytest.mark.parametrize("call", ["open", "stat"])
+def test_an_array_that_cannot_be_read_is_not_called_damaged(
+    directory, monkeypatch, call
+):
+    really = getattr(Path, call)
+
+    def fail(path, *given, **options):
+        if path.name == "0.0":
+            raise LOST_DISK
+        return really(path, *given, **options)
+
+    monkeypatch.setattr(Path, call, fail)
+    with pytest.raises(UserError, match=r"actor.kernel/0.0 cannot be read") as caught:
+        checkpoints.restore(directory, 4, ABSTRACT)
+    assert not isinstance(caught.value, DamagedError)
+
+
+# What a process tells the others; or a file's number.
+WHOLE, DAMAGED, UNREADABLE = 2**31 - 1, -1, -2
+
+
+@pytest.mark.parametrize(
+    ("breaks", "others", "is_damage", "words"),
+    [
+        ("nothing", UNREADABLE, False, "process 1 cannot read checkpoint"),
+        ("nothing", DAMAGED, True, "is damaged, as process 1 sees it; delete"),
+        ("nothing", 0, True, "damaged: info/info.json is not as it was written"),
+        ("digests", UNREADABLE, False, "process 1 cannot read checkpoint"),
+        ("digests", WHOLE, True, "digests.json is missing"),
+        ("an array", WHOLE, True, "actor.kernel/0.0) is missing"),
+        ("an array", 0, True, "damaged: info/info.json is not as it was written"),
+    ],
+)
+def test_all_processes_come_to_one_verdict_on_a_checkpoint(
+    directory, monkeypatch, breaks, others, is_damage, words
+):
+    """Here of two processes the first, whatever it finds itself."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    told = lambda number: np.array([number, others])
+    monkeypatch.setattr(checkpoint_checks.multihost_utils, "process_allgather", told)
+    # The first reads files of even numbers.
+    names = sorted(checkpoint_files.read_digests(directory / "4"))
+    assert names.index("state/actor.kernel/0.0") % 2 == 0
+    lost = {"digests": "digests.json", "an array": "state/actor.kernel/0.0"}
+    if breaks in lost:
+        (directory / "4" / lost[breaks]).unlink()
+    with pytest.raises(UserError) as caught:
+        checkpoint_checks.verify(directory / "4", None)
+    assert words in str(caught.value)
+    assert isinstance(caught.value, DamagedError) == is_damage
+
+
+def test_a_checkpoint_that_all_processes_find_whole_is_read(directory, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    told = lambda number: np.array([number, number])
+    monkeypatch.setattr(checkpoint_checks.multihost_utils, "process_allgather", told)
+    assert checkpoint_checks.verify(directory / "4", None)
 
 
 def test_a_step_saved_again_after_damage_stays_when_a_rollback_asks_for_it(directory):

@@ -183,6 +183,18 @@ distributed.start = start_late
 cli.run(lambda: cli.start_jax(settings))
 """
 
+# An environment whose rules name words in the order of a set.
+UNSORTED = """
+import dataclasses
+from ragen_jax.envs.frozen_lake import env as lake
+Settings = lake.FrozenLake
+def make(settings):
+    honest = lake.make(settings)
+    words = ", ".join({"ice", "hole", "goal", "start", "player"})
+    rules = f"{honest.instruction} Words: {words}."
+    return dataclasses.replace(honest, instruction=rules)
+"""
+
 # The plan as one of the processes shows it, without what it takes to make one.
 PLANNING = """
 import sys
@@ -249,9 +261,10 @@ def test_a_process_that_fails_ends_the_others_and_itself_at_once(
         assert (code, errors) == (2, "error: a mistake\n")
     else:
         assert code == 1 and errors.endswith("KeyError: 'a fault'\n")
-    code, _, errors = ended[1 - failing]
-    assert code == 75
+    its_code, _, errors = ended[1 - failing]
+    assert its_code == code  # As it would end the next time, too.
     assert errors.startswith(f"error: process {failing} (host "), errors
+    assert errors.endswith(f") has ended with code {code}: its output says why\n")
     assert errors.count("\n") == 1
 
 
@@ -274,7 +287,10 @@ def test_a_process_at_its_end_hears_that_another_is_lost(tmp_path, failing):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_process_that_waits_for_others_at_its_end(tmp_path, number):
-    """JAX takes SIGTERM when it connects the processes, and only notes it."""
+    """JAX takes SIGTERM when it connects the processes, and only notes it.
+
+    It may come from a scheduler, and cuts short what the others still save.
+    """
     script = tmp_path / "later.py"
     script.write_text(LATER)
     place = f"127.0.0.1:{runs.free_port()}"
@@ -286,7 +302,11 @@ def test_a_signal_ends_a_process_that_waits_for_others_at_its_end(tmp_path, numb
     (code, _, errors), (its_code, _, its_errors) = map(runs.finish, both)
     assert (its_code, its_errors) == {
         signal.SIGINT: (130, "interrupted\n"),
-        signal.SIGTERM: (143, "terminated\n"),
+        signal.SIGTERM: (
+            75,
+            "error: terminated at the end, while other processes still worked; the"
+            " same command on all of them resumes from the last checkpoint\n",
+        ),
     }[number]
     assert code == 75 and errors.startswith("error: process 1 (host ")
 
@@ -370,6 +390,28 @@ def test_an_evaluation_of_models_that_differ_between_hosts_is_refused(tmp_path):
             assert errors.startswith("error: process 1 has a model of other weights")
             assert errors.count("\n") == 1
     assert not list(tmp_path.glob("out*"))
+
+
+def test_processes_whose_environments_have_other_texts_are_refused(tmp_path):
+    """Each process has an order of its own of a set of strings."""
+    (tmp_path / "unsorted.py").write_text(UNSORTED)
+    env = str(tmp_path / "unsorted.py")
+    given = runs.arguments(tmp_path / "run", env__name=env)
+    place = [f"--coordinator=127.0.0.1:{runs.free_port()}", "--processes=2"]
+    both = [
+        runs.start(
+            [*given, *place, f"--process={index}"],
+            more={"PYTHONHASHSEED": str(index + 1)},
+        )
+        for index in (0, 1)
+    ]
+    for code, _, errors in map(runs.finish, both):
+        lines = [line for line in errors.splitlines() if line.startswith("error")]
+        assert code == 2 and len(lines) == 1, errors
+        assert lines[0].startswith(
+            "error: the environments of process 1 have other texts than those of"
+        )
+    assert not (tmp_path / "run" / checkpoints.FOLDER).exists()
 
 
 def test_the_fingerprint_of_a_checkpoint_that_plays_tells_copies_from_others(tmp_path):

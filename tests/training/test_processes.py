@@ -98,6 +98,45 @@ cli.run(train.main)
 """
 
 
+# The first iteration is judged a collapse. Process 0 is slow to draw the last picture.
+STOPPING = """
+import dataclasses
+import sys
+import time
+
+sys.path.insert(0, {launch!r})
+
+from ragen_jax.utils import endings
+
+endings.install()  # As the script does where it is started itself.
+
+from ragen_jax import cli
+import jax
+import train
+
+from ragen_jax.diagnostics import health
+from ragen_jax.reporting import metrics
+
+observe = health.observe
+
+
+def judge(*given):
+    state, decision = observe(*given)
+    return state, dataclasses.replace(
+        decision, action=health.STOP, sentence="a collapse"
+    )
+
+
+def draw(*_, **__):
+    assert jax.process_index() == 0
+    time.sleep(8)
+
+
+health.observe, metrics.plots.draw = judge, draw
+cli.run(train.main)
+"""
+
+
 # A run's handler alone. A signal comes before a question is asked, as while a resumed
 # run compiles, and later a second handler stands in for the run after a rollback.
 ASKING = """
@@ -277,6 +316,16 @@ def test_after_a_rollback_all_processes_continue_at_the_same_rate(tmp_path):
     )
     assert first == ["0.001", "0.001", "0.0005"]
     assert first == second
+
+
+def test_a_run_that_stops_itself_says_why_in_all_processes(tmp_path):
+    """The others would take the first for lost, and SLURM would start all again."""
+    changes = dict(iterations=3, every__evaluate=0)
+    processes = start(tmp_path / "run", tmp_path / "notes", 2, STOPPING, **changes)
+    for code, _, errors in [runs.finish(process) for process in processes]:
+        assert code == 2, errors
+        assert errors.splitlines()[-1] == "error: a collapse"
+    assert runs.steps(tmp_path / "run") == [1]
 
 
 @pytest.mark.parametrize("moment", ["early", "later"])

@@ -13,6 +13,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
 from ragen_jax.training import resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.interrupts import StallWatchdog
 from ragen_jax.training.loop import OpenWorkdir
 
 
@@ -99,7 +100,8 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
         workdir = OpenWorkdir(tmp_path, saved, {}, {})
-        trainer._train_from_checkpoint(run, workdir, Console(said), "")
+        with StallWatchdog() as watchdog:
+            trainer._train_from_checkpoint(run, workdir, Console(said), "", watchdog)
     assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
 
 

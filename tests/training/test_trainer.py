@@ -217,23 +217,46 @@ def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
         assert resumed.best_score(saved) == 0
 
 
-def test_the_final_test_is_no_iteration_that_stalls(run, tmp_path, monkeypatch):
+def test_the_start_and_each_batch_of_the_final_test_have_a_time_of_their_own(
+    run, tmp_path, monkeypatch
+):
+    def look(*_) -> list[threading.Timer]:
+        """Notes what the clocks that tick are set to."""
+        threads = threading.enumerate()
+        timers = [one for one in threads if isinstance(one, threading.Timer)]
+        ticking = [timer for timer in timers if not timer.finished.is_set()]
+        seen.extend(timer.args for timer in ticking)
+        return ticking
+
+    def start(*_):
+        look()
+        return weights.new_state(run)
+
+    def compile_run(*_):
+        look()
+        return SimpleNamespace(base={})
+
     def iterate(run, prepared, state, outputs):
         assert outputs.watchdog.ends
         outputs.watchdog.expect_within(900)
         return state, True
 
-    def report(*_):
-        threads = threading.enumerate()
-        clocks = [one for one in threads if isinstance(one, threading.Timer)]
-        assert all(clock.finished.is_set() for clock in clocks)
-        return True
+    def play(*given):
+        (first,) = look()
+        given[-1]()
+        assert look() != [first]  # The next batch has a clock of its own.
+        return {}, {}
 
-    programs = SimpleNamespace(base={})
-    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: programs)
+    seen: list[list] = []
+    monkeypatch.setattr(trainer, "_start", start)
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", compile_run)
     monkeypatch.setattr(loop, "train_to_end", iterate)
-    monkeypatch.setattr(final_test, "report", report)
+    monkeypatch.setattr(final_test, "_play", play)
+    monkeypatch.setattr(final_test, "_write", look)
+    monkeypatch.setattr(final_test, "_warn", lambda *_: None)
     runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)
+    batch = [3600, "a batch of the final test"]
+    assert seen == [[3600, "the start"], [3600, "compiling"], batch, batch]
 
 
 @pytest.mark.parametrize(
