@@ -38,6 +38,13 @@ group(
     "process",
 )
 
+# Of a device's errors, those that no lost host causes.
+_OWN_FAULTS = (
+    "RESOURCE_EXHAUSTED",  # Its memory is full.
+    "INVALID_ARGUMENT",
+    "UNIMPLEMENTED",
+    "FAILED_PRECONDITION",
+)
 _GC_THRESHOLDS = (100_000, 20, 20)  # of gc.set_threshold; Python's are (700, 10, 10)
 
 
@@ -378,7 +385,7 @@ def _code_of(error: Exception) -> int:
     import jax
 
     is_of_device = isinstance(error, jax.errors.JaxRuntimeError)
-    is_own = str(error).startswith("RESOURCE_EXHAUSTED")  # Its memory is full.
+    is_own = str(error).startswith(_OWN_FAULTS)
     if is_of_device and not is_own and distributed.is_awaited():
         return heartbeat.EXIT_CODE
     return 1

@@ -45,8 +45,9 @@ def verify(path: str) -> None:
     ]
     if damaged:
         raise UserError(
-            f"{len(damaged)} of {len(verdicts)} checkpoints in {directory} are damaged:"
-            f" {', '.join(damaged)}; restore them from a copy, or delete them"
+            f"{len(damaged)} of {len(verdicts)} checkpoints in {directory} are damaged"
+            f" or cannot be read: {', '.join(damaged)}; restore the damaged from a"
+            " copy, or delete them, and let this host read the others"
         )
 
 
@@ -68,6 +69,8 @@ def _verdict(folder: Path) -> tuple[bool, str]:
         if damaged := files.damaged_file(folder):
             raise files.damage(folder, *damaged)
         sizes = [size for size, _ in files.read_digests(folder).values()]
+    except files.UnreadableError as error:  # It may be whole.
+        return False, f"not known: {error}"
     except UserError as error:
         return False, f"damaged: {error}"
     return True, f"whole, {len(sizes)} files, {sum(sizes) / 2**20:,.1f} MiB"

@@ -219,9 +219,11 @@ def finish() -> None:
 def _leave_on_signal(number: int) -> None:
     """The policy while others are awaited, which may have something to save.
 
-    They are cut short, too: where a job's time is over it has to be tried again.
+    They are cut short, too: where a job's time is over it has to be tried again. But
+    srun sends SIGTERM also when another process has failed, whose code then counts.
     """
     if number == signal.SIGTERM:
+        wait_for_verdict()
         heartbeat.leave("terminated at the end, while other processes still worked")
     endings.exit_on_signal(number)
 

@@ -293,7 +293,8 @@ class SafetySettings:
     max_bad_updates: int = limits.at_least(0)  # with a gradient that is not finite
     max_empty_updates: int = limits.at_least(0)  # in which the filter kept no group
     # End the process when an iteration takes far longer than those before it
-    # (interrupts.stalled_after), instead of only printing its stacks.
+    # (interrupts.stalled_after), or its start or a batch of the test above an hour,
+    # instead of only printing its stacks.
     end_stalled: bool = False
 
 

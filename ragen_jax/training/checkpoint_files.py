@@ -6,6 +6,7 @@ or reported in one sentence.
 
 import concurrent.futures
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -346,9 +347,11 @@ def _problem(folder: Path, name: str, digest: tuple[int, str]) -> str:
 def _size_problem(path: Path, size: int) -> str:
     try:
         found = path.stat()
-    except _ABSENT:
+    except (*_ABSENT, ValueError):  # Or its name has a null character.
         return "is missing"
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return "is missing"
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(found.st_mode):
         return "is missing"

@@ -155,6 +155,9 @@ def test_the_manifest_is_a_jobset_whose_processes_fit_together():
     assert host[1] == f"{name}-{replicated['name']}-0-0.{name}"
     volumes = {volume["name"] for volume in job["template"]["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert heartbeat.EXIT_CODE not in rule["onExitCodes"]["values"]
 
 
 def _sbatch(text):

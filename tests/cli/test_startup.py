@@ -61,6 +61,7 @@ def test_a_process_may_pin_all_of_its_hosts_memory_unless_the_user_says_less(
         (jax.errors.JaxRuntimeError("INTERNAL: a collective failed"), True, 75),
         (jax.errors.JaxRuntimeError("INTERNAL: a kernel failed"), False, 1),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), True, 1),
+        (jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such layout"), True, 1),
     ],
 )
 def test_a_device_error_among_several_processes_asks_for_another_try(

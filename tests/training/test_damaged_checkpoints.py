@@ -51,6 +51,14 @@ def write_record(folder: Path, change) -> None:
     path.write_text(json.dumps(change(record)))
 
 
+def add_digest(folder: Path, name: str) -> None:
+    """One more file in the list of those that were written."""
+    path = folder / "digests.json"
+    digests = json.loads(path.read_text())
+    digests["crc32"][name] = [1, 1]
+    path.write_text(json.dumps(digests))
+
+
 def without(key: str):
     return lambda record: {k: v for k, v in record.items() if k != key}
 
@@ -99,6 +107,11 @@ DAMAGE = {
         lambda f: (f / "digests.json").write_text('{"crc32": {"a": 3}}'),
         "digests.json",
     ),
+    "digests of an impossible name": (
+        lambda f: add_digest(f, "state/a\0b"),
+        "is missing",
+    ),
+    "digests of a long name": (lambda f: add_digest(f, "x" * 999), "is missing"),
     "digests of no file": (
         lambda f: (f / "digests.json").write_text('{"crc32": {}}'),
         "digests.json lacks info/info.json",
@@ -354,11 +367,26 @@ def test_verify_tells_each_step_and_refuses_a_damaged_one(directory, capsys):
     out = capsys.readouterr().out.splitlines()
     assert [line[:8] for line in out] == ["2  whole", "4  whole"]
     (directory / "2" / "state" / "step" / "0").write_bytes(b"x")
-    with pytest.raises(UserError, match="^1 of 2 checkpoints in .* are damaged: 2; re"):
+    with pytest.raises(
+        UserError,
+        match="^1 of 2 checkpoints in .* are damaged or cannot be read: 2; re",
+    ):
         verification.verify(str(directory.parent))
     out = capsys.readouterr().out.splitlines()
     assert "2  damaged: " in out[0] and "step (state/step/0) has 1 bytes" in out[0]
     verification.verify(str(directory / "4"))
+
+
+def test_a_step_that_cannot_be_read_is_not_called_damaged(
+    directory, monkeypatch, capsys
+):
+    def cannot(folder):
+        raise checkpoint_files.UnreadableError("it cannot be read")
+
+    monkeypatch.setattr(checkpoint_files, "damaged_file", cannot)
+    with pytest.raises(UserError, match="let this host read the others$"):
+        verification.verify(str(directory / "4"))
+    assert capsys.readouterr().out == "4  not known: it cannot be read\n"
 
 
 @pytest.mark.parametrize("name", ["0", "17"])
@@ -377,7 +405,10 @@ def test_a_workdir_that_is_called_as_a_step_is_verified_as_a_workdir(
 
 def test_a_step_without_its_record_is_still_verified_as_a_step(directory):
     shutil.rmtree(directory / "2" / "info")
-    with pytest.raises(UserError, match="^1 of 1 checkpoints in .* are damaged: 2; re"):
+    with pytest.raises(
+        UserError,
+        match="^1 of 1 checkpoints in .* are damaged or cannot be read: 2; re",
+    ):
         verification.verify(str(directory / "2"))
 
 
