@@ -44,3 +44,10 @@ def test_the_table_of_studies_counts_the_runs_planned_and_trained():
         trained = len(json.loads(data.read_text())["runs"]) if data.exists() else 0
         expected.append((path.stem, str(planned), str(trained)))
     assert sorted(rows) == sorted(expected)
+
+
+def test_a_studys_data_hold_the_claims_of_its_config():
+    for path in (CONFIGS / "studies").glob("*.py"):
+        data = json.loads((STUDIES / f"{path.stem}.json").read_text())
+        claims = [claim.text for claim in definition.load(path).claims]
+        assert [held["claim"] for held in data["claims"]] == claims, path.stem
