@@ -14,8 +14,6 @@ from ragen_jax.utils import endings
 if __name__ == "__main__":
     endings.install()  # Before the other imports, which take seconds.
 
-import json
-
 from absl import flags
 
 from ragen_jax import cli
@@ -66,10 +64,7 @@ def main() -> None:
     settings = diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value)
     cli.use_every_core(settings)
     cli.start_jax_alone(settings, "a diagnosis")
-    from ragen_jax.diagnostics.mutual_information import SmoothedStd
     from ragen_jax.training import checkpoints
-    from ragen_jax.utils.atomic_files import new_file
-    from ragen_jax.utils.finite import finite
 
     with cli.user_mistakes():
         run = diagnosis.prepare(settings)
@@ -86,14 +81,9 @@ def main() -> None:
         may_lack_thoughts=_ALL.value,
         prompts_of=steps[0] if _SAME_PROMPTS.value else None,
     )
-    smoothed, results = SmoothedStd(), []
-    for step in steps:
-        one, smoothed = diagnosis.diagnose(
-            instruments, found.directory, step, options, smoothed
-        )
-        results.append(one)
-    with new_file(out) as file:
-        file.write(json.dumps(finite(results), indent=2, allow_nan=False) + "\n")
+    results = diagnosis.diagnose_all(
+        instruments, found.directory, steps, options, out, print
+    )
     print(diagnosis.table(results))
     print(f"\n{out}")
 

@@ -7,8 +7,9 @@ checkpoints, `diagnose` the numbers of one.
 import contextlib
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
 from ragen_jax.training.run import Run
 from ragen_jax.trajectory import is_played
+from ragen_jax.utils import atomic_files
+from ragen_jax.utils.finite import finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,6 +324,47 @@ def diagnose(
         )
         numbers["gradients"] = gradients(instruments, trained, rollout, options)
     return numbers, smoothed
+
+
+def diagnose_all(
+    instruments: Instruments,
+    folder: Path,
+    steps: Sequence[int],
+    options: DiagnosisOptions,
+    out: Path,
+    warn: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """The numbers of each step, written to `out` whenever one more is measured.
+
+    A run that trains meanwhile may delete a step before its turn comes.
+
+    Args:
+      instruments, folder, options: as in `diagnose`.
+      steps: in order.
+      out: a JSON file.
+      warn: is told of each step that was deleted.
+
+    Raises:
+      UserError: as `diagnose`, for a step that is there; or if none is left.
+    """
+    smoothed, results = SmoothedStd(), []
+    for step in steps:
+        try:
+            one, smoothed = diagnose(instruments, folder, step, options, smoothed)
+        except (UserError, OSError):
+            if len(steps) == 1 or step in checkpoints.scores(folder):
+                raise
+            warn(f"warning: step {step} was deleted meanwhile, and is left out")
+            continue
+        results.append(one)
+        with atomic_files.new_file(out) as file:
+            file.write(json.dumps(finite(results), indent=2, allow_nan=False) + "\n")
+    if not results:
+        raise UserError(
+            f"every step of {folder} was deleted meanwhile: start again, or let the"
+            " run keep more (checkpoint.keep_last)"
+        )
+    return results
 
 
 _TABLE = (

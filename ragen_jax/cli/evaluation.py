@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -13,13 +12,29 @@ from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
+from ragen_jax.settings.schema import LIMITS
 
-# Keys of the config that only training reads -> the flag to use here instead.
-_FLAGS = {
-    "evaluation.prompts": "--prompts",
-    "evaluation.rollouts": "--rollouts",
-    "evaluation.test_prompts": "--prompts",
-    "evaluation.test_rollouts": "--rollouts",
+# What an evaluation reads of the config: sections, and single keys.
+_SECTIONS = ("env", "model", "lora", "mesh")
+_KEYS = {
+    "seed",
+    "deterministic",
+    *(f"evaluation.{name}" for name in ("temperature", "slots")),
+    *(f"rollout.{name}" for name in (*LIMITS, "reply_tokens", "history", "window")),
+    *(f"rollout.{name}" for name in ("context", "stop_at_answer", "layout")),
+    *(f"rollout.{name}" for name in ("decode_chunk", "buckets", "decode_attention")),
+    "rollout.cuda_graph",
+}
+# Keys that only training reads -> what to use here instead.
+_INSTEAD = {
+    "evaluation.prompts": "pass --prompts",
+    "evaluation.rollouts": "pass --rollouts",
+    "evaluation.test_prompts": "pass --prompts",
+    "evaluation.test_rollouts": "pass --rollouts",
+    "rollout.prompts": "pass --prompts",
+    "rollout.group_size": "pass --rollouts",
+    "rollout.temperature": "pass --temperature",
+    "rollout.slots": "set --config.evaluation.slots",
 }
 
 
@@ -56,13 +71,7 @@ def check(request: Request) -> None:
             f"--policy={request.policy} plays without a model and writes no replies:"
             " leave out --model and --show"
         )
-    temperature = request.temperature
-    is_given = temperature is not None
-    if is_given and not (math.isfinite(temperature) and temperature >= 0):
-        raise UserError(
-            f"--temperature={temperature:g} cannot be used: choose 0, for the"
-            " likeliest token, or a positive number"
-        )
+    _check_temperature(request)
     if request.seed is not None and not 0 <= request.seed < 2**32:
         raise UserError(f"--seed={request.seed} cannot be used: choose 0 to 2**32 - 1")
     if request.out is not None and Path(request.out).suffix != ".jsonl":
@@ -78,13 +87,38 @@ def check(request: Request) -> None:
     _check_keys(request)
 
 
+def _check_temperature(request: Request) -> None:
+    """Raises UserError for a temperature that is given twice, unread or unusable."""
+    temperature, key = request.temperature, "evaluation.temperature"
+    names = ["--temperature"] * (temperature is not None)
+    names += [f"--config.{key}"] * (key in request.keys)
+    if len(names) > 1:
+        raise UserError(
+            f"{' and '.join(names)} both choose the temperature: pass one of them"
+        )
+    if names and request.policy != "model":
+        raise UserError(
+            f"--policy={request.policy} samples no tokens: leave out {names[0]}"
+        )
+    # It is float32 in the compiled program, as that of the settings.
+    if temperature and (
+        temperature < 0 or settings_lib.type_remedy(temperature, float)
+    ):
+        raise UserError(
+            f"--temperature={temperature:g} cannot be used: choose 0, for the"
+            " likeliest token, or a positive number from 1e-37 to 1e38"
+        )
+
+
 def _check_keys(request: Request) -> None:
     """Raises UserError for an overridden key that is not read here."""
     for key in request.keys:
-        if flag := _FLAGS.get(key):
+        if key.split(".")[0] not in _SECTIONS and key not in _KEYS:
+            section = key.split(".")[0]
+            whose = "a training run is evaluated" * (section == "evaluation")
             raise UserError(
-                f"--config.{key} says how a training run is evaluated, and is not read"
-                f" here: pass {flag}"
+                f"--config.{key} says how {whose or 'a run trains'}, and is not read"
+                f" here: {_INSTEAD.get(key, 'leave it out')}"
             )
         if key == "model.path":
             raise UserError("--config.model.path is not read here: pass --model")
@@ -93,11 +127,6 @@ def _check_keys(request: Request) -> None:
                 f"--config.{key} says how a model is made, but a checkpoint fixes its"
                 " model: leave it out"
             )
-    if request.temperature is not None and "evaluation.temperature" in request.keys:
-        raise UserError(
-            "--temperature and --config.evaluation.temperature both choose the"
-            " temperature: pass one of them"
-        )
 
 
 def evaluate(request: Request) -> None:
@@ -132,9 +161,12 @@ def evaluate(request: Request) -> None:
         written = {"trajectories": out} | written
     if is_first:
         figures = report.figures(score, played, time.perf_counter() - started)
-        with new_file(written["figures"]) as file:
-            file.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
-    console.line(report.table(score, played))
+    try:
+        if is_first:
+            with new_file(written["figures"]) as file:
+                file.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    finally:  # A full disk does not keep what was measured from the user.
+        console.line(report.table(score, played))
     console.line("\n".join(f"{name:12}  {path}" for name, path in written.items()))
 
 
@@ -312,8 +344,11 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
     """The path of the trajectories, in a folder that exists and is writable."""
     path = request.out or str(subject.folder / _default_name(request, subject))
     out = startup.local_path("out", path)
-    if out.is_dir():
-        raise UserError(f"--out={out} is a folder: name a file that ends in .jsonl")
+    for file in (out, out.with_suffix(".json")):
+        if file.is_dir():
+            raise UserError(
+                f"--out={out}: {file} is a folder: name a file that ends in .jsonl"
+            )
     try:
         startup.make_workdir(str(out.parent))
     except UserError as error:

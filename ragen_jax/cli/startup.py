@@ -52,8 +52,8 @@ def run(main: Callable[[], None], *, computes: bool = True) -> None:
     """Parses the command line and calls `main`; does not return.
 
     A mistake of the user (UserError), at any time, ends the process with `error: ...`
-    in one sentence and exit code 2; an interrupt with exit code 130; anything else with
-    its traceback.
+    in one sentence and exit code 2, as does a sys.exit in the user's code; an interrupt
+    with exit code 130; anything else with its traceback.
 
     Args:
       main: the script's.
@@ -61,7 +61,8 @@ def run(main: Callable[[], None], *, computes: bool = True) -> None:
         import; a study leaves that to the runs that it starts.
     """
 
-    _replace_unprintable_characters()
+    endings.open_closed_streams()
+    endings.replace_unprintable_characters()
     user_modules.trust_everything()
 
     def parser(arguments: list[str]) -> None:
@@ -75,7 +76,8 @@ def run(main: Callable[[], None], *, computes: bool = True) -> None:
             with _ending_in_one_sentence():
                 if computes:
                     enable_compilation_cache()
-                main()
+                with user_modules.refusing_exits():
+                    main()
                 distributed.finish()
         except Exception as error:
             if not _has_to_leave():
@@ -208,7 +210,7 @@ def user_mistakes() -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sentence = machine_errors.sentence(error)
         if isinstance(error, RuntimeError) and not sentence:
             raise
@@ -321,13 +323,6 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _replace_unprintable_characters() -> None:
-    """Prints a question mark for a character that the terminal cannot show."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
-            stream.reconfigure(errors="replace")
-
-
 @contextlib.contextmanager
 def _ending_in_one_sentence() -> Iterator[None]:
     try:
@@ -343,7 +338,7 @@ def _ending_in_one_sentence() -> Iterator[None]:
         endings.exit_on_signal(signal.SIGINT)
     except BrokenPipeError:  # Nobody listens: `train.py | head` ends as `cat | head`.
         endings.exit_at_once(128 + signal.SIGPIPE)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
         # An error of writing to a stream has no file's name.
         is_output = isinstance(error, OSError) and not error.filename
         if is_output and error.errno in machine_errors.FULL:

@@ -6,6 +6,7 @@ Lines stay under 120 columns and align under `header`, which a long log repeats.
 import contextlib
 import errno
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
@@ -14,6 +15,7 @@ WIDTH = 119
 HEADER_EVERY = 20  # lines
 _RECENT = 20  # iterations from which the time left is estimated
 _GAP = "  "
+OUTPUT = "the output"  # the name of the stream, in errors
 
 
 class Column(NamedTuple):
@@ -181,17 +183,21 @@ class Console:
         self._lines = 0  # iteration lines so far
         self._said: set[str] = set()  # lines written by `once`
         self._notice: Callable[[], None] | None = None
-        self.is_gone = (
-            False  # whether the stream lost its reader, within `on_lost_reader`
-        )
+        # Why nothing more is written, once that failed within `on_lost_reader`.
+        self.lost: OSError | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the stream was lost within `on_lost_reader`."""
+        return self.lost is not None
 
     @contextlib.contextmanager
     def on_lost_reader(self, notice: Callable[[], None]) -> Iterator[None]:
-        """A context in which losing the stream's reader calls `notice`, once.
+        """A context in which losing the stream calls `notice`, once.
 
-        The other end of a pipe may be closed, as when Ctrl-C also ends `tee`, or the
-        terminal may be gone. Nothing more is written then. Outside the context this
-        raises an OSError, as for any stream.
+        The other end of a pipe may be closed, as when Ctrl-C also ends `tee`, the
+        terminal may be gone, or the disk of a log may be full. Nothing more is written
+        then. Outside the context this raises an OSError that names the output.
         """
         self._notice = notice
         if self.is_gone:
@@ -234,10 +240,12 @@ class Console:
             self._stream.flush()
         except OSError as error:
             is_hung_up = self._is_terminal and error.errno == errno.EIO
-            is_unread = is_hung_up or isinstance(error, BrokenPipeError)
-            if self._notice is None or not is_unread:
-                raise
-            self.is_gone = True
+            number = errno.EPIPE if is_hung_up else error.errno
+            # Of EPIPE, Python makes a BrokenPipeError.
+            lost = OSError(number, os.strerror(number or 0), OUTPUT)
+            if self._notice is None:
+                raise lost from error
+            self.lost = lost
             self._notice()
 
     def _wiped(self) -> str:

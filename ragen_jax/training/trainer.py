@@ -3,8 +3,6 @@
 `launch/train.py` calls `train`; `loop.py` is what happens in each iteration.
 """
 
-import errno
-import os
 from pathlib import Path
 
 import jax
@@ -59,7 +57,8 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
       UserError: if another run trains in the workdir, if its checkpoints began with
         another model, or if training stopped itself: gradients not finite, nothing
         kept, or sampler and update disagreeing, for as long as the settings allow.
-      BrokenPipeError: when it has saved because nobody reads the console any more.
+      OSError: when it has saved because the console cannot be written to any more; a
+        BrokenPipeError if nobody reads it.
     """
     try:
         with only_run(workdir, run.settings, console.line):
@@ -71,8 +70,8 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         # An error of an open file does not name it.
         where = "" if error.filename else f"{workdir}: "
         raise UserError(f"{where}{sentence}; {messages.last_saved(workdir)}") from error
-    if console.is_gone and jax.process_count() == 1:  # Several end together, above.
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    if console.lost and jax.process_count() == 1:  # Several end together, above.
+        raise console.lost
 
 
 def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -> None:

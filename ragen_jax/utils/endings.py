@@ -8,6 +8,7 @@ training/interrupts.py saves a run's state by a policy of its own.
 """
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + number, as shells count
 _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -140,11 +141,36 @@ def ending_signals() -> list[int]:
     return [number for number in CODES if number not in ignored]
 
 
+def open_closed_streams() -> None:
+    """Gives the process the standard streams that it was started without.
+
+    As by `script.py >&-`, where Python's stream is None. Called before other files are
+    opened: the next of them would get a stream's number, and what libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115
+            if stream.fileno() == number:
+                os.set_inheritable(number, True)  # As such a stream usually is.
+            setattr(sys, name, stream)
+
+
+def replace_unprintable_characters() -> None:
+    """Prints a question mark for a character that the terminal cannot show.
+
+    And reads a replacement character for bytes that are no text.
+    """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # Not a file's.
+            cast(io.TextIOWrapper, stream).reconfigure(errors="replace")
+
+
 def install() -> None:
     """From now on, the signals of `ending_signals` end the process with one line.
 
     Scripts call it before their slow imports.
     """
+    open_closed_streams()
     if threading.current_thread() is not threading.main_thread():
         return
     _watch()

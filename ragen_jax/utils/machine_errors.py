@@ -36,6 +36,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def sentence(error: BaseException) -> str:
     """What is wrong and what to do; "" for an error that the user cannot fix."""
+    if _needs_more_memory(error):
+        return (
+            f"memory is full ({brief(error)}): lower rollout.slots, evaluation.slots,"
+            " optimizer.microbatch or the number of prompts; launch/train.py --plan"
+            " tells what takes it"
+        )
     if isinstance(error, RuntimeError):
         # `Path.expanduser` and `Path.resolve` raise plain RuntimeErrors.
         text = str(error)
@@ -54,7 +60,23 @@ def sentence(error: BaseException) -> str:
     return f"{place}{reason}: {REMEDIES[error.errno]}"
 
 
-def brief(error: Exception) -> str:
+def _needs_more_memory(error: BaseException) -> bool:
+    """Whether the host's or a device's memory is full: NumPy's and JAX's errors.
+
+    JAX's is a RuntimeError, and known by its text, as JAX is not imported here. Other
+    resources may be exhausted, too.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    return (
+        isinstance(error, RuntimeError | ValueError)
+        and text.startswith("RESOURCE_EXHAUSTED")
+        and re.search("memory|allocat", text, re.IGNORECASE) is not None
+    )
+
+
+def brief(error: BaseException) -> str:
     """An error's first line, a long one without its middle: the cause is at the end."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line if len(line) <= 200 else f"{line[:80]} ... {line[-115:]}"

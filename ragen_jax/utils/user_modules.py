@@ -4,16 +4,17 @@ A checkpoint's settings can name files too: `restrict` (cli/trust.py) then allow
 those that the user has vouched for.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from ragen_jax.errors import SettingsError
+from ragen_jax.errors import SettingsError, UserError
 
 _LOADED: dict[tuple[Path, str], ModuleType] = {}  # by path and digest
 # One pair of (the files that may be executed, the message for any other); empty: every
@@ -108,6 +109,27 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
         ) from error
     _LOADED[version] = module
     return module
+
+
+@contextlib.contextmanager
+def refusing_exits() -> Iterator[None]:
+    """A context in which a sys.exit is the user's mistake: this package calls none.
+
+    A call of it in a reward hook would else end the command as if all had gone well.
+
+    Raises:
+      UserError: in place of SystemExit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        # `exit()` is a function of Python's own site module.
+        own = [frame for frame in frames if "_sitebuiltins" not in frame.filename]
+        raise UserError(
+            f"{own[-1].filename}, line {own[-1].lineno}, exits ({error.code!r}):"
+            " raise an error with the reason there"
+        ) from error
 
 
 def in_one_line(error: BaseException, path: Path) -> str:

@@ -1,9 +1,12 @@
 """What a checkpoint is diagnosed on."""
 
+import json
+
 import pytest
 from helpers import runs, warm_process
 
 from ragen_jax.cli import diagnosis
+from ragen_jax.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,28 @@ def test_a_flag_of_what_is_not_measured_is_refused(tmp_path, flags, message):
     ended = warm_process.attempt(script, ["--checkpoint=x", *flags], tmp_path)
     assert (ended.code, ended.made) == (2, [])
     assert message in ended.errors
+
+
+def test_a_step_that_a_run_deletes_meanwhile_is_left_out(tmp_path, monkeypatch):
+    out, there, said = tmp_path / "diagnosis.json", [1, 3], []
+
+    def diagnose(instruments, folder, step, options, smoothed):
+        if step == 3:  # What was measured before is written already.
+            assert json.loads(out.read_text()) == [{"step": 1}]
+        if step in (2, 4):
+            raise UserError("it cannot be read")
+        return {"step": step}, smoothed
+
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis.checkpoints, "scores", lambda _: there)
+
+    def run(*steps):
+        return diagnosis.diagnose_all(None, tmp_path, steps, None, out, said.append)
+
+    assert run(1, 2, 3) == json.loads(out.read_text()) == [{"step": 1}, {"step": 3}]
+    assert said == ["warning: step 2 was deleted meanwhile, and is left out"]
+    with pytest.raises(UserError, match="every step of .* was deleted meanwhile"):
+        run(2, 4)
+    there.append(2)
+    with pytest.raises(UserError, match="it cannot be read"):
+        run(1, 2)

@@ -153,7 +153,7 @@ from ragen_jax.utils import endings
 endings.install()
 from ragen_jax.cli import startup
 from ragen_jax.errors import UserError
-startup._replace_unprintable_characters()
+endings.replace_unprintable_characters()
 with startup._ending_in_one_sentence():
     for _ in range(int(sys.argv[1])):
         print("√" * 1000)
@@ -162,9 +162,11 @@ with startup._ending_in_one_sentence():
 """
 
 
-def speak(*arguments: str, **options) -> subprocess.CompletedProcess:
+def speak(
+    *arguments: str, shell: tuple[str, ...] = (), **options
+) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", SPEAKING, *arguments],
+        [*shell, sys.executable, "-c", SPEAKING, *arguments],
         cwd=ROOT,
         check=False,
         env={
@@ -197,6 +199,11 @@ def test_a_mistake_that_nobody_reads_of_ends_with_its_code():
     done = speak("0", "fail", stdout=subprocess.DEVNULL, stderr=write)
     os.close(write)
     assert done.returncode == 2
+
+
+def test_a_process_without_streams_is_given_silent_ones():
+    done = speak("1", "fail", shell=("sh", "-c", 'exec "$0" "$@" <&- >&-'))
+    assert (done.returncode, done.stderr) == (2, b"error: no ? in a\\npath\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")

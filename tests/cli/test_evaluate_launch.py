@@ -213,7 +213,11 @@ WRONG = {
     ),
     "folder": (
         ["--policy=random", "--out={place}/folder.jsonl"],
-        "--out={place}/folder.jsonl is a folder: name a file",
+        "{place}/folder.jsonl is a folder: name a file",
+    ),
+    "folder of figures": (
+        ["--policy=random", "--out={place}/figures.jsonl"],
+        "{place}/figures.json is a folder: name a file",
     ),
     "show": (["--policy=random", "--show=1"], "leave out --model and --show"),
     "overrides": (
@@ -228,6 +232,7 @@ WRONG = {
 def refusals(place):
     """What each wrong command line ends in."""
     (place / "folder.jsonl").mkdir()
+    (place / "figures.json").mkdir()
 
     return {
         name: warm_process.submit(
@@ -251,6 +256,7 @@ def test_nothing_is_left_behind_by_a_refusal(place, refusals):
         "run",
         "file",
         "folder.jsonl",
+        "figures.json",
         "new",
         "planner.json",
     }

@@ -63,6 +63,47 @@ def test_keys_that_are_up_to_the_checkpoint_are_refused_beside_it(key, words):
     evaluation.check(dataclasses.replace(request, keys=("rollout.turns",)))
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("rollout.temperature", "says how a run trains, .*: pass --temperature"),
+        ("rollout.group_size", "pass --rollouts"),
+        ("rollout.slots", "set --config.evaluation.slots"),
+        ("evaluation.test_prompts", "how a training run is evaluated, .*--prompts"),
+        ("loss.kl", "--config.loss.kl says how a run trains, .*here: leave it out"),
+        ("iterations", "leave it out"),
+    ],
+)
+def test_a_key_that_only_training_reads_is_refused(key, words):
+    request = make_request(checkpoint=None, model="tiny", keys=("env.size", key))
+    with pytest.raises(UserError, match=words):
+        evaluation.check(request)
+
+
+def test_every_key_that_is_accepted_is_a_setting():
+    leaves = settings_lib.flatten(settings_lib.to_dict(runs.settings()))
+    assert (
+        evaluation._KEYS <= leaves.keys()
+        and evaluation._INSTEAD.keys() <= leaves.keys()
+    )
+    sections = {key.partition(".")[0] for key in leaves}
+    assert set(evaluation._SECTIONS) <= sections
+
+
+@pytest.mark.parametrize("temperature", [1e39, 1e-50, float("inf"), float("nan"), -1.0])
+def test_a_temperature_that_float32_does_not_hold_is_refused(temperature):
+    with pytest.raises(UserError, match=r"--temperature=.* cannot be used: choose 0"):
+        evaluation.check(make_request(temperature=temperature))
+
+
+@pytest.mark.parametrize(
+    "given", [{"temperature": 0.0}, {"keys": ("evaluation.temperature",)}]
+)
+def test_a_baseline_has_no_temperature(given):
+    with pytest.raises(UserError, match="random samples no tokens: leave out --.*temp"):
+        evaluation.check(make_request(checkpoint=None, policy="random", **given))
+
+
 def test_a_model_without_training_is_made_as_the_keys_say():
     keys = ("model.compute_dtype",)
     evaluation.check(make_request(checkpoint=None, model="tiny", keys=keys))

@@ -72,6 +72,26 @@ def test_a_device_error_among_several_processes_asks_for_another_try(
     assert startup._code_of(error) == code
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit(0), "test_startup.py, line "),
+        (MemoryError("Unable to allocate 8 GiB"), "error: memory is full (Unable to "),
+    ],
+)
+def test_what_no_command_survives_is_told_in_one_sentence(
+    monkeypatch, capsys, error, said
+):
+    def main():
+        raise error
+
+    monkeypatch.setattr(startup.app, "run", lambda call, flags_parser: call(None))
+    with pytest.raises(SystemExit) as ended:
+        startup.run(main, computes=False)
+    assert ended.value.code == 2
+    assert said in (errors := capsys.readouterr().err) and errors.count("\n") == 1
+
+
 def test_flags_for_xla_that_the_user_gives_win_over_ours():
     ours = compiler_options.xla_flags("", deterministic=False)
     assert "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling," in ours

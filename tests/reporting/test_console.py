@@ -1,6 +1,7 @@
 """Console lines: aligned, narrow, and honest about what was not measured."""
 
 import contextlib
+import errno
 import io
 import os
 
@@ -227,6 +228,20 @@ def test_who_outlives_the_reader_of_a_pipe_is_told_once_and_writes_no_more():
         with console.on_lost_reader(lambda: told.append("gone before")):
             console.line("unheard")
         assert told == ["gone", "gone before"]
+
+
+def test_a_full_disk_is_an_output_lost_like_a_reader_and_named(monkeypatch):
+    def write(text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream, told = io.StringIO(), []
+    monkeypatch.setattr(stream, "write", write)
+    console = console_lib.Console(stream)
+    with pytest.raises(OSError, match="No space left on device: 'the output'"):
+        console.line("unheard")
+    with console.on_lost_reader(lambda: told.append("gone")):
+        console.line("unheard")
+    assert told == ["gone"] and console.lost.errno == errno.ENOSPC
 
 
 def test_a_closed_pipe_is_an_error_to_who_does_not_outlive_it():

@@ -1,9 +1,11 @@
 """Errors of the machine, whoever raises them."""
 
 import errno
+import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from ragen_jax.utils import machine_errors
@@ -34,6 +36,23 @@ def test_a_full_disk_is_told_alike_by_libraries_that_have_errors_of_their_own(tm
         f"{tmp_path}: File too large: files may not grow so large there: raise that"
         " limit (ulimit -f)\n"
     ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), r"memory is full \(MemoryError\): lower rollout.slots, "),
+        (MemoryError("Unable to allocate 8 GiB"), r"\(Unable to allocate 8 GiB\): low"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nMore"),
+            r"memory is full \(RESOURCE_EXHAUSTED: Out of memory.\): .*--plan tells",
+        ),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the message is long"), "^$"),
+        (jax.errors.JaxRuntimeError("INTERNAL: memory is corrupt"), "^$"),
+    ],
+)
+def test_full_memory_is_told_with_what_needs_less(error, words):
+    assert re.search(words, machine_errors.sentence(error))
 
 
 def test_what_is_no_failed_system_call_stays_as_it_is(tmp_path):
