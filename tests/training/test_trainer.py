@@ -1,5 +1,6 @@
 """Whole runs within one process: signals, more iterations, and runs that stop."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -464,3 +465,27 @@ def test_a_second_ctrl_c_ends_the_run_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             jax.block_until_ready(jnp.zeros(1))
     assert printed == ["stopping after this iteration, with a saved state ..."]
+
+
+def test_no_signal_is_lost_while_the_handlers_are_put_in_place_or_taken_away(
+    monkeypatch,
+):
+    seen = []
+
+    @contextlib.contextmanager
+    def listening(_policy):
+        os.kill(os.getpid(), signal.SIGINT)  # Between the two statements of __enter__.
+        yield
+        seen.append((signal.getsignal(signal.SIGINT), handler._left.is_set()))
+
+    monkeypatch.setattr(interrupts.endings, "listening", listening)
+    with interrupts.InterruptHandler(lambda _: None) as handler:
+        assert handler.should_stop()
+    # The policy of before is in force again while the handler still is in place.
+    assert seen == [(handler._handle, False)]
+    monkeypatch.setattr(interrupts.endings, "listening", contextlib.nullcontext)
+    with interrupts.InterruptHandler(lambda _: None) as handler:
+        assert not handler.should_stop()
+        handler._left.set()  # So that nothing is waited for.
+        handler._hear(signal.SIGINT)  # Of a signal that came before the handlers.
+        assert handler.should_stop()
