@@ -24,6 +24,7 @@ from ragen_jax.parallel import heartbeat
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.training import (
+    checkpoints,
     final_test,
     interrupts,
     loop,
@@ -121,6 +122,8 @@ def test_a_finished_run_only_prints_its_result_again(run, whole):
 def test_the_settings_of_a_run_lie_beside_it(run, whole):
     saved = json.loads((whole[0] / "settings.json").read_text())
     assert saved["rollout"]["prompts"] == 2
+    info = checkpoints.read_info(whole[0] / checkpoints.FOLDER, 4)
+    assert info["dtype"] == "float32" and info["settings"] == saved
     check_workdir(whole[0], run.settings)
     longer = runs.settings(iterations=9, safety__max_bad_updates=1)
     check_workdir(whole[0], longer)
