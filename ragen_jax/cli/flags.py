@@ -270,12 +270,13 @@ def _parse_flags(
     arguments: list[str], flag_values: flags.FlagValues, config: ConfigDict | None
 ) -> None:
     """Lets absl parse the arguments; its complaints become UserErrors with a remedy."""
-    for argument in arguments[1:]:
+    for argument, after in itertools.pairwise([*arguments[1:], ""]):
+        given = argument if "=" in argument else f"{argument} {after}"
         # absl accepts 0x10 and the like; here that is more likely a slip.
-        if match := re.fullmatch(r"--?([\w.-]+)=([+-]?0[xob]\w+)", argument, re.I):
+        if match := re.fullmatch(r"--?([\w.-]+)[= ]([+-]?0[xob]\w+)", given, re.I):
             flag = flag_values[match[1]] if match[1] in flag_values else None
             if flag is not None and isinstance(flag.parser, flags.IntegerParser):
-                raise UserError(f"{argument}: write the number in decimal digits")
+                raise UserError(f"{given}: write the number in decimal digits")
     try:
         positional = flag_values(arguments)[1:]
     except flags.UnrecognizedFlagError as error:

@@ -40,9 +40,14 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
 
 def is_rollback(entry: Any) -> bool:
     """Whether it is an entry as `note_rollback` writes them."""
-    if not isinstance(entry, dict) or "why" not in entry:
+    if not isinstance(entry, dict):
         return False
-    return all(isinstance(entry.get(key), int) for key in ("from", "to"))
+    # Earlier versions did not record the remedy.
+    texts = entry.get("why"), entry.get("remedy", "")
+    numbers = entry.get("from"), entry.get("to")
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, int) for number in numbers
+    )
 
 
 def note_rollback(workdir: Path, at: int, to: int, sentence: str, remedy: str) -> None:

@@ -92,7 +92,7 @@ def start(
 
 
 def check_even(devices: Sequence[Any]) -> None:
-    """Refuses processes that see different numbers of devices, in all of them.
+    """Refuses processes that see other numbers or kinds of devices, in all of them.
 
     JAX's exchanges between processes, and a mesh's axes, ask for equal ones.
 
@@ -109,6 +109,14 @@ def check_even(devices: Sequence[Any]) -> None:
                 f"process {process} has {_devices(count)} and process 0 has"
                 f" {_devices(counts[0])}: give all processes the same number of devices"
                 " (on GPUs by CUDA_VISIBLE_DEVICES, on CPUs by JAX_NUM_CPU_DEVICES)"
+            )
+    kinds = {device.process_index: device.device_kind for device in devices}
+    for process, kind in sorted(kinds.items()):
+        if kind != kinds[0]:
+            raise UserError(
+                f"process {process} has a device {kind!r} and process 0 has"
+                f" {kinds[0]!r}, which round and compile apart: give all processes"
+                " devices of one kind"
             )
 
 
@@ -133,7 +141,7 @@ def find_place(
     """
     place: Place | None
     if coordinator is not None and processes is not None and process is not None:
-        place = _checked(Place(coordinator, processes, process))
+        place = roll_call.checked(Place(coordinator, processes, process))
     elif (coordinator, processes, process) == (None, None, None):
         place = place_in_cluster(seconds)
     else:
@@ -270,21 +278,6 @@ def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.He
             f"the processes cannot hear of each other at port {port} of process 0's"
             f" host ({error}): let their hosts connect to one another at any port"
         ) from error
-
-
-def _checked(place: Place) -> Place:
-    _, port = roll_call.host_and_port(place.coordinator)
-    if not 0 < port < 2**16:
-        raise UserError(
-            f"--coordinator={place.coordinator} is not HOST:PORT: give process 0's host"
-            " and a free port there, such as node1:29400"
-        )
-    if place.processes < 1 or not 0 <= place.process < place.processes:
-        raise UserError(
-            f"--process={place.process} of --processes={place.processes} is not"
-            " possible: number the processes from 0 to one less than their number"
-        )
-    return place
 
 
 # Clusters ----------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,10 +26,19 @@ _LIBRARIES = (
     "transformers",
     "tokenizers",
 )
+# Environment variables that decide what is computed. Not so those of a host's own, and
+# any that names a path.
+_VARIABLES = re.compile("JAX_.*|NVIDIA_TF32_OVERRIDE")
+_OF_A_HOST = re.compile(
+    "COORDINATOR|PROCESS|DEVICES|DEVICE_IDS|CACHE|LOG|DUMP|TRACEBACK|TIMEOUT|MPI|/"
+)
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"  # compared by the devices
 
 
 def of_run(settings: Settings) -> dict[str, str]:
     """Settings by dotted key, and the versions of all code that runs, as texts.
+
+    And the environment variables that change what JAX computes.
 
     Code: this package, its main libraries, and the user's own Python files.
     """
@@ -45,6 +56,23 @@ def of_run(settings: Settings) -> dict[str, str]:
             path = user_modules.resolved(name)
             if path.is_file():
                 facts[f"the file {name}"] = user_modules.digest(path)[:16]
+    return facts | _of_environment()
+
+
+def _of_environment() -> dict[str, str]:
+    """JAX's environment variables and XLA's flags, less what may differ by host."""
+    facts = {
+        f"the environment variable {name}": value
+        for name, value in os.environ.items()
+        if _VARIABLES.fullmatch(name) and not _OF_A_HOST.search(f"{name}={value}")
+    }
+    options = [
+        option
+        for option in os.environ.get("XLA_FLAGS", "").split()
+        if not option.startswith(_DEVICE_COUNT) and "/" not in option
+    ]
+    if options:
+        facts["XLA_FLAGS"] = " ".join(sorted(options))
     return facts
 
 

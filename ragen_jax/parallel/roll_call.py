@@ -14,6 +14,7 @@ from ragen_jax.parallel import facts as facts_lib
 _ALL_HERE = "all are here"
 _LATE_SECONDS = 10.0  # after a misfit, for later processes to hear of it too
 _LONGEST_LINE = 1 << 20  # bytes of a line between two processes
+_MOST_PROCESSES = 2**16  # A larger number is a typing error.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,27 @@ def host_and_port(coordinator: str) -> tuple[str, int]:
     """The two parts; port 0 where there is none. An IPv6 host loses its brackets."""
     match = re.fullmatch(r"(.+):(\d{1,5})", coordinator)
     return (match[1].strip("[]"), int(match[2])) if match else (coordinator, 0)
+
+
+def checked(place: Place) -> Place:
+    """The place as the flags give it. Raises UserError if it is not possible."""
+    _, port = host_and_port(place.coordinator)
+    if not 0 < port < 2**16:
+        raise UserError(
+            f"--coordinator={place.coordinator} is not HOST:PORT: give process 0's host"
+            " and a free port there, such as node1:29400"
+        )
+    if place.processes < 1 or not 0 <= place.process < place.processes:
+        raise UserError(
+            f"--process={place.process} of --processes={place.processes} is not"
+            " possible: number the processes from 0 to one less than their number"
+        )
+    if place.processes > _MOST_PROCESSES:
+        raise UserError(
+            f"--processes={place.processes} is more than {_MOST_PROCESSES}: give the"
+            " number of processes that are started"
+        )
+    return place
 
 
 def call_roll(

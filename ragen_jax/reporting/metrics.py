@@ -25,7 +25,7 @@ FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 PICTURE = "curves.png"
 # Raised for a line that is not a record.
-_NO_RECORD = (ValueError, KeyError, TypeError, RecursionError)
+_NO_RECORD = (ValueError, KeyError, TypeError, RecursionError, OverflowError)
 _PICTURE_SECONDS = 30.0  # least time between two drawings
 _PICTURE_SHARE = 0.01  # most of the run's time that drawing may take
 
@@ -327,12 +327,14 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 def _record(line: bytes) -> dict[str, Any]:
     """The record in a line; raises one of _NO_RECORD if there is none."""
     record = json.loads(line)
-    if type(record["iteration"]) is not int:
-        raise TypeError("an iteration is a whole number")
+    iteration = record["iteration"]
+    if type(iteration) is not int or not 0 <= iteration < 2**31:
+        raise TypeError("an iteration is a whole number from 0, below 2**31")
     if not all(
-        value is None or type(value) in (int, float) for value in record.values()
+        value is None or (type(value) in (int, float) and math.isfinite(value))
+        for value in record.values()
     ):
-        raise TypeError("a metric is a number, or null where it is not known")
+        raise TypeError("a metric is a finite number, or null where it is not known")
     return record
 
 

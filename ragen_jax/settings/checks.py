@@ -252,12 +252,6 @@ def _check_rewards(settings: Settings) -> None:
 
 def _check_batches(settings: Settings) -> None:
     mini, micro = settings.optimizer.minibatch, settings.optimizer.microbatch
-    if mini % micro:
-        divisor = max(d for d in range(1, min(mini, micro) + 1) if mini % d == 0)
-        raise SettingsError(
-            f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
-            f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
-        )
     rollout, rows = settings.rollout, "episodes"
     sizes = {
         "rollout.prompts": rollout.prompts,
@@ -272,6 +266,14 @@ def _check_batches(settings: Settings) -> None:
             f" {' * '.join(sizes)}: lower"
             " optimizer.minibatch (and optimizer.microbatch, which must divide it) to"
             f" at most {most}"
+        )
+    if mini % micro:
+        small = [d for d in range(1, math.isqrt(mini) + 1) if mini % d == 0]
+        divisors = (*small, *(mini // d for d in small))
+        divisor = max(d for d in divisors if d <= micro)
+        raise SettingsError(
+            f"optimizer.minibatch = {mini} is not a multiple of optimizer.microbatch ="
+            f" {micro}: set optimizer.microbatch to {divisor}, which divides it"
         )
 
 

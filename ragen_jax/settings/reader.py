@@ -291,7 +291,12 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
             f"{key} = {values!r} must hold a section for each environment, as in"
             f" {key}.easy.name = 'sokoban'"
         )
-    for label in values:
+    for label, task in values.items():
+        if "label" in task:
+            raise SettingsError(
+                f"{key}.{label}.label = {task['label']!r} is not read: an environment's"
+                f" label is the name of its section, {label!r}: take it out"
+            )
         if not label.replace("_", "").replace("-", "").isalnum():
             raise SettingsError(
                 f"{key} calls an environment {label!r}, which cannot name a metric:"

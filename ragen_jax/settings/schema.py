@@ -35,8 +35,8 @@ PER_ALGORITHM = {
     },
 }
 PER_ESTIMATOR = {name: facts.presets for name, facts in ESTIMATORS.items()}
-# Limits of turns and actions of an episode, and of actions of a turn. A larger number
-# is a typing error, and would make the run hang.
+# Limits of turns and actions of an episode, and of actions of a turn or passes over a
+# batch. A larger number is a typing error, and would make the run hang.
 _MOST_TURNS, _MOST_ACTIONS, _MOST_EACH = 10_000, 100_000, 1_000
 
 
@@ -123,7 +123,7 @@ class RolloutSettings:
     stop_at_answer: bool  # a reply ends at </answer>
     layout: str = limits.one_of("replicated", "tensor")  # of the weights while sampling
     # In these two, 0 is chosen for the backend (parallel/backend_choices.py).
-    decode_chunk: int = limits.at_least(0)  # decode steps between checks for the end
+    decode_chunk: int = limits.between(0, 1024)  # steps between checks for the end
     buckets: int = limits.between(0, 64)  # how many cache lengths decoding can pick
     decode_attention: str = limits.one_of("auto", "xla", "cudnn")  # kernel
     cuda_graph: bool  # run the whole rollout as one CUDA graph; NVIDIA GPUs only
@@ -246,9 +246,9 @@ class OptimizerSettings:
     clip_norm: float = limits.above(0)  # global norm to which gradients are clipped
     minibatch: int = limits.at_least(1)  # E, rows of one optimizer step
     microbatch: int = limits.at_least(1)  # rows of one gradient accumulation step
-    epochs: int = limits.at_least(1)  # passes over the kept rows
+    epochs: int = limits.between(1, _MOST_EACH)  # passes over the kept rows
     # How often the program `update` runs on one batch of episodes; 1: on-policy.
-    reuse: int = limits.at_least(1)
+    reuse: int = limits.between(1, _MOST_EACH)
     critic_warmup: int = limits.at_least(0)  # iterations that train the critic alone
     # Steps until the learning rate is 0, of the actor its iterations' share of them; 0:
     # as many as the run is expected to make.

@@ -34,9 +34,29 @@ def _decays(settings: Settings) -> bool:
     return kinds != {"constant"}
 
 
+# Their advantage is an episode's return against the mean of its group.
+_COMPARE_RETURNS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+
+
+def _normalizing_shows(settings: Settings) -> bool:
+    """Whether normalized returns give other advantages than returns as they are.
+
+    A group lies within one set that is normalized. Where its mean is taken off anyway,
+    that of the set makes no difference; nor does the std, where the group's divides.
+    """
+    method = settings.reward.normalize
+    if settings.estimator not in _COMPARE_RETURNS or method == "asym_clip":
+        return True
+    # A KL term in the reward is added after, so that it counts more or less.
+    has_kl = settings.has_reference and settings.loss.kl_in == "reward"
+    is_scaled = method == "mean_std"
+    return is_scaled and (has_kl or not settings.advantage.divide_by_std)
+
+
 _ADAPTERS = _Reader(lambda s: s.lora.rank > 0, "lora.rank", "above 0")
 _REFERENCE = _Reader(lambda s: s.has_reference, "loss.kl", "above 0")
 _BONUS = _Reader(lambda s: s.reward.length_bonus > 0, "reward.length_bonus", "above 0")
+_VALIDATION = _Reader(lambda s: s.every.evaluate > 0, "every.evaluate", "above 0")
 # By what the leaf belongs to, whatever estimator and filter are chosen.
 _READERS = {
     "lora.alpha": _ADAPTERS,
@@ -51,6 +71,21 @@ _READERS = {
     ),
     "reward.normalize_by": _Reader(
         lambda s: s.reward.normalize != "none", "reward.normalize", "to 'mean_std'"
+    ),
+    "reward.normalize": _Reader(
+        lambda s: s.reward.normalize == "none" or _normalizing_shows(s),
+        "estimator",
+        "to 'ppo'",
+    ),
+    "evaluation.prompts": _VALIDATION,
+    "evaluation.rollouts": _VALIDATION,
+    "checkpoint.keep_best": _Reader(
+        lambda s: s.every.evaluate > 0 or s.checkpoint.keep_best == 0,
+        "every.evaluate",
+        "above 0",
+    ),
+    "health.record_episodes": _Reader(
+        lambda s: s.health.record_every > 0, "health.record_every", "above 0"
     ),
     "loss.entropy_on": _Reader(_has_entropy_bonus, "loss.entropy", "above 0"),
     "loss.kl_kind": _REFERENCE,

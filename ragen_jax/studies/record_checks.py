@@ -4,7 +4,9 @@ A workdir's files, or a data file's entry, may have been edited or written by an
 program: what no measure could be taken of is refused there, and not in a measure.
 """
 
+import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,14 +127,19 @@ def check_text(text: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number, or None for one that is not known."""
+    """Whether it is a finite number, or None for one that is not known."""
     if value is None:
         return True
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    with contextlib.suppress(OverflowError):  # An int too large for a float.
+        return math.isfinite(value)
+    return False
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and abs(value) < 2**32
 
 
 def _demand(is_so: Any, otherwise: str) -> None:

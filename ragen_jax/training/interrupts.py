@@ -62,21 +62,26 @@ class InterruptHandler:
         own = set(endings.ending_signals()) - (
             {signal.SIGTERM} if self._several else set()
         )
-        self._context.enter_context(endings.listening(self._hear))
+        # The handlers first: a signal in between sets the flag, and may end the
+        # process, since the policy of before is in force.
         for number in own:
             self._previous[number] = signal.signal(number, self._handle)
+        self._context.enter_context(endings.listening(self._hear))
         return self
 
     def __exit__(self, *exception: object) -> None:
+        # First, so that a signal from here on meets the policy of before: nobody asks
+        # `should_stop` any more.
+        self._context.close()
         self._left.set()
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._context.close()
 
     def should_stop(self) -> bool:
         """Whether to save now and end. Every process asks once in every iteration."""
         if not self._several:
-            return self._received
+            # Heard but not handled: it came just before the handlers were in place.
+            return self._received or self._insisted
         return multihost_utils.reached_preemption_sync_point(next(_questions))
 
     def ask(self) -> None:

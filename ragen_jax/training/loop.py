@@ -310,6 +310,7 @@ def _save_if_due(
         return progress
     info = resumed.info(settings, iteration, score, progress.gaps, progress.health)
     info |= dict(model=workdir.fingerprint, code=workdir.code)
+    info |= dict(dtype=run.model.dtype.name)
     workdir.checkpoints.save(iteration, state, info, score=score, wait=ends)
     best = max(progress.best, -1.0 if score is None else score)
     return dataclasses.replace(progress, best=best)

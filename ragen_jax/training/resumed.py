@@ -13,6 +13,11 @@ from ragen_jax.training.run import Run
 
 # Keys of `evaluation` that change a validation's success.
 _DECISIVE = ("prompts", "rollouts", "temperature")
+# What the remedy of a rollback changes (health.remedied).
+_REMEDIED = {
+    "optimizer": ("actor_lr", "schedule_updates"),
+    "filter": ("fraction", "fraction_end"),
+}
 
 
 def info(
@@ -100,6 +105,44 @@ def changed_evaluation(settings: Settings, saved_settings: Mapping[str, Any]) ->
         f"warning: {', '.join(changed)}: the alarm compares validations from here on"
         " with one another alone; the best checkpoint is still the one of the highest"
         " success, of whatever validation"
+    )
+
+
+def check_settings(
+    settings: Settings, saved_info: Mapping[str, Any], where: str
+) -> None:
+    """Raises SettingsError for a checkpoint of a run with other settings.
+
+    Such as one that was copied from another workdir.
+
+    Args:
+      settings: of the run as it is resumed, before any rollback's remedy.
+      saved_info: of the checkpoint.
+      where: the checkpoint, for the message.
+    """
+    if "settings" not in saved_info:
+        return
+    now, was = settings_lib.to_dict(settings), dict(saved_info["settings"])
+    if saved_info.get("health", {}).get("rollbacks"):
+        # A remedy's values depend also on settings that may differ, as `iterations`.
+        for section, names in _REMEDIED.items():
+            was[section] = was[section] | {name: now[section][name] for name in names}
+    settings_lib.check_same_run(was, now, where)
+
+
+def changed_dtype(dtype: str, saved_dtype: str | None) -> str:
+    """A warning if the forward pass is of another dtype than it was; else "".
+
+    Args:
+      dtype: that `model.compute_dtype` means on these devices.
+      saved_dtype: the same when the checkpoint was saved; None: not known.
+    """
+    if saved_dtype in (None, dtype):
+        return ""
+    return (
+        f"warning: the checkpoint was computed in {saved_dtype} and the run continues"
+        f" in {dtype}, as model.compute_dtype = 'auto' means on these devices: the"
+        " whole will not equal a run in the one or the other"
     )
 
 

@@ -219,12 +219,14 @@ def _start(
     total = run.settings.iterations
     console.line(f"resuming after iteration {iteration}")
     info = saved.read_info(iteration)
+    resumed.check_settings(settings, info, str(saved.directory / str(iteration)))
     was = info.get("settings", {})
     warnings = (
         # Not run.settings, in which a remedy has fixed optimizer.schedule_updates.
         messages.changed_schedule(settings, was.get("iterations")),
         resumed.changed_evaluation(run.settings, was),
         resumed.changed_code(workdir.code, info.get("code", {})),
+        resumed.changed_dtype(run.model.dtype.name, info.get("dtype")),
     )
     for warning in filter(None, warnings):
         console.line(warning)

@@ -39,6 +39,9 @@ SIZES = {
     "buckets": train(
         "rollout.buckets = 1000000000", "at most 64", rollout__buckets=10**9
     ),
+    "chunk": train("decode_chunk = 1000", "at most 1024", rollout__decode_chunk=10**9),
+    "passes": train("optimizer.epochs = 1000", "1000", optimizer__epochs=10**9),
+    "reuse": train("optimizer.reuse = 1000", "at most 1000", optimizer__reuse=10**9),
     "turns": train("rollout.turns = 1000", "2**31", rollout__turns=10**30),
     "actions": train("rollout.actions = 200", "at most", rollout__actions=2 * 10**7),
     "group": train("group_size = 1000", "2**31", rollout__group_size=10**24),
@@ -153,6 +156,11 @@ COMMANDS = {
         ("check the path of --flagfile", "text file"),
     ),
     "other digits": train("seed=0x10", "decimal", seed="0x10"),
+    "other digits apart": Wrong(
+        "train.py",
+        (*train().arguments, "--config.seed", "0x10"),
+        ("--config.seed 0x10: write", "decimal"),
+    ),
     "no switch": Wrong(
         "train.py",
         (*train().arguments, "--noconfig.seed=1"),

@@ -138,7 +138,10 @@ def train(run: Run, workdir: Path) -> str:
 
 def arguments(workdir: Path, **changes) -> list[str]:
     """The command line of launch/train.py; `__` in a key stands for its dot."""
-    overrides = [f"--config.{key}={value}" for key, value in _values(changes).items()]
+    values = _values(changes)
+    if not values["every.evaluate"]:  # Then it is refused, as nothing reads it.
+        del values["evaluation.prompts"]
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
     return [f"--config={CONFIG}:smoke", f"--workdir={workdir}", *overrides]
 
 

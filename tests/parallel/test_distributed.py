@@ -1,5 +1,6 @@
 """Processes of a run: named by flags or by the cluster, and missed by name."""
 
+import os
 import socket
 import threading
 import time
@@ -165,6 +166,7 @@ def test_a_pod_of_an_indexed_job_does_not_start_alone_by_mistake(cluster):
         (("a:1", 2, 2), ["--process=2 of --processes=2", "from 0 to one less"]),
         (("a:1", 0, 0), ["--process=0 of --processes=0"]),
         (("a:1", 2, -1), ["--process=-1 of --processes=2"]),
+        (("a:1", 10**12, 0), ["--processes=1000000000000 is more than 65536"]),
     ],
 )
 def test_flags_that_do_not_fit_together_are_refused(place, parts):
@@ -197,14 +199,18 @@ def test_a_process_that_is_alone_agrees_with_itself():
     assert [agreement.agreed_step(step) for step in (None, 0, 7)] == [None, 0, 7]
 
 
-def test_processes_with_different_numbers_of_devices_are_refused_in_a_sentence():
+def test_processes_with_different_devices_are_refused_in_a_sentence():
     """JAX would fail in the first exchange between them, with a reshape's error."""
-    one, two = SimpleNamespace(process_index=0), SimpleNamespace(process_index=1)
+    one = SimpleNamespace(process_index=0, device_kind="old")
+    two = SimpleNamespace(process_index=1, device_kind="old")
     distributed.check_even([one, two, one, two])
     with pytest.raises(UserError, match="^process 1 has 2 devices and process 0 has 1"):
         distributed.check_even([one, two, two])
     with pytest.raises(UserError, match="^process 1 has 1 device and process 0 has 2"):
         distributed.check_even([one, two, one])
+    two.device_kind = "new"
+    with pytest.raises(UserError, match="^process 1 has a device 'new' and process 0"):
+        distributed.check_even([one, two])
 
 
 # Roll call ---------------------------------------------------------------------------
@@ -267,6 +273,32 @@ def test_the_facts_of_a_run_name_settings_code_and_libraries():
     for keys, more in (("abc", ""), ("abcd", " and 1 more")):
         told = facts_lib.difference(1, dict.fromkeys(keys, "0"), {})
         assert f"c is 0 there and absent here{more}: start all" in told
+
+
+def test_environment_variables_that_change_numbers_are_among_a_runs_facts(monkeypatch):
+    settings = runs.settings()
+    for name in [name for name in os.environ if name.startswith(("JAX_", "XLA_"))]:
+        monkeypatch.delenv(name)
+    plain = facts_lib.of_run(settings)
+    of_a_host = {
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_COMPILATION_CACHE_DIR": "cache",
+        "JAX_CUDA_VISIBLE_DEVICES": "1",
+        "JAX_PROCESS_ID": "1",
+        "JAX_PLUGIN": "/opt/plugin",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_dump_to=/tmp/a",
+    }
+    for name, value in of_a_host.items():
+        monkeypatch.setenv(name, value)
+    assert facts_lib.of_run(settings) == plain
+    flags = of_a_host["XLA_FLAGS"]
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops=true")
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    found = facts_lib.of_run(settings)
+    assert {key: found[key] for key in found.keys() - plain.keys()} == {
+        "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
+        "the environment variable JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    }
 
 
 def test_whoever_comes_after_a_misfit_is_told_the_same(address):

@@ -153,7 +153,9 @@ def test_there_is_nothing_to_trim_or_read_in_an_empty_workdir(tmp_path):
 
 BROKEN = [
     *(b"{broken", b"[1]", b'{"train/success": 1}', b"", b'"5"'),
-    *(b'{"iteration": 1e999}', b"[" * 100_000),
+    *(b'{"iteration": 1e999}', b"[" * 100_000, b'{"iteration": -1}'),
+    *(b'{"iteration": 1, "a": %s}' % a for a in (b"NaN", b"-1e999", b"9" * 400)),
+    b'{"iteration": 2147483648}',
 ]
 
 

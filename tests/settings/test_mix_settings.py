@@ -111,6 +111,10 @@ def test_what_is_written_is_read_back(evaluate):
             config_of({**MIX, "small": dict(prompts=3)}),
             ["env.mix.small.name is missing"],
         ),
+        (
+            config_of({**MIX, "small": dict(name="frozen_lake", label="big")}),
+            ["env.mix.small.label = 'big' is not read", "'small': take it out"],
+        ),
         (config_of({"a/b": dict(name="frozen_lake")}), ["'a/b'", "letters"]),
         (config_of({"a": 3}), ["env.mix = {'a': 3}", "a section for each environment"]),
         (

@@ -278,6 +278,14 @@ WRONG = [
         ["minibatch = 32", "microbatch = 12", "set optimizer.microbatch to 8"],
     ),
     (
+        dict(optimizer__minibatch=2**31 - 1, optimizer__microbatch=2 * 10**9),
+        ["minibatch = 2147483647 rows is more than", "at most 128"],
+    ),
+    (
+        dict(optimizer__minibatch=126, optimizer__microbatch=64),
+        ["minibatch = 126", "set optimizer.microbatch to 63"],
+    ),
+    (
         dict(optimizer__minibatch=256),
         ["minibatch = 256", "8 * 16 = 128", "at most 128"],
     ),

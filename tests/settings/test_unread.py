@@ -81,6 +81,28 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
             "above 0",
         ),
         (["health.remedy=filter"], "health.on_collapse = 'warn'", "to 'rollback'"),
+        (["estimator=rloo", "reward.normalize=mean"], "estimator = 'rloo'", "to 'ppo'"),
+        (
+            ["estimator=grpo", "reward.normalize=mean_std"],
+            "estimator = 'grpo'",
+            "to 'ppo'",
+        ),
+        (["every.evaluate=0", "evaluation.prompts=8"], "every.evaluate = 0", "above 0"),
+        (
+            ["every.evaluate=0", "evaluation.rollouts=8"],
+            "every.evaluate = 0",
+            "above 0",
+        ),
+        (
+            ["every.evaluate=0", "checkpoint.keep_best=2"],
+            "every.evaluate = 0",
+            "above 0",
+        ),
+        (
+            ["health.record_every=0", "health.record_episodes=2"],
+            "health.record_every = 0",
+            "above 0",
+        ),
         (
             ["optimizer.schedule=constant", "optimizer.schedule_updates=500"],
             "optimizer.schedule = 'constant'",
@@ -108,6 +130,13 @@ def test_a_change_of_what_is_off_is_refused(changes, chooser, remedy):
         ["reward.length_bonus=0.1", "reward.length_low=1", "reward.length_high=9"],
         ["reward.grounding=0.1", "reward.grounding_by=episode"],
         ["reward.normalize=mean", "reward.normalize_by=batch"],
+        ["estimator=dr_grpo", "reward.normalize=mean_std"],
+        ["estimator=grpo", "reward.normalize=asym_clip"],
+        [
+            *("estimator=grpo", "reward.normalize=mean_std"),
+            *("loss.kl=0.1", "loss.kl_in=reward", "loss.kl_kind=k1"),
+        ],
+        ["every.evaluate=0", "checkpoint.keep_best=0"],
         ["loss.entropy=0.0", "loss.entropy_end=0.1", "loss.entropy_on=thought"],
         ["health.on_collapse=rollback", "health.remedy=filter"],
         [

@@ -104,6 +104,9 @@ def test_numbers_that_a_run_does_not_know_are_no_damage(choice, workdir):
     assert read_run(workdir, 0).test == unknown
 
 
+ROLLBACK = {"from": 2, "to": 1, "why": "a collapse", "remedy": "filter"}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -113,10 +116,15 @@ def test_numbers_that_a_run_does_not_know_are_no_damage(choice, workdir):
         ({"arguments": "abc"}, "arguments of run 0"),
         ({"series": {"x": [[1, 2], [1]]}}, "x has lists of two lengths"),
         ({"series": {"x": [[1], ["a"]]}}, "x is not of numbers"),
+        ({"series": {"x": [[1], [float("nan")]]}}, "x is not of numbers"),
+        ({"series": {"x": [[1], [10**400]]}}, "x is not of numbers"),
         ({"series": {"x": [["a"], [1]]}}, "x has no whole iterations"),
+        ({"series": {"x": [[10**30], [1]]}}, "x has no whole iterations"),
         ({"test": None}, "test of run 0: it is no object"),
         ({"diagnoses": None}, "diagnoses of run 0: it is no list"),
         ({"rollbacks": [{}]}, "rollbacks of run 0"),
+        ({"rollbacks": [ROLLBACK | {"why": 2.0}]}, "rollbacks of run 0"),
+        ({"rollbacks": [ROLLBACK | {"remedy": []}]}, "rollbacks of run 0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -125,7 +133,7 @@ def test_data_of_another_kind_are_named_with_their_run(choice, change, why):
     record = RunRecord(0, [{"iteration": 1, "train/success": 0.5}], TEST, DIAGNOSIS)
     item = archive.entry(planned, record, ())
     path = choice.pages / "one.json"
-    path.write_text(json.dumps({"runs": [item]}))
+    path.write_text(json.dumps({"runs": [item | {"rollbacks": [ROLLBACK]}]}))
     assert archive.read(choice.pages)
     path.write_text(json.dumps({"runs": [item | change]}))
     said = refusal(choice)

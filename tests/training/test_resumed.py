@@ -64,7 +64,9 @@ def test_another_evaluation_is_told_where_the_run_validates():
 def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
     run = runs.prepare()
     with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
-        info = {"code": {"rooms.py": "a", "hook.py": "b", "gone.py": "c"}}
+        code = {"rooms.py": "a", "hook.py": "b", "gone.py": "c"}
+        settings = settings_lib.to_dict(run.settings)
+        info = {"code": code, "dtype": "float32", "settings": settings}
         saved.save(3, weights.new_state(run), info, score=None)
         told = []
         for hook in ("b", "other"):
@@ -75,6 +77,25 @@ def test_a_run_is_told_of_each_file_of_its_own_that_has_changed(tmp_path):
             told.append(out.getvalue().splitlines()[1:])
     assert told[0] == [] and len(told[1]) == 1
     assert told[1][0].startswith("warning: hook.py has changed since the checkpoint")
+    assert resumed.changed_dtype("float32", None) == ""
+    said = resumed.changed_dtype("bfloat16", "float32")
+    assert "in float32 and the run continues in bfloat16" in said
+
+
+def test_a_checkpoint_of_another_run_is_not_continued(tmp_path):
+    """Such as one of the same shapes that was copied from another workdir."""
+    run, other = runs.prepare(), runs.settings(seed=7, optimizer__actor_lr=0.5)
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as saved:
+        info = {"settings": settings_lib.to_dict(other)}
+        saved.save(3, weights.new_state(run), info, score=None)
+        workdir, console = OpenWorkdir(tmp_path, saved, {}, {}), Console(io.StringIO())
+        with pytest.raises(UserError, match="3 holds a run .*_lr was 0.5 .*seed was 7"):
+            trainer._start(run, run.settings, workdir, console)
+        info["health"] = {"rollbacks": 1}  # Its remedy may have changed the rate.
+        with pytest.raises(UserError, match="other settings: seed was 7 and is 0"):
+            resumed.check_settings(run.settings, info, "3")
+    now = dict(seed=7, iterations=9)
+    resumed.check_settings(runs.settings(**now), info, "3")
 
 
 def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(

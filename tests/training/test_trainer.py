@@ -1,5 +1,6 @@
 """Whole runs within one process: signals, more iterations, and runs that stop."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -23,6 +24,7 @@ from ragen_jax.parallel import heartbeat
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.training import (
+    checkpoints,
     final_test,
     interrupts,
     loop,
@@ -120,6 +122,8 @@ def test_a_finished_run_only_prints_its_result_again(run, whole):
 def test_the_settings_of_a_run_lie_beside_it(run, whole):
     saved = json.loads((whole[0] / "settings.json").read_text())
     assert saved["rollout"]["prompts"] == 2
+    info = checkpoints.read_info(whole[0] / checkpoints.FOLDER, 4)
+    assert info["dtype"] == "float32" and info["settings"] == saved
     check_workdir(whole[0], run.settings)
     longer = runs.settings(iterations=9, safety__max_bad_updates=1)
     check_workdir(whole[0], longer)
@@ -464,3 +468,27 @@ def test_a_second_ctrl_c_ends_the_run_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             jax.block_until_ready(jnp.zeros(1))
     assert printed == ["stopping after this iteration, with a saved state ..."]
+
+
+def test_no_signal_is_lost_while_the_handlers_are_put_in_place_or_taken_away(
+    monkeypatch,
+):
+    seen = []
+
+    @contextlib.contextmanager
+    def listening(_policy):
+        os.kill(os.getpid(), signal.SIGINT)  # Between the two statements of __enter__.
+        yield
+        seen.append((signal.getsignal(signal.SIGINT), handler._left.is_set()))
+
+    monkeypatch.setattr(interrupts.endings, "listening", listening)
+    with interrupts.InterruptHandler(lambda _: None) as handler:
+        assert handler.should_stop()
+    # The policy of before is in force again while the handler still is in place.
+    assert seen == [(handler._handle, False)]
+    monkeypatch.setattr(interrupts.endings, "listening", contextlib.nullcontext)
+    with interrupts.InterruptHandler(lambda _: None) as handler:
+        assert not handler.should_stop()
+        handler._left.set()  # So that nothing is waited for.
+        handler._hear(signal.SIGINT)  # Of a signal that came before the handlers.
+        assert handler.should_stop()
