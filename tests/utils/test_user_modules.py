@@ -24,3 +24,22 @@ def test_a_file_without_permission_is_refused_whatever_its_checkpoint_is_called(
     assert str(refused.value) == (
         f"env.name = {str(file)!r}: runs/{{a}}/{{ names this file: pass --code={file}"
     )
+
+
+def test_code_that_may_never_end_is_named_while_it_is_waited_for(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(user_modules, "PATIENCE", 0.05)
+    file = tmp_path / "slow.py"
+    file.write_text("import time\n\ntime.sleep(0.2)\n")
+    user_modules.load(str(file), "reward.hook")
+    assert capsys.readouterr().err == (
+        f"reward.hook = {str(file)!r}: executing the file takes more than 0.05 s: if it"
+        " never ends, interrupt this command and look for a loop\n"
+    )
+    with user_modules.telling("what ends at once"):
+        pass
+    file.write_text("import time\n\ntime.sleep(0.1)\n")
+    monkeypatch.setattr(user_modules, "PATIENCE", 60)
+    user_modules.load(str(file), "reward.hook")
+    assert capsys.readouterr().err == ""
