@@ -11,6 +11,9 @@ Training can begin with any stage, from an existing model:
 
   python launch/warm_start.py --out=my_other --start=my_tiny \
       --first_stage=sokoban_boards
+
+After each stage the model is kept in a folder OUT.after_STAGE, from which a command
+that was stopped can go on in this way; the last one becomes OUT.
 """
 
 from ragen_jax.utils import endings
@@ -26,7 +29,7 @@ from absl import flags
 from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.models.presets import SHAPES
-from ragen_jax.warm_start import GROWN, STAGES, checks
+from ragen_jax.warm_start import GROWN, STAGES, checks, kept
 
 _DEFAULT = str(Path(__file__).parents[1] / "configs" / "warm_start.py")
 _CONFIG = cli.define_config(_DEFAULT)
@@ -50,6 +53,8 @@ def main() -> None:
     checks.check(config, stage_names, SHAPES[config.model].vocabulary)
     cli.check_alone("a supervised start")
     out = cli.check_out_folder(_OUT.value)
+    with cli.user_mistakes():
+        keeper = kept.KeptStages(out, _START.value)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
 
@@ -64,12 +69,13 @@ def main() -> None:
     pieces = chat_template.cut_pieces(tokenizer, config.model)
     count = parameters.count(weights)
     print(f"tokenizer: {len(tokenizer)} tokens; model: {count:,} parameters")
-    for name in stage_names:
-        weights = stages.train_stage(weights, name, config, pieces, tokenizer)
-    with cli.user_mistakes():
-        hugging_face.write_folder(
-            out, SHAPES[config.model], jax.device_get(weights), tokenizer
-        )
+    with keeper.told():
+        for name in stage_names:
+            weights = stages.train_stage(weights, name, config, pieces, tokenizer)
+            with cli.user_mistakes():
+                model = SHAPES[config.model], jax.device_get(weights), tokenizer
+                keeper.keep(name, lambda f, m=model: hugging_face.write_folder(f, *m))
+        keeper.finish()
     next_words = ["python", "launch/evaluate.py", f"--model={out}"]
     print(f"wrote {out}; next: {shlex.join(next_words)}")
 

@@ -152,9 +152,9 @@ def _shape(pairs: Pairs) -> str:
 def _report(settings: Settings, values: dict[str, float], scratch: Path):
     """Times a report of REPORTED iterations like the last one and of a full log."""
     lines = [json.dumps({"iteration": i + 1} | values) for i in range(REPORTED)]
-    (scratch / metrics.FILE).write_text("\n".join(lines) + "\n")
+    (scratch / metrics.FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     saved = json.dumps(settings_lib.to_dict(settings))
-    (scratch / workdir_files.SETTINGS).write_text(saved)
+    (scratch / workdir_files.SETTINGS).write_text(saved, encoding="utf-8")
     found = episode_log.read(scratch)
     copies = -(-episode_log.MOST_EPISODES // len(found))
     episodes = (found * copies)[: episode_log.MOST_EPISODES]

@@ -62,7 +62,7 @@ class Result:
 def read(out: Path, name: str) -> Result:
     """Reads the result of a stage; one without attempts if there is no file."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Result(**json.loads((out / f"{name}.json").read_text()))
+        return Result(**json.loads((out / f"{name}.json").read_text(encoding="utf-8")))
     return Result(name)
 
 
@@ -214,7 +214,7 @@ def _attempt(
     if stage.on_cpu:
         environment["JAX_PLATFORMS"] = "cpu"
     started = time.perf_counter()
-    with (out / f"{stage.name}.log").open("w") as log:
+    with (out / f"{stage.name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
             stdout=log,

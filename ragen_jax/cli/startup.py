@@ -196,7 +196,7 @@ def use_cpu() -> None:
 
 def silence() -> TextIO:
     """A stream that nobody reads: for all processes but the first."""
-    return open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
 
 
 @contextlib.contextmanager

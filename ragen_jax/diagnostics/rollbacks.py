@@ -25,7 +25,7 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        parsed = json.loads(path.read_text())
+        parsed = json.loads(path.read_text(encoding="utf-8"))
         is_sound = isinstance(parsed, list) and all(map(is_rollback, parsed))
     except (ValueError, RecursionError):
         is_sound = False

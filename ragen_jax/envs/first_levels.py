@@ -1,16 +1,17 @@
-"""Draws one level of each split, with a time limit: the search for it may never end.
+"""Draws and shows a level of each split, in a limited time: a search may never end.
 
 A `reset` that draws again until a level belongs to the split runs for ever where none
 does, and a compiled loop cannot be asked how far it is.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ragen_jax.envs.base import SPLITS, Environment
+from ragen_jax.envs.base import NO_PHRASE, SPLITS, Environment
 from ragen_jax.errors import SettingsError
 from ragen_jax.utils import endings, user_modules
 
@@ -31,34 +32,57 @@ def check_levels_come(
       key: the config's key that names the environment; for messages.
 
     Raises:
-      SettingsError: in one sentence, if a level does not come.
+      SettingsError: in one sentence, if a level does not come, or is shown by phrases
+        that there are not.
     """
     if not user_modules.is_path(name):
         return
-    if (split := missing_split(env, splits)) is not None:
-        raise SettingsError(f"{key} = {name!r}: {missing_sentence(split)}")
+    for split, ids in _first_observations(env, splits):
+        if ids is None:
+            raise SettingsError(f"{key} = {name!r}: {missing_sentence(split)}")
+        # On device, others would stand for the first or the last phrase, or for none.
+        wrong = ids[(ids < NO_PHRASE) | (ids >= len(env.phrases))]
+        if wrong.size:
+            raise SettingsError(
+                f"{key} = {name!r}: observe gives the id {wrong[0]} for a"
+                f" {SPLITS[split]} level: give those of phrases, 0 to"
+                f" {len(env.phrases) - 1}, or base.NO_PHRASE"
+            )
 
 
 def missing_split(env: Environment, splits: Sequence[int]) -> int | None:
-    """The first of the splits of which no level comes within PATIENCE; else None.
+    """The first of the splits of which no level comes within PATIENCE; else None."""
+    found = _first_observations(env, splits)
+    return next((split for split, ids in found if ids is None), None)
 
-    Its search goes on in a thread that the process does not wait for.
+
+def _first_observations(
+    env: Environment, splits: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray | None]]:
+    """Each split with the phrase ids of its first level; None if none comes in time.
+
+    The search for it goes on in a thread that the process does not wait for.
     """
-    key = jax.random.key(0)
-    reset = jax.jit(env.reset).lower(key, jnp.int32(0)).compile()
-    for split in splits:
-        number = jnp.int32(split)
 
-        def draw(number: jax.Array = number) -> None:
+    def show(key: jax.Array, split: jax.Array) -> jax.Array:
+        return env.observe(env.reset(key, split))
+
+    key = jax.random.key(0)
+    compiled = jax.jit(show).lower(key, jnp.int32(0)).compile()
+    for split in splits:
+        number, shown = jnp.int32(split), []
+
+        def draw(number: jax.Array = number, shown: list = shown) -> None:
             # An error of the user's code comes again, where it is reported.
             with contextlib.suppress(Exception):
-                jax.block_until_ready(reset(key, number))
+                shown.append(np.asarray(compiled(key, number)))
 
         thread = endings.start_unawaited(draw)
         thread.join(PATIENCE)
         if thread.is_alive():
-            return split
-    return None
+            yield split, None
+        else:
+            yield split, shown[0] if shown else np.zeros(0, np.int32)
 
 
 def missing_sentence(split: int) -> str:

@@ -76,7 +76,8 @@ def make(
     except Exception as error:  # From a __post_init__ of the settings.
         raise _failed(error, name, "Settings", key) from error
     try:
-        env = maker(settings)
+        with user_modules.telling(f"{key} = {name!r}: make(settings)"):
+            env = maker(settings)
         if isinstance(env, Environment):
             check_environment(env)
             return env
@@ -111,7 +112,8 @@ def check_file(env: Environment, name: str, key: str = "env.name") -> None:
     if not user_modules.is_path(name):
         return
     try:
-        interface.check_functions(env)
+        with user_modules.telling(f"{key} = {name!r}: tracing the functions"):
+            interface.check_functions(env)
     except interface.InterfaceError as error:
         raise SettingsError(f"{key} = {name!r}: {error}") from error
     except interface.FunctionError as error:

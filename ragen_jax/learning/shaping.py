@@ -117,8 +117,9 @@ def check_hook(path: str, count: int, turns: int) -> None:
     hook = load_hook(path)
     episodes = jax.eval_shape(lambda: blank_episodes(count, turns))
     try:
-        result = jax.eval_shape(hook, episodes)
-        keeps_state = tracing.keeps_traced_values(hook, episodes)
+        with user_modules.telling(f"reward.hook = {path!r}: tracing turn_rewards"):
+            result = jax.eval_shape(hook, episodes)
+            keeps_state = tracing.keeps_traced_values(hook, episodes)
     except Exception as error:
         line = user_modules.in_one_line(error, Path(path).expanduser().resolve())
         raise SettingsError(

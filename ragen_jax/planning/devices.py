@@ -88,7 +88,7 @@ def read(name: str) -> Description:
             f"--target={name}: this device has no description: choose one of"
             f" {', '.join(names())}"
         )
-    values = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
+    values = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     return (_read_tpu if "slices" in values else _read_gpu)(name, values)
 
 

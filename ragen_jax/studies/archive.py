@@ -100,7 +100,7 @@ def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
     items: dict[Key, dict[str, Any]] = {}
     for path in sorted(pages.glob("*.json"), key=lambda path: (path.stem == own, path)):
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(encoding="utf-8"))
             runs = data.get("runs", []) if isinstance(data, dict) else None
             if not isinstance(runs, list):
                 raise ValueError("it has no list of runs")
@@ -134,7 +134,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding="utf-8"))
     if "runs" not in data:
         raise UserError(
             f"{path} keeps no runs, so a new page would lose its results: move it away"

@@ -29,7 +29,7 @@ def read_json(path: Path, what: str, check: Callable[[Any], None]) -> Any:
       UserError: if it is something else.
     """
     try:
-        parsed = json.loads(path.read_text())
+        parsed = json.loads(path.read_text(encoding="utf-8"))
         check(parsed)
     except (ValueError, RecursionError) as error:
         raise UserError(

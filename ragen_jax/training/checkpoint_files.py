@@ -257,7 +257,7 @@ def write_digests(folder: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         measured = pool.map(lambda name: _measure(folder / name), names)
         digests = dict(zip(names, measured, strict=True))
-    with (folder / DIGESTS).open("w") as file:
+    with (folder / DIGESTS).open("w", encoding="utf-8") as file:
         json.dump({"crc32": digests}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -391,7 +391,7 @@ def _is_digest(value: Any) -> bool:
 def _read_json(path: Path) -> Any:
     """What a file holds; None if it is not there, or is not JSON of a usual depth."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (*_ABSENT, ValueError, RecursionError):
         return None
     except OSError as error:

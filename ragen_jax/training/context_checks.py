@@ -1,5 +1,7 @@
 """Checks that what a run may say has room: in rows, replies and model positions."""
 
+import re
+
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import SettingsError, UserError
@@ -8,6 +10,8 @@ from ragen_jax.rollout.tasks import Task, longest_row
 from ragen_jax.settings import Settings, limit_key
 from ragen_jax.text import reply_parser
 from ragen_jax.text.prompts import Dialogue, DialogueTokens
+
+_CONTROL = re.compile(r"[^\n\t -~\xa0-\U0010ffff]")  # characters, but for these two
 
 
 def check_context(
@@ -126,9 +130,10 @@ def check_reply(settings: Settings, tokens: DialogueTokens) -> None:
 def check_texts(
     dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast, key: str, name: str
 ) -> None:
-    """Refuses texts in which the tokenizer finds control tokens.
+    """Refuses texts in which the tokenizer finds control tokens, or terminals commands.
 
-    They would end a turn, or begin another one, in the midst of an observation.
+    Control tokens would end a turn, or begin another one, in the midst of an
+    observation; control characters would change the screen that shows an example.
 
     Args:
       dialogue: the environment's instruction and phrases.
@@ -136,7 +141,7 @@ def check_texts(
       key, name: of the environment; for the message.
 
     Raises:
-      SettingsError: naming the token and the text.
+      SettingsError: naming the token or character, and the text.
     """
     added = tokenizer.added_tokens_decoder.values()
     control = {token.content for token in added if token.special and token.content}
@@ -146,6 +151,12 @@ def check_texts(
             raise SettingsError(
                 f"{key} = {name!r}: the control token {found[0]!r} of the model stands"
                 f" in its text {_shortened(text)!r}: write it in another way"
+            )
+        if character := _CONTROL.search(text):
+            raise SettingsError(
+                f"{key} = {name!r}: the control character {character[0]!r} stands in"
+                f" its text {_shortened(text)!r}: leave it out; of such characters only"
+                " newlines and tabs can be used"
             )
 
 

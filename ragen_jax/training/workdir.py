@@ -54,7 +54,7 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     has_rolled_back = (workdir / rollbacks.FILE).exists()
     if path.exists():
         try:
-            saved = json.loads(path.read_text())
+            saved = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(saved, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):

@@ -219,10 +219,18 @@ def raise_instead() -> None:
         signal.signal(number, terminate)
 
 
-def exit_on_signal(number: int) -> None:
-    """The policy of `install`: ends the process with the signal's line and code."""
+def exit_on_signal(number: int, more: str = "") -> None:
+    """The policy of `install`: ends the process with the signal's line and code.
+
+    Args:
+      number: of the signal.
+      more: follows in the line.
+    """
     if number in CODES:
-        exit_at_once(CODES[signal.Signals(number)], _LINES[signal.Signals(number)])
+        line = _LINES[signal.Signals(number)]
+        exit_at_once(
+            CODES[signal.Signals(number)], "; ".join(filter(None, (line, more)))
+        )
 
 
 @contextlib.contextmanager

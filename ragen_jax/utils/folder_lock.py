@@ -45,7 +45,7 @@ def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
     path = folder / FILE
     while True:
         try:
-            file = path.open("a+")
+            file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written ({error.strerror}): choose a writable"
@@ -75,7 +75,7 @@ def is_held(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        file = (folder / FILE).open()
+        file = (folder / FILE).open(encoding="utf-8")
     except OSError:
         return False
     with file:

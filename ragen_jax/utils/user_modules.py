@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import ModuleType
 
 from ragen_jax.errors import SettingsError, UserError
 
+PATIENCE = 60.0  # seconds until `telling` says what the process waits for
 _LOADED: dict[tuple[Path, str], ModuleType] = {}  # by path and digest
 # One pair of (the files that may be executed, the message for any other); empty: every
 # file may be.
@@ -101,7 +103,9 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
     sys.modules[unique] = module  # Dataclasses look up the module they are defined in.
     try:
         # Not by the module's loader, which might run an outdated .pyc file instead.
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+        code = compile(source, path, "exec", dont_inherit=True)
+        with telling(f"{setting} = {name!r}: executing the file"):
+            exec(code, module.__dict__)
     except (Exception, SystemExit) as error:  # sys.exit in the file is an error too.
         del sys.modules[unique]
         raise SettingsError(
@@ -130,6 +134,35 @@ def refusing_exits() -> Iterator[None]:
             f"{own[-1].filename}, line {own[-1].lineno}, exits ({error.code!r}):"
             " raise an error with the reason there"
         ) from error
+
+
+@contextlib.contextmanager
+def telling(what: str) -> Iterator[None]:
+    """A context of the user's code, which may loop for ever: stderr tells it once.
+
+    It is not ended, as a file may have much to read or to import.
+
+    Args:
+      what: runs in it.
+    """
+
+    def tell() -> None:
+        # The stream may be closed, as its terminal is gone.
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                f"{what} takes more than {PATIENCE:g} s: if it never ends, interrupt"
+                " this command and look for a loop",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def in_one_line(error: BaseException, path: Path) -> str:

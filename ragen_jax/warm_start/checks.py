@@ -11,7 +11,7 @@ from ragen_jax.models.presets import SHAPES
 from ragen_jax.settings import limits
 from ragen_jax.warm_start import STAGES
 
-_LARGEST = 3e38  # of float32
+_LARGEST, _SMALLEST = 3e38, 1e-37  # of float32; beyond, inf and 0
 # The most logits of a batch, rows * context * vocabulary: 8 GiB.
 _MOST_LOGITS = 2**31
 
@@ -39,17 +39,29 @@ _OPTIMIZER = {
     "warmup": _whole(0, 2**31 - 1),
     "beta2": _real(0, limits.LARGEST_BELOW_ONE, limits.BELOW_ONE_REMEDY),
     "weight_decay": _real(0, _LARGEST, "0 or more, within float32"),
-    "clip_norm": _real(1e-37, _LARGEST, "a number above 0, within float32"),
+    "clip_norm": _real(_SMALLEST, _LARGEST, "a number above 0, within float32"),
 }
 _SIZE = _whole(1, 1000)  # Programs unroll dialogues by these limits.
 _LIMITS = dict.fromkeys(("turns", "actions_per_turn", "actions", "reply_tokens"), _SIZE)
 _ENV = {"context": _whole(1, 2**20), "short_context": _whole(1, 2**20)}
+# These have defaults, and each demonstrator has some of them.
+_SHARE = _real(0, 1, "a number from 0 to 1")
+_SHARES = ("ignore_holes", "ignore_target", "random_plan", "noise", "misread", "risky")
+_DEMONSTRATOR = dict.fromkeys(_SHARES, _SHARE) | {
+    "longest": _SIZE,
+    "midway": _whole(0, 1000),
+}
+_ROWS = {"rows_for_one": _whole(1, 100)}
 _STAGE = {
     "steps": _COUNT,
     "rows": _COUNT,
     "context": _COUNT,
-    "lr": _real(0, _LARGEST, "a finite number, 0 or more, within float32"),
-    "random_plan": _real(0, 1, "a number from 0 to 1"),
+    "lr": _Rule(
+        (int, float),
+        lambda x: x == 0 or _SMALLEST <= x <= _LARGEST,
+        f"0, or a finite number from {_SMALLEST:g}, within float32",
+    ),
+    "random_plan": _SHARE,
     "draws": _whole(0, 2**31 - 1),
     "short": _FLAG,
     "new_words": _FLAG,
@@ -62,11 +74,11 @@ _STAGE = {
     ),
     "relabel": _FLAG,
     "midway": _whole(0, 1000),
-    "misread": _real(0, 1, "a number from 0 to 1"),
+    "misread": _SHARE,
     "places_weight": _real(1, 1000, "a number from 1 to 1,000"),
     "walls_weight": _real(0, 1000, "a number from 0 to 1,000"),
     "regret_weight": _real(0, 1000, "a number from 0 to 1,000"),
-    "random_places": _real(0, 1, "a number from 0 to 1"),
+    "random_places": _SHARE,
 }
 
 
@@ -107,7 +119,7 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
     for name in stages:
         _check_section(config, name, _STAGE)
         stage = config[name]
-        if stage.get("kinds") not in KINDS:
+        if not isinstance(stage.get("kinds"), str) or stage.kinds not in KINDS:
             raise SettingsError(
                 f"{name}.kinds = {stage.get('kinds')!r} is unknown: choose one of"
                 f" {', '.join(KINDS)}"
@@ -121,6 +133,9 @@ def check(config: ConfigDict, stages: Sequence[str], vocabulary: int) -> None:
         for env in sorted(envs):
             _check_section(config, env, _ENV)
             _check_section(config, f"{env}.limits", _LIMITS)
+            _check_section(config, f"{env}.env", {})
+            _check_section(config, f"{env}.demonstrator", _DEMONSTRATOR, optional=True)
+            _check_section(config, env, _ROWS, optional=True)
         if stage.read_layers:
             _check_reading(config, name)
         _check_players(config, name)
@@ -218,7 +233,17 @@ def _check_drawings(config: ConfigDict, name: str) -> None:
             )
 
 
-def _check_section(config: ConfigDict, section: str, rules: dict[str, _Rule]) -> None:
+def _check_section(
+    config: ConfigDict, section: str, rules: dict[str, _Rule], *, optional: bool = False
+) -> None:
+    """Refuses a section that is absent, and values in it that `rules` do not allow.
+
+    Args:
+      config: whose section it is.
+      section: its name, with dots; "" for the config itself.
+      rules: by key.
+      optional: whether the keys may be absent.
+    """
     found = config
     for part in filter(None, section.split(".")):
         found = found.get(part) if isinstance(found, ConfigDict) else None
@@ -229,6 +254,8 @@ def _check_section(config: ConfigDict, section: str, rules: dict[str, _Rule]) ->
     for key, rule in rules.items():
         name = f"{section}.{key}" if section else key
         if key not in found:
+            if optional:
+                continue
             raise SettingsError(f"the config lacks {name}: set it to {rule.remedy}")
         value = found[key]
         is_of_kind = isinstance(value, rule.kind) and (

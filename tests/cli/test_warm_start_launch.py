@@ -68,6 +68,7 @@ def learn_nothing(stage: str, out: Path) -> tuple[dict, dict]:
     )
     assert ended.returncode == 0, ended.stderr
     assert f"wrote {out}" in ended.stdout
+    assert list(out.parent.glob("*.after_*")) == []
     before, after = (load_file(folder / "model.safetensors") for folder in (TINY, out))
     assert before.keys() == after.keys()
     return before, after

@@ -1,5 +1,8 @@
 """A search for a level that never ends is refused before a run waits for it."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import pytest
 from helpers import endless, runs
 
@@ -36,6 +39,20 @@ def test_a_split_whose_levels_never_come_is_refused_with_the_key_of_the_environm
 def test_splits_that_are_not_played_may_have_no_levels(without_tests):
     splits = (base.TRAIN, base.VALIDATION)
     first_levels.check_levels_come(without_tests, splits, COIN_WALK)
+
+
+def test_a_level_shown_by_a_phrase_that_there_is_not_is_refused():
+    walk = envs.make(COIN_WALK, ())
+    for number in (len(walk.phrases), -7):
+        shown = jnp.array([0, base.NO_PHRASE, number])
+        env = dataclasses.replace(
+            walk, reset=lambda _, split: split, observe=lambda _, ids=shown: ids
+        )
+        with pytest.raises(
+            SettingsError,
+            match=rf"observe gives the id {number} for a test level: give",
+        ):
+            first_levels.check_levels_come(env, (base.TEST,), COIN_WALK)
 
 
 def test_a_run_asks_for_the_splits_that_it_plays(monkeypatch):

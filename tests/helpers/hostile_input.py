@@ -92,6 +92,13 @@ WARM_START = {
     "many rows": warm("logits a step", "lower", lake_boards__rows=10**8),
     "rate": warm("lake_boards.lr = nan", "finite", lake_boards__lr="nan"),
     "large rate": warm("lake_boards.lr = 1e+39", "float32", lake_boards__lr=1e39),
+    "small rate": warm("lake_boards.lr = 1e-60", "float32", lake_boards__lr=1e-60),
+    "longest": warm(
+        "demonstrator.longest = -1", "choose", sokoban__demonstrator__longest=-1
+    ),
+    "risky": warm("risky = nan", "0 to 1", bandit__demonstrator__risky="nan"),
+    "player's noise": warm("noise = 7.0", "0 to 1", sokoban__demonstrator__noise=7.0),
+    "rows for one": warm("rows_for_one = 0", "choose", bandit__rows_for_one=0),
     "seed": warm("seed = -1", "choose", seed=-1),
     "log": warm("log_every = 0", "choose", log_every=0),
     "context": warm("lake_boards.context = 0", "choose", lake_boards__context=0),

@@ -1,10 +1,13 @@
 """What a message has room for: the remedy fits what is too long."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers import runs
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
+from ragen_jax.training import context_checks
 from ragen_jax.training.run import prepare
 
 COIN_WALK = (runs.ROOT / "docs" / "examples" / "coin_walk.py").read_text()
@@ -57,3 +60,20 @@ def test_turns_that_are_too_many_for_the_model_are_lowered():
         prepare(
             runs.settings(model__path="tiny", rollout__turns=200, rollout__actions=200)
         )
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\r", "\0", "\x7f", "\x9b"])
+def test_texts_that_would_command_a_terminal_are_refused(character):
+    tokenizer = SimpleNamespace(added_tokens_decoder={})
+    usable = " é\t🙂\u200d\u00a0\n"
+    for system, phrase in ((usable, usable + character), (character, usable)):
+        texts = SimpleNamespace(
+            system=system, phrases=("\x1b of the template", phrase), env_offset=1
+        )
+        with pytest.raises(UserError) as found:
+            context_checks.check_texts(texts, tokenizer, "env.name", "walk.py")
+        said = str(found.value)
+        assert f"'walk.py': the control character {character!r} stands in" in said
+        assert "\n" not in said
+    texts.system = usable
+    context_checks.check_texts(texts, tokenizer, "env.name", "walk.py")

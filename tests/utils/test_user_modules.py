@@ -34,3 +34,22 @@ def test_code_of_the_users_that_exits_is_told_where(tmp_path):
     words = r"hook.py, line 3, exits \(None\): raise an error with the reason there"
     with pytest.raises(UserError, match=words), user_modules.refusing_exits():
         hook(None)
+
+
+def test_code_that_may_never_end_is_named_while_it_is_waited_for(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(user_modules, "PATIENCE", 0.05)
+    file = tmp_path / "slow.py"
+    file.write_text("import time\n\ntime.sleep(0.2)\n")
+    user_modules.load(str(file), "reward.hook")
+    assert capsys.readouterr().err == (
+        f"reward.hook = {str(file)!r}: executing the file takes more than 0.05 s: if it"
+        " never ends, interrupt this command and look for a loop\n"
+    )
+    with user_modules.telling("what ends at once"):
+        pass
+    file.write_text("import time\n\ntime.sleep(0.1)\n")
+    monkeypatch.setattr(user_modules, "PATIENCE", 60)
+    user_modules.load(str(file), "reward.hook")
+    assert capsys.readouterr().err == ""

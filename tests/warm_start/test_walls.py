@@ -237,6 +237,25 @@ def test_stages_that_cannot_read_walls_are_refused():
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda c: c.sokoban.__delitem__("demonstrator"),
+            "no section sokoban.demonstrator",
+        ),
+        (lambda c: c.sokoban.__delitem__("env"), "no section sokoban.env"),
+        (lambda c: c.rooms_walls.update(kinds=["rooms"]), r"kinds = \['rooms'\] is un"),
+    ],
+)
+def test_a_config_of_ones_own_that_lacks_a_section_is_refused(change, told):
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
+    with config.unlocked(), config.ignore_type():
+        change(config)
+    with pytest.raises(SettingsError, match=told):
+        checks.check(config, ["rooms_walls"], 1024)
+
+
 def test_noise_is_refused_where_no_demonstrator_has_it():
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start_words.py'}")
     config.search_pages.noise = 0.2

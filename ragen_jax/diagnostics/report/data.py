@@ -203,7 +203,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        parsed = json.loads(path.read_text())
+        parsed = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         raise _unusable(path, "it is no JSON, or was cut off") from None
     if not isinstance(parsed, dict):

@@ -41,12 +41,14 @@ def render(data: dict[str, Any]) -> str:
       data: as `data.gather` gives it.
     """
     parts = {
-        "STYLE": (_FOLDER / "style.css").read_text(),
-        "SCRIPT": "\n".join((_FOLDER / name).read_text() for name in _SCRIPTS),
+        "STYLE": (_FOLDER / "style.css").read_text(encoding="utf-8"),
+        "SCRIPT": "\n".join(
+            (_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS
+        ),
         "DATA": embedded(data),
     }
     # Split at @@NAME@@ once, so that inserted text is never searched for marks.
-    page, *pieces = (_FOLDER / "page.html").read_text().split("@@")
+    page, *pieces = (_FOLDER / "page.html").read_text(encoding="utf-8").split("@@")
     for index in range(0, len(pieces), 2):
         page += parts[pieces[index]] + pieces[index + 1]
     return page

@@ -288,5 +288,5 @@ def _number(file: GgufFile, key: str, usual: Any = None, kind: type = int) -> An
 
 
 def _unusable(file: GgufFile, key: str) -> UserError:
-    value = str(file.metadata.get(key))[:40].splitlines()[0]
+    value = (str(file.metadata.get(key))[:40].splitlines() or ["''"])[0]
     return UserError(f"{file.path}: {key} = {value} cannot be used; {_REMEDY}")

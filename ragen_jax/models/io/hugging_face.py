@@ -281,7 +281,9 @@ def read_stop_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def _write_json(path: Path, written: dict) -> None:
-    path.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps(written, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _view(tree: Parameters, where: tuple) -> np.ndarray:

@@ -57,7 +57,9 @@ def write_folder(
         weights = scratch / "adapter_model.safetensors"
         save_file(_tensors(config, trained, adapters, modules), weights)
         os.chmod(weights, 0o644)  # safetensors makes files its owner's alone.
-        (scratch / "adapter_config.json").write_text(json.dumps(written, indent=2))
+        (scratch / "adapter_config.json").write_text(
+            json.dumps(written, indent=2), encoding="utf-8"
+        )
 
 
 def _tensors(

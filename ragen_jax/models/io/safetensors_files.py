@@ -179,7 +179,9 @@ def write_files(
                 for name in names
             },
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def _shards(sizes: dict[str, int], most_bytes: int) -> list[list[str]]:

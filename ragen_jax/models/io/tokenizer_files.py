@@ -33,7 +33,7 @@ def write(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     )
     saved.save_pretrained(folder)
     path = folder / CONFIG
-    written = json.loads(path.read_text())
+    written = json.loads(path.read_text(encoding="utf-8"))
     for key in _ORIGIN:
         written.pop(key, None)
     written["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -41,4 +41,4 @@ def write(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     if isinstance(written.get("extra_special_tokens"), list):
         written["additional_special_tokens"] = written.pop("extra_special_tokens")
     text = json.dumps(written, indent=2, sort_keys=True, ensure_ascii=False)
-    path.write_text(text + "\n")
+    path.write_text(text + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ import dataclasses
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -170,6 +171,13 @@ def test_metadata_that_cannot_be_used_are_refused_by_name(tmp_path, key):
         embedding["output_norm.weight"] = np.ones(32, np.float32)
         path = write(tmp_path / "m.gguf", LLAMA, embedding, **{key: value})
     assert message in refusal(gguf.read_config, path)
+
+
+def test_an_empty_text_for_a_number_is_refused_by_name(tmp_path):
+    # The package that writes these files leaves out empty texts; others write them.
+    file = SimpleNamespace(path=tmp_path / "m.gguf", metadata={"llama.width": ""})
+    said = refusal(gguf._number, file, "llama.width")
+    assert "m.gguf: llama.width = '' cannot be used; " in said
 
 
 def _llama_factors(config, factor: float) -> np.ndarray:
