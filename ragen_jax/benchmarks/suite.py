@@ -234,7 +234,8 @@ def _attempt(
     if code is None:
         result.state = f"ended after {limit:.0f} s, its limit"
     elif code:
-        output = (out / f"{stage.name}.log").read_text(errors="replace")
+        log = out / f"{stage.name}.log"
+        output = log.read_text(encoding="utf-8", errors="replace")
         result.state = f"failed: {reason(output)}"
     write(out, result)
     return result

@@ -31,7 +31,7 @@ def check(arguments: Sequence[str], within: tuple[str, ...] = ()) -> None:
         try:
             file = Path(path).expanduser().resolve()
             json_files.check_regular(file, _MOST_BYTES)
-            lines = file.read_text("utf-8").split("\n")
+            lines = file.read_text(encoding="utf-8").split("\n")
             if any("\0" in line for line in lines):
                 raise ValueError("it is not a text file")
         except (OSError, ValueError, RuntimeError) as error:

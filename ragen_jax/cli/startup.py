@@ -21,7 +21,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import compiler_options
 from ragen_jax.cli.flags import one_line, parse
 from ragen_jax.cli.help_text import group
-from ragen_jax.errors import RunStopped, SettingsError, UserError
+from ragen_jax.errors import ProcessAbsent, RunStopped, SettingsError, UserError
 from ragen_jax.parallel import distributed, heartbeat
 from ragen_jax.settings import Settings
 from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
@@ -43,7 +43,6 @@ _OWN_FAULTS = (
     "RESOURCE_EXHAUSTED",  # Its memory is full.
     "INVALID_ARGUMENT",
     "UNIMPLEMENTED",
-    "FAILED_PRECONDITION",
 )
 _GC_THRESHOLDS = (100_000, 20, 20)  # of gc.set_threshold; Python's are (700, 10, 10)
 
@@ -331,7 +330,8 @@ def _ending_in_one_sentence() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # Fails here, not at exit, if it cannot be written.
     except UserError as error:
-        _end_with(str(error), together=isinstance(error, RunStopped))
+        code = heartbeat.EXIT_CODE if isinstance(error, ProcessAbsent) else 2
+        _end_with(str(error), code, together=isinstance(error, RunStopped))
     except endings.Terminated:
         endings.exit_on_signal(signal.SIGTERM)
     except KeyboardInterrupt:
@@ -350,11 +350,12 @@ def _ending_in_one_sentence() -> Iterator[None]:
         _end_with(sentence)
 
 
-def _end_with(sentence: str, *, together: bool = False) -> NoReturn:
-    """Prints the error on one line, whatever its paths contain, and exits with 2.
+def _end_with(sentence: str, code: int = 2, *, together: bool = False) -> NoReturn:
+    """Prints the error on one line, whatever its paths contain, and exits.
 
     Args:
       sentence: to print.
+      code: to exit with.
       together: whether all processes of the run end so. They wait for one another: the
         first may still be drawing the run's picture.
     """
@@ -367,8 +368,8 @@ def _end_with(sentence: str, *, together: bool = False) -> NoReturn:
     if together:
         distributed.finish()
     if _has_to_leave():
-        endings.exit_at_once(2)
-    sys.exit(2)
+        endings.exit_at_once(code)
+    sys.exit(code)
 
 
 def _code_of(error: Exception) -> int:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragen_jax.errors import UserError
+from ragen_jax.errors import ProcessAbsent, UserError
 from ragen_jax.parallel import heartbeat, roll_call
 from ragen_jax.parallel.roll_call import Place
 from ragen_jax.utils import endings
@@ -54,7 +54,7 @@ def start(
       seconds: in which all of them have to connect.
 
     Raises:
-      UserError: as `find_place`, or if not every process came in time.
+      UserError: as `find_place`; ProcessAbsent if not every process came in time.
     """
     place = find_place(coordinator, processes, process, seconds)
     if place is None:
@@ -110,12 +110,16 @@ def check_even(devices: Sequence[Any]) -> None:
                 f" {_devices(counts[0])}: give all processes the same number of devices"
                 " (on GPUs by CUDA_VISIBLE_DEVICES, on CPUs by JAX_NUM_CPU_DEVICES)"
             )
-    kinds = {device.process_index: device.device_kind for device in devices}
+    # GPUs of one architecture may differ in memory and name.
+    kinds = {
+        device.process_index: getattr(device, "compute_capability", device.device_kind)
+        for device in devices
+    }
     for process, kind in sorted(kinds.items()):
         if kind != kinds[0]:
             raise UserError(
-                f"process {process} has a device {kind!r} and process 0 has"
-                f" {kinds[0]!r}, which round and compile apart: give all processes"
+                f"process {process} has a device of kind {kind} and process 0 of"
+                f" {kinds[0]}, which round and compile apart: give all processes"
                 " devices of one kind"
             )
 
@@ -274,7 +278,7 @@ def _join(place: Place, server: socket.socket | None, port: int) -> heartbeat.He
         address = roll_call.host_and_port(place.coordinator)[0], port
         return heartbeat.join(place.process, address)
     except OSError as error:
-        raise UserError(
+        raise ProcessAbsent(
             f"the processes cannot hear of each other at port {port} of process 0's"
             f" host ({error}): let their hosts connect to one another at any port"
         ) from error

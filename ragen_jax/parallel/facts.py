@@ -30,7 +30,8 @@ _LIBRARIES = (
 # any that names a path.
 _VARIABLES = re.compile("JAX_.*|NVIDIA_TF32_OVERRIDE")
 _OF_A_HOST = re.compile(
-    "COORDINATOR|PROCESS|DEVICES|DEVICE_IDS|CACHE|LOG|DUMP|TRACEBACK|TIMEOUT|MPI|/"
+    "COORDINATOR|PROCESS|RANK|HOST|NODE|DEVICES|DEVICE_IDS|CACHE|LOG|DUMP|TRACEBACK"
+    "|TIMEOUT|DISTRIBUTED|DEBUG|CAPTURED|/"
 )
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"  # compared by the devices
 
@@ -69,7 +70,7 @@ def _of_environment() -> dict[str, str]:
     options = [
         option
         for option in os.environ.get("XLA_FLAGS", "").split()
-        if not option.startswith(_DEVICE_COUNT) and "/" not in option
+        if not option.startswith((_DEVICE_COUNT, "--xla_dump")) and "/" not in option
     ]
     if options:
         facts["XLA_FLAGS"] = " ".join(sorted(options))

@@ -8,10 +8,11 @@ import socket
 import time
 from collections.abc import Mapping
 
-from ragen_jax.errors import UserError
+from ragen_jax.errors import ProcessAbsent, UserError
 from ragen_jax.parallel import facts as facts_lib
 
 _ALL_HERE = "all are here"
+_ABSENT = "absent: "  # begins the verdict that not all of them came
 _LATE_SECONDS = 10.0  # after a misfit, for later processes to hear of it too
 _LONGEST_LINE = 1 << 20  # bytes of a line between two processes
 _MOST_PROCESSES = 2**16  # A larger number is a typing error.
@@ -75,13 +76,16 @@ def call_roll(
       The heartbeat port, in every process.
 
     Raises:
-      UserError: naming who did not come within `seconds`, or what does not fit.
+      ProcessAbsent: naming who did not come within `seconds`.
+      UserError: what does not fit.
     """
     if place.process == 0:
         verdict = _gather(place, seconds, facts or {}, heartbeat_port)
     else:
         verdict = _report_to_first(place, seconds, facts or {})
     if not verdict.startswith(_ALL_HERE):
+        if verdict.startswith(_ABSENT):
+            raise ProcessAbsent(verdict.removeprefix(_ABSENT))
         raise UserError(verdict)
     return int(verdict.removeprefix(_ALL_HERE))
 
@@ -139,7 +143,7 @@ def _absent(place: Place, present: set[int], seconds: float) -> str:
     missing = [str(i) for i in range(1, place.processes) if i not in present]
     noun = "process" if len(missing) == 1 else "processes"
     return (
-        f"{noun} {', '.join(missing)} of {place.processes} did not come to"
+        f"{_ABSENT}{noun} {', '.join(missing)} of {place.processes} did not come to"
         f" {place.coordinator} within {seconds:g} s: look at the output there, and"
         " start all of them with the same --coordinator and --processes"
     )
@@ -178,7 +182,7 @@ def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> 
         except OSError as error:
             if time.monotonic() + 0.2 > deadline:
                 return (
-                    f"process 0 of {place.processes} was not reached at"
+                    f"{_ABSENT}process 0 of {place.processes} was not reached at"
                     f" {place.coordinator} within {seconds:g} s ({error}): look at its"
                     " output, and check host and port of --coordinator"
                 )
@@ -193,8 +197,8 @@ def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> 
         except OSError:
             verdict = ""
     return verdict or (
-        f"process 0 at {place.coordinator} ended before all processes were there: look"
-        " at its output, and start all of them again"
+        f"{_ABSENT}process 0 at {place.coordinator} ended before all processes were"
+        " there: look at its output, and start all of them again"
     )
 
 

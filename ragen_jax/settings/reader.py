@@ -131,14 +131,16 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def check_same_run(
-    saved: Mapping[str, Any], now: Mapping[str, Any], where: str
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    where: str,
+    remedy: str = "Go back to the saved values",
 ) -> None:
     """Raises SettingsError if the run saved in `where` was made with other settings.
 
     A setting that is newer than the saved run counts as its default (see schema.py), so
     that a run can resume with a later version of the code.
     """
-    remedy = "Go back to the saved values"
     try:
         saved = to_dict(from_dict(saved))
     except SettingsError:  # What cannot be read is reported below.

@@ -350,7 +350,8 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
     if code in _STOPPED:
         console.line(f"stopped   {label}  (after {took}): the same command resumes it")
         return MISSING
-    lines = (item.workdir / _LOG).read_text(errors="replace").strip().splitlines()
+    log = (item.workdir / _LOG).read_text(encoding="utf-8", errors="replace")
+    lines = log.strip().splitlines()
     last = lines[-1] if lines else ""
     record = {"exit_code": code, "last_line": last}
     atomic_files.write_text(item.workdir / _FAILURE, json.dumps(record) + "\n")

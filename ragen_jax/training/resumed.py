@@ -127,7 +127,8 @@ def check_settings(
         # A remedy's values depend also on settings that may differ, as `iterations`.
         for section, names in _REMEDIED.items():
             was[section] = was[section] | {name: now[section][name] for name in names}
-    settings_lib.check_same_run(was, now, where)
+    remedy = "Delete that step's folder, if it was copied here,"
+    settings_lib.check_same_run(was, now, where, remedy)
 
 
 def changed_dtype(dtype: str, saved_dtype: str | None) -> str:

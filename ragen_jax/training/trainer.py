@@ -70,7 +70,10 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         # An error of an open file does not name it.
         where = "" if error.filename else f"{workdir}: "
         raise UserError(f"{where}{sentence}; {messages.last_saved(workdir)}") from error
-    if console.lost and jax.process_count() == 1:  # Several end together, above.
+    # Several processes end together, above, where nobody reads any more; where nothing
+    # can be written, the others take over this one's code.
+    is_unread = isinstance(console.lost, BrokenPipeError)
+    if console.lost and (jax.process_count() == 1 or not is_unread):
         raise console.lost
 
 

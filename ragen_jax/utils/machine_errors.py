@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,16 +32,24 @@ REMEDIES = {
 }
 # How Rust libraries end the messages of their own errors.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_PACKAGE = Path(__file__).parent.parent
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _where(error: BaseException) -> str:
+    """As " in update (optimize.py)": the last function of this package in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename).is_relative_to(_PACKAGE)]
+    return f" in {own[-1].name} ({Path(own[-1].filename).name})" if own else ""
 
 
 def sentence(error: BaseException) -> str:
     """What is wrong and what to do; "" for an error that the user cannot fix."""
     if _needs_more_memory(error):
         return (
-            f"memory is full ({brief(error)}): lower rollout.slots, evaluation.slots,"
-            " optimizer.microbatch or the number of prompts; launch/train.py --plan"
-            " tells what takes it"
+            f"memory is full{_where(error)} ({brief(error)}): lower what is computed at"
+            " once, as rollout.slots, evaluation.slots, optimizer.microbatch or the"
+            " number of prompts; launch/train.py --plan tells what takes it"
         )
     if isinstance(error, RuntimeError):
         # `Path.expanduser` and `Path.resolve` raise plain RuntimeErrors.

@@ -50,7 +50,7 @@ class KeptStages:
         for path in sorted(out.parent.iterdir()) if out.parent.is_dir() else ():
             if not (match := pattern.fullmatch(path.name)):
                 continue
-            if path == begun:
+            if begun and begun.exists() and path.samefile(begun):
                 self.folder, self._stage = path, match[1]
                 continue
             raise UserError(

@@ -15,6 +15,7 @@ from helpers.paths import CONFIGS, ROOT
 
 from ragen_jax import cli
 from ragen_jax.cli import compiler_options, startup
+from ragen_jax.errors import ProcessAbsent
 from ragen_jax.training import checkpoint_files, checkpoints
 
 
@@ -76,7 +77,7 @@ def test_a_device_error_among_several_processes_asks_for_another_try(
     ("error", "said"),
     [
         (SystemExit(0), "test_startup.py, line "),
-        (MemoryError("Unable to allocate 8 GiB"), "error: memory is full (Unable to "),
+        (MemoryError("Unable to allocate 8 GiB"), " (Unable to allocate 8 GiB): lower"),
     ],
 )
 def test_what_no_command_survives_is_told_in_one_sentence(
@@ -90,6 +91,16 @@ def test_what_no_command_survives_is_told_in_one_sentence(
         startup.run(main, computes=False)
     assert ended.value.code == 2
     assert said in (errors := capsys.readouterr().err) and errors.count("\n") == 1
+
+
+def test_an_absent_process_ends_with_the_code_of_another_try(monkeypatch):
+    def main():
+        raise ProcessAbsent("process 1 did not come")
+
+    monkeypatch.setattr(startup.app, "run", lambda call, flags_parser: call(None))
+    with pytest.raises(SystemExit) as ended:
+        startup.run(main, computes=False)
+    assert ended.value.code == 75
 
 
 def test_flags_for_xla_that_the_user_gives_win_over_ours():

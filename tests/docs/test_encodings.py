@@ -7,7 +7,8 @@ from helpers.paths import LAUNCH, ROOT
 # Also of a file that holds ASCII alone: whoever adds other letters would not think of
 # it. `atomic_files.write_text` knows its own.
 _BARE = re.compile(
-    r"""\.read_text\(\)|\bopen\((?:"[rwa]\+?")?\)|\bopen\([^()"]*, "[rwa]\+?"\)"""
+    r"""\.read_text\((?![^()]*encoding=)|\bopen\((?:"[rwa]\+?")?\)"""
+    r"""|\bopen\([^()"]*, "[rwa]\+?"\)"""
     r"""|(?<!atomic_files)\.write_text\((?!(?s:.{0,150}?)encoding=)"""
 )
 

@@ -154,10 +154,10 @@ def test_what_cannot_be_read_ends_the_run_and_is_not_set_aside(
     """A host that has lost its disk says nothing of what lies on it."""
     read = Path.read_text
 
-    def fail(path, *given):
+    def fail(path, *given, **options):
         if path == directory / "4" / name:
             raise LOST_DISK
-        return read(path, *given)
+        return read(path, *given, **options)
 
     monkeypatch.setattr(Path, "read_text", fail)
     for look in (checkpoints.find, lambda d: checkpoints.restore(d, 4, ABSTRACT)):

@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_alike_by_libraries_that_have_errors_of_their_own(tm
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (MemoryError(), r"memory is full \(MemoryError\): lower rollout.slots, "),
+        (MemoryError(), r"memory is full \(MemoryError\): lower what"),
         (MemoryError("Unable to allocate 8 GiB"), r"\(Unable to allocate 8 GiB\): low"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nMore"),
