@@ -11,6 +11,7 @@ import pytest
 from helpers import models, runs, warm_process
 
 from ragen_jax import settings as settings_lib
+from ragen_jax.cli import evaluation
 from ragen_jax.training import checkpoints
 
 SIZES = ["--prompts=3", "--rollouts=2", "--seed=5"]
@@ -140,7 +141,7 @@ def test_a_model_folder_with_the_same_weights_plays_the_same(place, written):
     overrides = [
         f"--config.{key}={value}"
         for key, value in runs.SMALL.items()
-        if key.startswith(("rollout.", "env.", "optimizer.", "evaluation.temp"))
+        if key.startswith("env.") or key in evaluation._KEYS
     ]
     model = runs.model()
     code, output, errors = evaluate(
