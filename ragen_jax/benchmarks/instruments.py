@@ -34,6 +34,7 @@ from ragen_jax.training import run as run_lib
 from ragen_jax.training import weights
 from ragen_jax.training.run import Run
 from ragen_jax.utils import workdir_files
+from ragen_jax.utils.finite import finite
 
 THOUGHTS = 64  # thoughts for which mutual information is measured
 REPORTED = 200  # iterations of the run for which a report is written
@@ -151,6 +152,7 @@ def _shape(pairs: Pairs) -> str:
 
 def _report(settings: Settings, values: dict[str, float], scratch: Path):
     """Times a report of REPORTED iterations like the last one and of a full log."""
+    values = finite(values)
     lines = [json.dumps({"iteration": i + 1} | values) for i in range(REPORTED)]
     (scratch / metrics.FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     saved = json.dumps(settings_lib.to_dict(settings))

@@ -39,7 +39,7 @@ group(
 )
 
 # Of a device's errors, those that no lost host causes.
-_OWN_FAULTS = (
+_NOT_OF_A_LOST_HOST = (
     "RESOURCE_EXHAUSTED",  # Its memory is full.
     "INVALID_ARGUMENT",
     "UNIMPLEMENTED",
@@ -381,7 +381,7 @@ def _code_of(error: Exception) -> int:
     import jax
 
     is_of_device = isinstance(error, jax.errors.JaxRuntimeError)
-    is_own = str(error).startswith(_OWN_FAULTS)
+    is_own = str(error).startswith(_NOT_OF_A_LOST_HOST)
     if is_of_device and not is_own and distributed.is_awaited():
         return heartbeat.EXIT_CODE
     return 1

@@ -258,9 +258,8 @@ class MetricsWriter:
         """Draws the picture again from the whole record."""
         if not self._is_writer:
             return
-        from ragen_jax.reporting import (
-            plots,  # With Matplotlib, which readers need not.
-        )
+        # With Matplotlib, which readers need not.
+        from ragen_jax.reporting import plots
 
         start = time.monotonic()
         units = {name: metric.unit for name, metric in METRICS.items()}

@@ -34,18 +34,15 @@ def _decays(settings: Settings) -> bool:
     return kinds != {"constant"}
 
 
-# Their advantage is an episode's return against the mean of its group.
-_COMPARE_RETURNS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
-
-
 def _normalizing_shows(settings: Settings) -> bool:
     """Whether normalized returns give other advantages than returns as they are.
 
     A group lies within one set that is normalized. Where its mean is taken off anyway,
     that of the set makes no difference; nor does the std, where the group's divides.
     """
-    method = settings.reward.normalize
-    if settings.estimator not in _COMPARE_RETURNS or method == "asym_clip":
+    method, facts = settings.reward.normalize, ESTIMATORS[settings.estimator]
+    # One that reads no discount compares returns of whole episodes.
+    if not facts.compares or facts.reads or method == "asym_clip":
         return True
     # A KL term in the reward is added after, so that it counts more or less.
     has_kl = settings.has_reference and settings.loss.kl_in == "reward"

@@ -149,7 +149,8 @@ def open_closed_streams() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115
+            mode = "w" if number else "r"
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
             if stream.fileno() == number:
                 os.set_inheritable(number, True)  # As such a stream usually is.
             setattr(sys, name, stream)

@@ -42,7 +42,8 @@ class KeptStages:
         self._out, self.folder, self._stage = out, None, ""
         # With what `atomic_files.new_folder` adds: the longest name that there will be.
         longest = max(_NAMES, key=len)
-        out.with_name(f".{out.name}.after_{longest}_100.{'0' * 8}").exists()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            out.with_name(f".{out.name}.after_{longest}_100.{'0' * 8}").stat()
         pattern = re.compile(
             rf"{re.escape(out.name)}\.after_({'|'.join(_NAMES)})(_\d+)?"
         )

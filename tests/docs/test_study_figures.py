@@ -223,3 +223,11 @@ def test_the_table_of_the_echo_has_the_means_of_its_run():
         success, valid, thoughts = means
         row = text.split(f"| {first} to {last} | ")[-1].replace("*", "").split(" | ")
         assert [row[0], row[4], row[5]] == [success, valid, thoughts], (first, last)
+
+
+def test_the_seeds_that_20_points_of_the_collapse_need_are_those_of_the_power_page():
+    page = text_of("studies/across.md")
+    cells = page.split("| Bandit, constant, 0.0003 |")[1].split("|")
+    needed = cells[6].strip()  # After runs, seeds, SD, 2, 5 and 10 points.
+    assert f"{needed} seeds would be needed" in text_of("echo_trap.md")
+    assert f"would need {needed} seeds" in text_of("results.md")

@@ -115,7 +115,7 @@ import jax
 import train
 
 from ragen_jax.diagnostics import health
-from ragen_jax.reporting import metrics
+from ragen_jax.reporting import plots
 
 observe = health.observe
 
@@ -132,7 +132,7 @@ def draw(*_, **__):
     time.sleep(8)
 
 
-health.observe, metrics.plots.draw = judge, draw
+health.observe, plots.draw = judge, draw
 cli.run(train.main)
 """
 
