@@ -1,6 +1,7 @@
 """Eight simulated CPU devices and a strict JAX, for every test."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -17,6 +18,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 if "RAGEN_JAX_TESTS" not in os.environ:
     os.environ["RAGEN_JAX_TESTS"] = tempfile.mkdtemp(prefix="ragen_jax_tests.")
     atexit.register(shutil.rmtree, os.environ["RAGEN_JAX_TESTS"], ignore_errors=True)
+
+gc.disable()  # Until the tests are collected: what they import stays.
 
 import jax  # noqa: E402  (the flags above must be set before JAX starts)
 import pytest  # noqa: E402
@@ -50,6 +53,17 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)  # Stable.
 
 
+def pytest_collection_finish():
+    """What is imported by now stays, so the collector need never look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 20, 20)  # By default it takes 7 s of each process.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # All is reported by then. To free thousands of programs would take 7 s.
+        atexit.register(os._exit, 0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Frees compiled programs before there are too many of them.
@@ -61,3 +75,4 @@ def forget_programs():
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") > 40_000:
         jax.clear_caches()
+        gc.collect()

@@ -16,6 +16,7 @@ def test_every_form_computes_finite_numbers(name):
     assert attention_forms.outcome(FORMS[name]) == "works"
 
 
+@pytest.mark.slow
 def test_rows_on_all_devices_have_the_gradients_that_they_have_on_one():
     devices = jax.device_count()
     assert devices > 1

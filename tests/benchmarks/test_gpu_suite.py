@@ -318,7 +318,9 @@ def test_with_the_suite_ends_its_stage(tmp_path, number):
     assert not is_there(stage)
 
 
-@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGALRM, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_with_a_stage_that_trains_ends_its_run(tmp_path, number):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "train.py").write_text(WAITS)
@@ -528,16 +530,24 @@ def test_a_run_that_fails_is_an_error(training):
         list(stages._learns(suite_sizes.SMOKE, training, Stage("run", "?", "learns")))
 
 
+ALSO_REFUSED = [
+    (["--env=sokoban", "--config=configs/sokoban.py"], "--env reads no --config"),
+    (["--stage=attention"], "--stage is the suite's: add --suite=gpu"),
+    (["--suite=gpu", "--env=all"], "--env has no effect with --suite"),
+    (["--instruments", "--turns=2"], "--turns has no effect with --instruments"),
+]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--suite=gpu", "--config.model.attention=xla"], "--suite reads no --config"),
-        (["--env=sokoban", "--config=configs/sokoban.py"], "--env reads no --config"),
-        (["--stage=attention"], "--stage is the suite's: add --suite=gpu"),
         (["--smoke", "--env=all"], "--smoke is the suite's: add --suite=gpu"),
-        (["--suite=gpu", "--env=all"], "--env has no effect with --suite"),
         (["--env=all", "--peers"], "--peers has no effect with --env"),
-        (["--instruments", "--turns=2"], "--turns has no effect with --instruments"),
+        *(
+            pytest.param(flags, message, marks=pytest.mark.slow)
+            for flags, message in ALSO_REFUSED
+        ),
     ],
 )
 def test_a_flag_that_would_change_nothing_is_refused(tmp_path, flags, message):

@@ -120,7 +120,7 @@ def plain_overlap(rows, episodes, mask, length):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 )
-@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 2, 4])
 def test_overlap_equals_the_definition_on_random_records(seed, length):
     rng = np.random.default_rng(seed)
     thoughts = [

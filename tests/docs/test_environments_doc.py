@@ -28,6 +28,7 @@ def at_root(monkeypatch):
     monkeypatch.chdir(runs.ROOT)
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_checks(at_root, capsys):
     assert check_env.main([EXAMPLE, "--length=9"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -156,6 +156,7 @@ def test_cubes_are_scrambled_by_so_many_turns_and_belong_to_their_split(settings
     assert max(lengths) == settings.depth and min(lengths) >= 1
 
 
+@pytest.mark.slow
 def test_turns_that_undo_each_other_are_drawn_again():
     # Six half turns of two faces, one after the other, lead back: one draw in 12,000.
     settings = Rubik(depth=6, faces="URF", half_turns=True)

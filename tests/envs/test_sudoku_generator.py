@@ -73,7 +73,7 @@ def test_all_288_grids_of_4_x_4_come_up(dug):
     assert len(grids) == 288 and counts.max() < 2 * 6000 / 192
 
 
-@pytest.mark.parametrize("size", [4, 9])
+@pytest.mark.parametrize("size", [4, pytest.param(9, marks=pytest.mark.slow)])
 def test_singles_are_those_of_a_plain_search(size):
     levels = _fresh({4: SMALL, 9: LARGE}[size])
     rng = np.random.default_rng(size)

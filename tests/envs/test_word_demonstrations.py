@@ -48,7 +48,10 @@ def demonstrated(name: str, random_plan: float, thinking: bool = True):
     return texts, success
 
 
-@pytest.mark.parametrize(("name", "least"), [("webshop", 0.75), ("search_qa", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [pytest.param("webshop", 0.75, marks=pytest.mark.slow), ("search_qa", 1.0)],
+)
 def test_careful_demonstrations_are_read_as_actions_that_succeed(name, least):
     _, success = demonstrated(name, 0.0)
     assert success.mean() >= least

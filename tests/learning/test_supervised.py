@@ -166,9 +166,8 @@ def test_a_demonstrated_episode_is_the_dialogue_that_the_host_writes(reply_token
         assert ends == {OUT_OF_TURNS}
 
 
-@pytest.mark.parametrize(
-    "reply_tokens", [pytest.param(ENOUGH, marks=pytest.mark.slow), TOO_FEW]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("reply_tokens", [ENOUGH, TOO_FEW])
 def test_every_reply_ends_with_the_end_of_turn_and_within_its_limit(reply_tokens):
     found = demonstrated(reply_tokens)
     end = found.host.task.tokenizer.convert_tokens_to_ids(END)

@@ -63,9 +63,8 @@ def check_only_counters_differ(state, start) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        # Programs that other quick tests compile as well.
-        "ppo, starpo_s",
-        "ppo, starpo",
+        "ppo, starpo_s",  # The program that other quick tests compile as well.
+        pytest.param("ppo, starpo", marks=pytest.mark.slow),
         pytest.param("grpo, starpo_s", marks=pytest.mark.slow),
         pytest.param("grpo, starpo", marks=pytest.mark.slow),
         pytest.param("grpo, starpo, paid", marks=pytest.mark.slow),

@@ -77,6 +77,7 @@ def test_changes_of_a_uint32_state_are_counted_but_not_those_of_a_key_kept_in_it
     assert numbers == _numbers(_said(lake)) and 0 < numbers[1] < numbers[0]
 
 
+@pytest.mark.slow
 def test_levels_that_are_over_when_they_begin_are_found_and_counted(lake):
     def reset(key, split):
         state = lake.reset(key, split)

@@ -132,6 +132,7 @@ def _fetched(names: list[str]) -> list[str]:
     return list(kept)
 
 
+@pytest.mark.slow
 def test_a_snapshot_in_the_cache_is_used_without_a_network(tmp_path):
     config = models.small_config(40)
     snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("0" * 40)
