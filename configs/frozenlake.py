@@ -132,7 +132,7 @@ def _reward() -> dict:
     return dict(
         format_penalty=-0.1,  # On each turn with an invalid reply.
         length_bonus=0.0,  # On each turn whose thought is of a length in these bounds,
-        length_low=8,  # in tokens before the answer's text, tags included.
+        length_low=8,  # in tokens before the one that ends <answer>.
         length_high=32,
         grounding=0.0,  # Times the share of landmarks that a thought places correctly.
         grounding_by="turn",  # or "episode": divided by the turns played.

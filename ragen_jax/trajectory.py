@@ -45,7 +45,7 @@ class Episodes:
     actions: jax.Array  # int32[B, K], actions that reached the environment in each turn
     reply_tokens: jax.Array  # int32[B, K], tokens sampled in each turn
     reply_end: jax.Array  # int32[B, K], NO_REPLY, END_OF_TURN, REPLY_BUDGET, ...
-    thought_tokens: jax.Array  # int32[B, K], reply tokens before the answer's text
+    thought_tokens: jax.Array  # int32[B, K], before the one that ends <answer>
     grounded: jax.Array  # float32[B, K], share of the landmarks that the thought names
 
 
@@ -133,10 +133,10 @@ def reply_places(rows: Rows) -> jax.Array:
 
 
 def thought_mask(rows: Rows, episodes: Episodes) -> jax.Array:
-    """bool[R, T], the reply tokens before the first one of the answer's text.
+    """bool[R, T], the reply tokens before the one that ends `<answer>`.
 
     These are the first `thought_tokens` of each reply: the thought and the tags behind
-    it, which are the same in every well-formed reply.
+    it, which are the same in every well-formed reply, but for the last token of them.
     """
     place = reply_places(rows)
     return (place >= 0) & (place < look_up_turns(episodes.thought_tokens, rows))

@@ -79,16 +79,22 @@ def forms(
       devices: all there are; if several, they share the rows in one more form.
     """
     # Row lengths are multiples of 64, padded to the kernels' multiples of 128.
+    longest = -(-context // 64) * 64
     lengths = {
         f"{_OF_ROWS} 128 tokens": (128, 0),
         f"{_OF_ROWS} 448 tokens": (448, 0),
         f"{_OF_ROWS} 448 tokens behind {_PREFIX}": (448, _PREFIX),
+        f"{_OF_ROWS} {longest} tokens": (longest, 0),
     }
     given = heads, implementation
     made: dict[str, Form] = {
         f"{name}, with gradients": functools.partial(_gradients, length, prefix, *given)
         for name, (length, prefix) in lengths.items()
     }
+    # Another of cuDNN's graphs: prompts, and probabilities before the update.
+    made[f"{_OF_ROWS} 448 tokens, without gradients"] = functools.partial(
+        _attended, 448, *given
+    )
     if devices > 1:
         # What works on one GPU may fail on several (jax issue 27599).
         made[f"{_OF_ROWS} 128 tokens on all devices, with gradients"] = (
@@ -159,6 +165,12 @@ def _difference(x: jax.Array, expected: jax.Array) -> float:
 def _answers() -> bool:
     """Whether the device still computes anything."""
     return outcome(lambda: jnp.ones(8) + 1) == _WORKS
+
+
+def _attended(length, heads, implementation):
+    query, key, value, _ = _rows(_ROWS, length, 0, heads)
+    attend = functools.partial(fused_attention, implementation=implementation)
+    return jax.jit(attend)(query, key, value)
 
 
 def _gradients(length, prefix, heads, implementation):

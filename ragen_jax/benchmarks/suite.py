@@ -135,8 +135,9 @@ def run(
                 status(f"{stage.name} and the rest: no time left; start it again")
                 return _write_report(out, stages)
             status(f"{stage.name}: {stage.answers} ...")
-            stage_command = [*command, f"--stage={stage.name}"]
-            result = _attempt(out, stage, stage_command, min(limit, left), made_with)
+            seconds = min(limit, left)
+            flags = f"--stage={stage.name}", f"--stage_seconds={math.ceil(seconds)}"
+            result = _attempt(out, stage, [*command, *flags], seconds, made_with)
             status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
             _write_report(out, stages)
             if result.state == DONE:

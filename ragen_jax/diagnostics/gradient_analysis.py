@@ -60,12 +60,12 @@ def quantile_buckets(spread: np.ndarray, buckets: int = QUANTILES) -> list[Bucke
     """Groups sorted by spread, in buckets of equal count; the last takes the rest.
 
     Args:
-      spread: float[P], in-group std of the return.
+      spread: float[P], in-group std of the return; a group of NaN is in no bucket.
       buckets: how many, or one for each group where there are fewer.
     """
-    order = np.argsort(spread, kind="stable")
+    order = np.argsort(spread, kind="stable")[: np.isfinite(spread).sum()]
     count = min(buckets, len(order))
-    size = len(order) // count
+    size = len(order) // max(1, count)
     edges = [size * i for i in range(count)] + [len(order)]
     return [
         Bucket(f"quantile_{i + 1}", order[edges[i] : edges[i + 1]])
@@ -77,9 +77,10 @@ def fixed_buckets(spread: np.ndarray) -> list[Bucket]:
     """Groups whose spread lies in [edge, next edge); the last bucket is open.
 
     Args:
-      spread: float[P], units of reward.
+      spread: float[P], units of reward; a group of NaN is in no bucket.
     """
     index = np.searchsorted(FIXED_EDGES, spread, side="right") - 1
+    index = np.where(np.isfinite(spread), index, -1)
     ends = [*(f"{edge:g}" for edge in FIXED_EDGES[1:]), "inf"]
     return [
         Bucket(f"spread_{edge:g}_{end}", np.flatnonzero(index == i))
@@ -245,6 +246,7 @@ def analyze(
 
 
 def _spread_of(spread: np.ndarray) -> dict[str, float]:
+    spread = spread[np.isfinite(spread)]
     return {
         "reward_std_mean": float(spread.mean()),
         "reward_std_min": float(spread.min()),

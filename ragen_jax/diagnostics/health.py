@@ -161,8 +161,10 @@ def remedied(settings: Settings, rollbacks: int) -> Settings:
             # run as it was: a shorter one would be over at once, with rates of 0.
             total = settings.optimizer.schedule_updates
             total = total or update_counts.updates_expected(settings)
-            changes: dict[str, Any] = dict(schedule_updates=total)
             settings = dataclasses.replace(settings, filter=tighter)
+            # One that is all warm-up would be refused as a setting.
+            total = max(total, update_counts.least_schedule(settings))
+            changes: dict[str, Any] = dict(schedule_updates=total)
         else:
             changes = dict(actor_lr=settings.optimizer.actor_lr * _REMEDY_FACTOR)
         optimizer = dataclasses.replace(settings.optimizer, **changes)

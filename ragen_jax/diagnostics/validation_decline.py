@@ -25,7 +25,7 @@ class Record:
 
     best: float = -1.0  # highest success; below 0: not validated yet
     best_error: float = 0.0  # its standard error
-    best_at: int = 0  # iteration
+    best_at: int = 0  # iteration, the later of equals
     last: float = -1.0  # success of the newest validation
     low: int = 0  # validations in a row that lay too far below the best
 
@@ -58,7 +58,7 @@ def update(
         return record
     error = metrics.get(ERROR)
     error = error if error is not None and math.isfinite(error) else 0.0
-    if success > record.best:
+    if success >= record.best:  # Of equals the later, whose checkpoint is kept.
         return Record(success, error, iteration, success)
     limit = max(MARGIN, ERRORS * math.hypot(error, record.best_error))
     low = record.low + 1 if record.best - success > limit else 0

@@ -86,7 +86,7 @@ def gather_kept_rows(
 def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
     """bool[C, T], the reply tokens with an entropy bonus: of thoughts or of answers.
 
-    A thought is what stands before the answer's text begins, tags included.
+    A thought is what stands before the token that ends `<answer>`.
 
     Args:
       settings: of the run.

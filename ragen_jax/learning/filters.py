@@ -12,6 +12,8 @@ from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import FILTER_METRICS, Settings, update_counts
 from ragen_jax.trajectory import Episodes, Rows
 
+_EQUAL = 1e3  # a score that no strategy drops if all have it
+
 
 @struct.dataclass
 class Selection:
@@ -57,8 +59,10 @@ def uncertainty_filter(
     score = statistic(within_groups(values))
     if options.strategy == "within_group":  # Drops only groups of equal members.
         score = within_groups(values).std
-    # If no group is sound the update shows it: its gradients are not finite.
-    score = jnp.where(is_sound | ~is_sound.any(), score, jnp.nan)
+    # If no group is sound the update shows it: its gradients are not finite. Then all
+    # scores are equal, as their own may be no numbers.
+    score = jnp.where(is_sound, score, jnp.nan)
+    score = jnp.where(is_sound.any(), score, _EQUAL * (1 + options.zero))
     kept_groups = _keep_by_scope(settings, score, episodes, fraction)
     keep = kept_groups[episodes.group]
     kept_fraction = kept_groups.mean(dtype=jnp.float32)

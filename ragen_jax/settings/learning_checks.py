@@ -11,7 +11,7 @@ from ragen_jax.settings.choices import (
     FILTER_STRATEGIES,
 )
 from ragen_jax.settings.schema import Settings
-from ragen_jax.settings.update_counts import actor_share, updates_expected
+from ragen_jax.settings.update_counts import actor_share, least_schedule
 
 
 def check_learning(settings: Settings) -> None:
@@ -133,16 +133,9 @@ def _check_schedule(settings: Settings) -> None:
             f" steps after optimizer.critic_warmup = {optimizer.critic_warmup} of"
             f" iterations = {settings.iterations}, none of them after optimizer.warmup"
             f" = {optimizer.warmup} for its learning rate to decay: raise"
-            f" optimizer.schedule_updates to {_least_schedule(settings)} or more, or"
+            f" optimizer.schedule_updates to {least_schedule(settings)} or more, or"
             f" set it to 0 or optimizer.warmup to at most {share - 1}"
         )
-
-
-def _least_schedule(settings: Settings) -> int:
-    """The shortest schedule whose share of the actor is longer than its warm-up."""
-    optimizer = settings.optimizer
-    of_actor = updates_expected(settings, since=optimizer.critic_warmup)
-    return -(-(optimizer.warmup + 1) * updates_expected(settings) // of_actor)
 
 
 def _check_loss(settings: Settings) -> None:

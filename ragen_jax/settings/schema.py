@@ -145,8 +145,8 @@ class RewardSettings:
         lambda value: value <= 0, "0 or a negative number, for it is added"
     )
     # The two bonuses are paid only for valid replies.
-    length_bonus: float = limits.at_least(0)  # if what precedes the answer's text has
-    length_low: int = limits.at_least(0)  # from this many tokens, tags included,
+    length_bonus: float = limits.at_least(0)  # if before the one that ends <answer>
+    length_low: int = limits.at_least(0)  # there are from this many tokens
     length_high: int = limits.at_least(0)  # to this many
     grounding: float = limits.at_least(0)  # times the landmarks' share named correctly
     hook: str  # path of a Python file with a function turn_rewards(episodes), or ""

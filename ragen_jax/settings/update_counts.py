@@ -29,6 +29,13 @@ def updates_expected(settings: Settings, since: int = 0) -> int:
     return _updates_while_moving(settings, since, settings.iterations)
 
 
+def least_schedule(settings: Settings) -> int:
+    """The shortest schedule whose share of the actor is longer than its warm-up."""
+    optimizer = settings.optimizer
+    of_actor = updates_expected(settings, since=optimizer.critic_warmup)
+    return -(-(optimizer.warmup + 1) * updates_expected(settings) // of_actor)
+
+
 def _updates_while_moving(settings: Settings, first: int, end: int) -> int:
     """Real updates of iterations `first` up to, not with, `end`.
 

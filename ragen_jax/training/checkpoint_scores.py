@@ -4,11 +4,26 @@ from collections.abc import Mapping
 
 
 def kept(
-    step_scores: Mapping[int, float | None], keep_last: int, keep_best: int
+    step_scores: Mapping[int, float | None],
+    keep_last: int,
+    keep_best: int,
+    every: int = 1,
 ) -> set[int]:
-    """The steps to keep: the last few, and the best few of those with a score."""
-    by_score = _by_score(step_scores)
-    return {*sorted(step_scores)[-keep_last:], *by_score[:keep_best]}
+    """The steps to keep: the newest, the last few that were due, and the best few.
+
+    One that a signal or a best validation saved in between must not take the place of
+    one that was due: a rollback goes as far back in a run that was interrupted as in
+    one that was not.
+
+    Args:
+      step_scores: of all steps; None without a score, which is never a best one.
+      keep_last: how many of those that were due.
+      keep_best: how many of the highest score, the later of equals.
+      every: steps that are due are its multiples.
+    """
+    steps = sorted(step_scores)
+    due = [step for step in steps if step % every == 0]
+    return {*steps[-1:], *due[-keep_last:], *_by_score(step_scores)[:keep_best]}
 
 
 def best(step_scores: Mapping[int, float | None]) -> int | None:

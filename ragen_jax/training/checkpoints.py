@@ -13,6 +13,7 @@ named tuples need no rules of their own, and a part of a state can be read alone
 needs no array is in checkpoint_files.py.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -71,18 +72,24 @@ class Checkpoints:
     (evaluation, export) uses `find`, `read_info` and `restore` of this module.
     """
 
-    def __init__(self, directory: str | Path, *, keep_last: int, keep_best: int):
+    def __init__(
+        self, directory: str | Path, *, keep_last: int, keep_best: int, every: int = 1
+    ):
         """Opens the folder, makes it if needed, and clears what was left half-done.
 
         Args:
           directory: WORKDIR/checkpoints.
-          keep_last: how many of the latest steps are kept, at least 1.
+          keep_last: how many of the latest steps that are due are kept, at least 1; the
+            newest of all is kept as well.
           keep_best: how many of the steps with the highest score are kept besides.
+          every: steps that are due are its multiples, at least 1.
         """
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"need {keep_last=} >= 1 and {keep_best=} >= 0")
         self.directory = Path(directory).resolve()
-        self._keep_last, self._keep_best = keep_last, keep_best
+        self._keep = functools.partial(
+            kept, keep_last=keep_last, keep_best=keep_best, every=every
+        )
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             files.clear_leftovers(self.directory)
@@ -156,7 +163,7 @@ class Checkpoints:
             if not agreed_flag(files.is_there(self.directory / str(step))):
                 raise self._unwritten(step, FileNotFoundError("it is not there"))
             self._scores[step] = score
-            keep = kept(self._scores, self._keep_last, self._keep_best)
+            keep = self._keep(self._scores)
             self._delete([step for step in self._scores if step not in keep])
 
     def _finish(self) -> dict[int, float | None]:

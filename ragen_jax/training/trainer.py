@@ -92,7 +92,12 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     console.line(messages.banner(run, workdir))
     claim_workdir(workdir, run.settings)
     keep = run.settings.checkpoint
-    saved = Checkpoints(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
+    saved = Checkpoints(
+        folder,
+        keep_last=keep.keep_last,
+        keep_best=keep.keep_best,
+        every=run.settings.every.checkpoint or 1,  # 0: none is due, all count.
+    )
     with saved:
         disk_space.check(workdir, run, saved.steps(), console.line)
         # Once, since user code is read when the run starts and not after a rollback.

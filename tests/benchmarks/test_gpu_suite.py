@@ -45,7 +45,7 @@ suite.measure(out, suite.Stage(name, "?", "none"), tables(), lambda *_: None)
 
 
 ATTENTION = "cuDNN's attention"
-LENGTHS = ("128 tokens", "448 tokens", "448 tokens behind 170")
+LENGTHS = ("128 tokens", "448 tokens", "448 tokens behind 170", "ALL tokens")
 HERE = {"device": "1 x cpu", "jax": "0.10.2"}  # what results are made with
 
 
@@ -72,6 +72,10 @@ def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
     suite.run(tmp_path, STAGES, command, 20.0, HERE, lines.append, total=70.0)
     assert lines == ["quick and the rest: no time left; start it again"]
     assert "## stuck: ?\n\nnot begun\n" in (tmp_path / "report.md").read_text()
+    # One that does is told how long it has, should the suite be killed.
+    command[-1] = "import sys\nraise SystemExit(sys.argv[-1])"
+    suite.run(tmp_path, STAGES[:1], command, 600.0, HERE, lines.append, total=90.0)
+    assert "failed: --stage_seconds=75" in lines[-1]
 
 
 @pytest.mark.slow
@@ -453,6 +457,7 @@ def test_a_runs_iterations_are_measured_and_not_its_test(training):
 
 
 ROWS = [f"rows of {length}, with gradients" for length in LENGTHS]
+ROWS.append("rows of 448 tokens, without gradients")
 
 
 @pytest.mark.parametrize(
@@ -474,8 +479,12 @@ def test_stages_do_without_an_attention_that_was_seen_to_fail(
 ):
     """For all of them would fail."""
     if outcomes and "state" not in outcomes:
-        models = ("14 heads of 64", "8 heads of 16")
-        outcomes = {f"{x}, {of}": said for x, said in outcomes.items() for of in models}
+        models = {"14 heads of 64": "2624", "8 heads of 16": "640"}
+        outcomes = {
+            f"{form}, {heads}".replace("ALL", context): said
+            for form, said in outcomes.items()
+            for heads, context in models.items()
+        }
     tables = {"at best": {}} | ({} if outcomes is None else {ATTENTION: outcomes})
     suite.write(training, Result("device", DONE, 1, tables=tables))
     for stage in stages.stages(suite_sizes.FULL):

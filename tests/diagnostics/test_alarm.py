@@ -308,6 +308,25 @@ def test_a_rollback_halves_the_learning_rate_or_the_share_kept():
     assert health.with_rollbacks(health.HealthState(), 2).rollbacks == 2
 
 
+@pytest.mark.parametrize("critic_warmup", [0, 30])
+def test_what_a_rollback_changes_is_accepted_as_settings(critic_warmup):
+    settings = runs.settings(
+        algorithm="starpo_s",
+        estimator="ppo",
+        iterations=40,
+        rollout__prompts=32,
+        filter__fraction=0.5,
+        optimizer__warmup=5000,
+        optimizer__critic_warmup=critic_warmup,
+        optimizer__schedule="cosine",
+        health__remedy="filter",
+    )
+    for rollbacks in (1, 2):
+        tighter = health.remedied(settings, rollbacks)
+        assert tighter.filter.fraction < settings.filter.fraction
+        settings_lib.from_dict(settings_lib.to_dict(tighter))
+
+
 @pytest.mark.parametrize("rollbacks", [1, 2])
 def test_a_rollback_that_keeps_fewer_groups_leaves_the_learning_rates_as_they_were(
     rollbacks,

@@ -55,14 +55,16 @@ def scored(keep_all: bool = True) -> ScoredRecord:
 
 
 def test_quantile_buckets_are_of_equal_count_and_the_last_takes_the_rest():
-    spread = np.array([5.0, 0, 3, 1, 4, 2, 6, 7])
+    spread = np.array([5.0, 0, 3, 1, 4, 2, 6, 7, np.nan])
     buckets = analysis.quantile_buckets(spread, 3)
     assert [b.groups.tolist() for b in buckets] == [[1, 3], [5, 2], [4, 0, 6, 7]]
     assert len(analysis.quantile_buckets(spread[:2], 6)) == 2
+    assert analysis.quantile_buckets(spread[-1:]) == []
 
 
 def test_fixed_buckets_hold_their_lower_edge():
-    buckets = analysis.fixed_buckets(np.array([0.0, 0.99, 1.0, 4.5, 5.0, 80.0]))
+    spread = np.array([0.0, 0.99, 1.0, 4.5, 5.0, 80.0, np.nan])
+    buckets = analysis.fixed_buckets(spread)
     assert [b.groups.tolist() for b in buckets] == [[0, 1], [2], [], [], [3], [4, 5]]
     assert buckets[-1].name == "spread_5_inf"
 

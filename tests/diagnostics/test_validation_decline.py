@@ -92,7 +92,7 @@ def test_a_rollback_returns_to_the_best_validation_even_through_a_checkpoint():
     assert record["iteration"] == 70 and decision.healthy_until == 10
 
 
-def test_the_first_best_validation_is_healthy_though_a_sign_began_before_it():
+def test_the_last_of_equal_bests_is_healthy_though_a_sign_began_before_it():
     """Replies get worse from 37 on; validation is best at 40, and again at 50."""
     state = health.HealthState()
     asked = HealthSettings(on_collapse="rollback")
@@ -103,7 +103,7 @@ def test_the_first_best_validation_is_healthy_though_a_sign_began_before_it():
             line["validation/success"] = success
         state, decision = health.observe(state, iteration, line, asked)
     assert state.alarm.calm_before_signs(70) == 36
-    assert decision.action == health.ROLLBACK and decision.healthy_until == 40
+    assert decision.action == health.ROLLBACK and decision.healthy_until == 50
 
 
 def test_a_checkpoint_from_before_validations_were_watched_still_counts():

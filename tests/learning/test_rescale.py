@@ -481,15 +481,21 @@ def test_a_group_with_a_return_that_is_not_finite_makes_room_for_the_next(
     np.testing.assert_array_equal(found.std[:3], sound.std[:3])
 
 
-def test_if_no_group_is_sound_the_update_sees_what_the_filter_kept():
+@pytest.mark.parametrize("strategy", [*strategies.STRATEGIES, "within_group"])
+@pytest.mark.parametrize("is_the_environments", [False, True])
+def test_if_no_group_is_sound_the_update_shows_it_by_its_gradients(
+    strategy, is_the_environments
+):
     rows, episodes = updates.record()
-    chosen = updates.settings(filter__strategy="top_fraction")
+    chosen = updates.settings(filter__strategy=strategy)
     spoilt = earned_with(np.nan, (0, 0), (4, 0), (8, 0), (12, 0))
-    choose = functools.partial(filters.uncertainty_filter, chosen, rows, episodes)
-    found = choose(jnp.int32(0), spoilt)
-    usual = choose(jnp.int32(0), rewards.played_rewards(episodes, 0.0))
-    np.testing.assert_array_equal(found.keep, usual.keep)
-    assert usual.keep.any() and np.isnan(found.std).all()
+    if is_the_environments:  # Whose returns the score is of, too.
+        episodes = episodes.replace(
+            reward=jnp.where(jnp.isnan(spoilt), jnp.nan, episodes.reward)
+        )
+    found = filters.uncertainty_filter(chosen, rows, episodes, jnp.int32(0), spoilt)
+    assert found.keep.any() and np.isnan(found.std).all()
+    assert found.keep.sum() <= update_counts.room_for_episodes(chosen)
 
 
 def test_groups_are_ranked_among_those_of_their_environment():

@@ -116,6 +116,16 @@ def test_the_last_and_the_best_are_kept(scores, keep_last, keep_best, expected):
     assert checkpoints.kept(scores, keep_last, keep_best) == expected
 
 
+@pytest.mark.parametrize("between", [(), (45,), (41, 45, 46, 47)])
+def test_steps_between_those_that_are_due_take_no_ones_place(between):
+    scores = {10: 0.9, 20: None, 30: None, 40: 0.5} | dict.fromkeys(between)
+    found = checkpoints.kept(scores, 2, 1, every=10)
+    assert found == {10, 30, 40, *between[-1:]}
+    # Nor do they once the next one is due.
+    scores = dict.fromkeys(found) | {50: 0.6, 10: 0.9}
+    assert checkpoints.kept(scores, 2, 1, every=10) == {10, 40, 50}
+
+
 def test_the_best_is_the_later_of_equals_and_nothing_without_scores():
     assert checkpoints.best({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.1, 5: None}) == 3
     assert checkpoints.best({0: 0.0}) == 0

@@ -72,6 +72,14 @@ class Pool:
             runs.setdefault(_trained_as(run), run)
         return list(runs.values())
 
+    def study_of(self, run: Trained) -> str:
+        """The first study that holds one of `runs`."""
+        return next(
+            name
+            for name, trained in self.trained.items()
+            if any(each is run for each in trained)
+        )
+
 
 def _trained_as(run: Trained) -> tuple:
     """Equal for two runs of the same training."""

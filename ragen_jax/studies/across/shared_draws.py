@@ -72,7 +72,9 @@ def _correlate(
     different: dict[int, list[float]],
 ) -> None:
     """Adds each run's correlations with the others, by its seed."""
-    left = np.array([detrended(run.record.series(_SUCCESS)[1]) for run in runs])
+    # The first rise stays in a mean that is cut off at the beginning.
+    first = _TREND // 2
+    left = np.array([detrended(run.record.series(_SUCCESS)[1])[first:] for run in runs])
     norms = np.linalg.norm(left, axis=1)
     for i, run in enumerate(runs):
         for j, other in enumerate(runs):
@@ -120,10 +122,11 @@ def section(pool: Pool) -> list[str]:
         return [*lines, "No two arms and two seeds draw alike.", ""]
     lines += [
         "Arms of a seed draw the same levels. Training success minus its trend (a"
-        f" centred mean of {_TREND} iterations), correlated between runs of equal"
-        " environment, prompts and iterations: means over pairs, then over seeds with"
-        " Student's interval; two seeds share a pair of different seeds, so that"
-        " interval is rough.",
+        f" centred mean of {_TREND} iterations, cut off at both ends), from iteration"
+        f" {_TREND // 2 + 1} on, as before it a rise at the beginning is left in,"
+        " correlated between runs of equal environment, prompts and iterations: means"
+        " over pairs, then over seeds with Student's interval; two seeds share a pair"
+        " of different seeds, so that interval is rough.",
         "",
     ]
     rows = [

@@ -1,5 +1,6 @@
 """What announces a decline of validation success, and how often it is a false alarm."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -110,18 +111,21 @@ def section(pool: Pool) -> list[str]:
         if not run.rewinds and len(values) >= _FEWEST:
             chosen.setdefault(run.environment, []).append(run)
     for name, runs in sorted(chosen.items()):
-        lines += _environment(name, runs)
+        lines += _environment(name, runs, pool)
     if not chosen:
         lines += [f"No run has {_FEWEST} validations.", ""]
     return [*lines, *bandit_std.part(pool)]
 
 
-def _environment(name: str, runs: Sequence[Trained]) -> list[str]:
+def _environment(name: str, runs: Sequence[Trained], pool: Pool) -> list[str]:
     found = tally([run.record for run in runs])
     first, seeds = found[0], {run.seed for run in runs}
+    declining = [run for run in runs if not math.isnan(decline(run.record))]
+    studies = collections.Counter(map(pool.study_of, declining)).most_common()
+    of_which = ", ".join(f"{count} of `{study}`" for study, count in studies)
     lines = [
         f"{name}: {counted(len(runs), 'run')} of {counted(len(seeds), 'seed')}, of"
-        f" which {first.declining} decline.",
+        f" which {first.declining} decline{f' ({of_which})' if of_which else ''}.",
         "",
     ]
     head = ["sign", "before a decline", "without a decline, at all", "by the median"]
