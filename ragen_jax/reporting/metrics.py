@@ -186,8 +186,9 @@ def describe(name: str) -> Metric:
     Raises:
       KeyError: when METRICS does not know the name.
     """
-    general = re.sub(r"(?<=/pass_at_)[1-9][0-9]*(?=$|_)", "<k>", name)
-    general = re.sub(r"^(train|validation|test)/[\w-]+/", r"\1/<environment>/", general)
+    # First, as an environment may be called pass_at_4, too.
+    general = re.sub(r"^(train|validation|test)/[\w-]+/", r"\1/<environment>/", name)
+    general = re.sub(r"(?<=/pass_at_)[1-9][0-9]*(?=$|_)", "<k>", general)
     if general not in METRICS or "<" in name:
         raise KeyError(
             f"{name!r} is not a documented metric: add it to METRICS in metrics.py"

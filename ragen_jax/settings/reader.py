@@ -304,6 +304,11 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
                 f"{key} calls an environment {label!r}, which cannot name a metric:"
                 " choose letters, digits, - and _"
             )
+        if label in ("before", "after"):
+            raise SettingsError(
+                f"{key} calls an environment {label!r}, which in test.json stands for"
+                f" the test {label} training: choose another name"
+            )
     return tuple(
         _read(tree.TaskSettings, {**task, "label": label}, f"{key}.{label}.")
         for label, task in sorted(values.items())

@@ -38,7 +38,8 @@ def _normalizing_shows(settings: Settings) -> bool:
     """Whether normalized returns give other advantages than returns as they are.
 
     A group lies within one set that is normalized. Where its mean is taken off anyway,
-    that of the set makes no difference; nor does the std, where the group's divides.
+    that of the set makes no difference; nor does the std, where the group's divides, or
+    where whitening divides by that of the whole batch and the batch is the set.
     """
     method, facts = settings.reward.normalize, ESTIMATORS[settings.estimator]
     # One that reads no discount compares returns of whole episodes.
@@ -46,8 +47,13 @@ def _normalizing_shows(settings: Settings) -> bool:
         return True
     # A KL term in the reward is added after, so that it counts more or less.
     has_kl = settings.has_reference and settings.loss.kl_in == "reward"
-    is_scaled = method == "mean_std"
-    return is_scaled and (has_kl or not settings.advantage.divide_by_std)
+    is_batch = settings.reward.normalize_by == "batch" or (
+        settings.reward.normalize_by == "environment" and len(settings.env.mix) < 2
+    )
+    is_divided = settings.advantage.divide_by_std or (
+        settings.advantage.whiten and is_batch
+    )
+    return method == "mean_std" and (has_kl or not is_divided)
 
 
 _ADAPTERS = _Reader(lambda s: s.lora.rank > 0, "lora.rank", "above 0")

@@ -42,7 +42,7 @@ Key = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 # When checkpoints are written, and how many stay, changes none of a run's figures,
-# except where it returns to one of them.
+# except where it returns to one of them, or they are measured.
 _SAVING = ("--config.every.checkpoint=", "--config.checkpoint.")
 _ROLLBACK = "--config.health.on_collapse=rollback"
 
@@ -58,7 +58,7 @@ def key_of(item: dict[str, Any]) -> Key:
 
 
 def _key(arguments: Sequence[str], diagnose: Sequence[str]) -> Key:
-    if _ROLLBACK not in arguments:
+    if _ROLLBACK not in arguments and not diagnose:
         arguments = [a for a in arguments if not a.startswith(_SAVING)]
     return tuple(sorted(arguments)), tuple(diagnose)
 
@@ -106,10 +106,10 @@ def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
                 raise ValueError("it has no list of runs")
             for number, item in enumerate(runs):
                 _check(number, item)
-                arguments, diagnose = run_key = key_of(item)
+                run_key = key_of(item)
                 items[run_key] = _merged(item, items.get(run_key))
-                if diagnose:  # It serves a study that diagnoses nothing as well.
-                    plain = arguments, ()
+                if item["diagnose"]:  # It serves a study that diagnoses nothing, too.
+                    plain = _key(item["arguments"], ())
                     items[plain] = _merged(items.get(plain, item), item)
         except (ValueError, RecursionError) as error:
             raise UserError(

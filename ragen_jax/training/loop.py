@@ -302,7 +302,8 @@ def _save_if_due(
     """
     settings, iteration = run.settings, int(state.iteration)
     keeps_best = settings.checkpoint.keep_best > 0
-    is_best = keeps_best and score is not None and score > progress.best
+    # Also one that is as good: a rollback returns to the last of equal bests.
+    is_best = keeps_best and score is not None and score >= progress.best
     # Always at the end, so that a resumed run sees that it is finished.
     is_last = iteration == settings.iterations
     is_due = _is_due(iteration, settings.every.checkpoint, settings.iterations)

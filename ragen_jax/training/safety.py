@@ -50,7 +50,7 @@ def problem(
             f" (safety.max_bad_updates = {safety.max_bad_updates})"
             f"{_cause_of_bad_gradients(settings, spread)}; the state was saved: start"
             f" in another --workdir with {_finite_gradients(settings, spread)}, or"
-            " delete the last of this one's checkpoints to continue from an earlier one"
+            " raise the limit and start the same command again"
         )
     if 0 < safety.max_empty_updates <= int(state.empty_in_row):
         return (

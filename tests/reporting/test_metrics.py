@@ -85,6 +85,7 @@ def test_the_two_evaluations_share_one_set_of_names_and_pass_at_any_k():
     assert names["validation/"] == names["test/"] == both
     assert metrics.describe("test/my-lake_2/success").unit == "1"
     assert metrics.describe("test/pass_at_16").unit == "1"
+    assert metrics.describe("test/pass_at_4_hard/pass_at_16").unit == "1"
     assert "pass@k" in metrics.describe("validation/pass_at_4_standard_error").meaning
 
 

@@ -116,6 +116,7 @@ def test_what_is_written_is_read_back(evaluate):
             ["env.mix.small.label = 'big' is not read", "'small': take it out"],
         ),
         (config_of({"a/b": dict(name="frozen_lake")}), ["'a/b'", "letters"]),
+        (config_of({"after": dict(name="frozen_lake")}), ["'after'", "test.json"]),
         (config_of({"a": 3}), ["env.mix = {'a': 3}", "a section for each environment"]),
         (
             config_of(

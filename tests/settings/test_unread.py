@@ -87,6 +87,14 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
             "estimator = 'grpo'",
             "to 'ppo'",
         ),
+        (
+            [
+                *("estimator=reinforce_pp_baseline", "reward.normalize_by=batch"),
+                "reward.normalize=mean_std",
+            ],
+            "estimator = 'reinforce_pp_baseline'",
+            "to 'ppo'",
+        ),
         (["every.evaluate=0", "evaluation.prompts=8"], "every.evaluate = 0", "above 0"),
         (
             ["every.evaluate=0", "evaluation.rollouts=8"],
@@ -131,6 +139,7 @@ def test_a_change_of_what_is_off_is_refused(changes, chooser, remedy):
         ["reward.grounding=0.1", "reward.grounding_by=episode"],
         ["reward.normalize=mean", "reward.normalize_by=batch"],
         ["estimator=dr_grpo", "reward.normalize=mean_std"],
+        ["estimator=reinforce_pp_baseline", "reward.normalize=mean_std"],
         ["estimator=grpo", "reward.normalize=asym_clip"],
         [
             *("estimator=grpo", "reward.normalize=mean_std"),

@@ -81,8 +81,9 @@ def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rol
     saving = dict(every__checkpoint=10, checkpoint__keep_last=20)
     keep(planned("--all", iterations=9, **saving))
     assert is_there(planned(iterations=9))
-    assert is_there(planned("--all", iterations=9))
-    assert not is_there(planned("--all", "--nogradients", iterations=9))
+    assert is_there(planned("--all", iterations=9, **saving))
+    assert not is_there(planned("--all", iterations=9))  # Others would be measured.
+    assert not is_there(planned("--all", "--nogradients", iterations=9, **saving))
     assert not is_there(planned(iterations=8, **saving))
     rollback = dict(health__on_collapse="rollback")
     keep(planned(**rollback, **saving))

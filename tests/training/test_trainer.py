@@ -149,8 +149,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(
     assert str(caught.value) == (
         "gradients were not finite in 2 iterations in a row (safety.max_bad_updates ="
         " 2); the state was saved: start in another --workdir with a lower"
-        " optimizer.actor_lr, or delete the last of this one's checkpoints to continue"
-        " from an earlier one"
+        " optimizer.actor_lr, or raise the limit and start the same command again"
     )
     records = runs.records(tmp_path)
     assert [r["iteration"] for r in records] == [1, 2]
@@ -219,6 +218,22 @@ def test_a_resumed_run_knows_that_its_best_success_was_none_at_all(tmp_path):
         assert resumed.best_score(saved) == -1
         saved.save(2, {"x": jnp.zeros(1)}, {"validation": 0.0}, score=0.0)
         assert resumed.best_score(saved) == 0
+
+
+@pytest.mark.parametrize(("every", "due"), [(20, 20), (0, 1)])
+def test_a_run_keeps_the_last_of_the_checkpoints_that_are_due(
+    run, tmp_path, monkeypatch, every, due
+):
+    class OpenedError(Exception):
+        """Ends the run where it opens its checkpoints."""
+
+    def opened(_, **given):
+        raise OpenedError(given)
+
+    monkeypatch.setattr(trainer, "Checkpoints", opened)
+    with pytest.raises(OpenedError) as error:
+        runs.train(runs.replace_settings(run, every__checkpoint=every), tmp_path)
+    assert error.value.args[0] == dict(keep_last=99, keep_best=1, every=due)
 
 
 def test_the_start_and_each_batch_of_the_final_test_have_a_time_of_their_own(
