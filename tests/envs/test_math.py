@@ -126,6 +126,16 @@ def test_answers_are_whole_numbers_and_fractions(answer, meaning):
     assert jax.jit(env.read_action)(row, jnp.int32(len(text)), state) == meaning
 
 
+def test_an_answer_whose_product_differs_by_all_that_an_int32_holds_is_wrong():
+    state = _level(KINDS[1], 0)
+    state = state.replace(numerator=np.int32(429_540), denominator=np.int32(1))
+    assert 429_540 * 9999 - 3164 == 2**32
+    for answer, meaning in (("3164/9999", env.WRONG), ("429540", env.RIGHT)):
+        row = np.zeros(env.ANSWER_BYTES, np.uint8)
+        row[: len(answer)] = np.frombuffer(answer.encode(), np.uint8)
+        assert jax.jit(env.read_action)(row, jnp.int32(len(answer)), state) == meaning
+
+
 def test_the_solver_writes_the_answer():
     for index in range(3 * LEVELS):
         state = _level(KINDS[1], index)

@@ -46,7 +46,7 @@ def step(environment):
 
 
 def _f1(answer: str, gold: str) -> float:
-    """SQuAD's F1, whose words are in lower case without punctuation and articles."""
+    """SQuAD's F1 of words in lower case without articles, parted by punctuation."""
     given, wanted = (
         re.sub(r"\b(a|an|the)\b", " ", re.sub(r"[^a-z0-9]", " ", text.lower())).split()
         for text in (answer, gold)

@@ -22,7 +22,7 @@ ANSWER_BYTES = 24
 MOST_STEPS = 8
 _HIGHEST_TRIES = 30  # wrong answers are counted, and shown, up to this
 _NUMERATOR_DIGITS, _DENOMINATOR_DIGITS = 6, 4  # at most, of an answer
-# Bounds on amounts, so that products with an answer's parts stay below 2^31.
+# Bounds on amounts: a step that would go beyond is an addition, which may.
 _MOST, _MOST_DENOMINATOR = 99_999, 999
 _NAMES = "Ada Ben Cleo Dan Eva Finn Gina Hal Iris Jack Kim Leo".split()
 _THINGS = ("apples", "pencils", "stickers", "marbles", "cards", "shells")
@@ -261,7 +261,11 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
     bottom = jnp.where(has_slash, bottom, 1)
     is_number &= ~has_slash | (is_second & (bottom > 0))
     top = jnp.where(is_negative, -top, top)
-    is_right = top * state.denominator == state.numerator * bottom
+    # Products may exceed int32. Those that are equal but for a multiple of 2^32 differ.
+    left, right = (top, state.denominator), (state.numerator, bottom)
+    is_right = left[0] * left[1] == right[0] * right[1]
+    rounded = [a.astype(jnp.float32) * b for a, b in (left, right)]
+    is_right &= jnp.abs(rounded[0] - rounded[1]) < 2.0**31
     return jnp.where(is_number, is_right, base.NO_ACTION).astype(jnp.int32)
 
 

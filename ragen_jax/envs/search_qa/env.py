@@ -177,7 +177,8 @@ def step(
 def _score(question, action: jax.Array, book: Encyclopedia):
     """bool[], whether an answer is exact, and float32[], RAGEN's score of it.
 
-    F1 = 2 * common / (words of one + words of the other), as in SQuAD.
+    F1 = 2 * common / (words of one + words of the other), as in SQuAD, which deletes
+    punctuation, where here it separates words.
     """
     is_exact, common = action[1] == 1, action[2]
     answer_count = jnp.maximum(action[3], 0)
