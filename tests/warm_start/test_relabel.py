@@ -18,7 +18,7 @@ from ragen_jax.warm_start import batches, checks, drawings, relabel, walls
 from ragen_jax.warm_start.recipe import KINDS, make_variant
 
 _MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-_ROWS = 24
+_ROWS = 32
 
 
 def _config():
