@@ -55,8 +55,8 @@ def test_what_clip_higher_costs_beside_five_seeds_is_welchs_interval():
 def test_training_of_kl_and_clip_ends_where_its_runs_end():
     arms = [arm for arm in runs_of("kl_and_clip") if arm.startswith("Bandit")]
     ends = {percent(values("kl_and_clip", arm, "last_success"), 0) for arm in arms}
-    assert len(ends) == 1
-    assert f"All four arms end training at {ends.pop()}," in text_of("results.md")
+    assert ends == {"98 %", "99 %"}
+    assert "All four arms end training at 98 to 99 %," in text_of("results.md")
 
 
 def test_the_filters_are_compared_with_what_is_solved_before_training():
