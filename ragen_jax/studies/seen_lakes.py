@@ -27,10 +27,11 @@ from ragen_jax.studies.across.pool import Trained
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = 256  # of each run's test
+_ITERATIONS, _PROMPTS = 200, 8  # of its training
 # The runs that are read: most of those on FrozenLake.
 _WANTED: Mapping[str, object] = {
-    "iterations": 200,
-    "rollout.prompts": 8,
+    "iterations": _ITERATIONS,
+    "rollout.prompts": _PROMPTS,
     "evaluation.test_prompts": _LEVELS,
     "env.name": "frozen_lake",
     "env.size": 4,
@@ -112,7 +113,7 @@ def matched_difference(
 def _compared(seed: int, runs: Sequence[Trained]) -> dict[str, float]:
     """Means over a seed's runs, in percent, and counts of its test lakes."""
     test = lakes(seed, TEST, 1, _LEVELS)
-    is_shown = shown(lakes(seed, TRAIN, 200, 8), test)
+    is_shown = shown(lakes(seed, TRAIN, _ITERATIONS, _PROMPTS), test)
     holes = (test.tiles == HOLE).sum(axis=(1, 2))
     lengths = map(planning.shortest_path, test.tiles, test.player)
     kinds = list(zip(holes.tolist(), map(len, lengths), strict=True))

@@ -261,11 +261,11 @@ def read_action(text: jax.Array, length: jax.Array, state: State) -> jax.Array:
     bottom = jnp.where(has_slash, bottom, 1)
     is_number &= ~has_slash | (is_second & (bottom > 0))
     top = jnp.where(is_negative, -top, top)
-    # Products may exceed int32. Those that are equal but for a multiple of 2^32 differ.
-    left, right = (top, state.denominator), (state.numerator, bottom)
-    is_right = left[0] * left[1] == right[0] * right[1]
-    rounded = [a.astype(jnp.float32) * b for a, b in (left, right)]
-    is_right &= jnp.abs(rounded[0] - rounded[1]) < 2.0**31
+    is_right = top * state.denominator == state.numerator * bottom
+    # Products that exceed int32 could be equal but for a multiple of 2^32.
+    rounded = top.astype(jnp.float32) * state.denominator
+    rounded -= state.numerator * bottom.astype(jnp.float32)
+    is_right &= jnp.abs(rounded) < 2.0**31
     return jnp.where(is_number, is_right, base.NO_ACTION).astype(jnp.int32)
 
 
