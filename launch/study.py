@@ -67,6 +67,7 @@ def main() -> None:
             written = page.write(root, Path(_PAGES.value).expanduser())
         print(f"wrote {written}")
         return
+    cli.refuse_unread(("run", "retry_failed"), beside="report")
     with cli.user_mistakes():
         chosen = study.Choice(
             path=_STUDY.value,

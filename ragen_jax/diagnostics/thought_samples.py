@@ -122,7 +122,8 @@ def _check_any(chosen: np.ndarray, what: str) -> None:
         raise NoThoughtError(
             f"no {what} of these episodes has a thought that </think> closes, so there"
             " is no mutual information to measure: choose a checkpoint trained with"
-            " env.thinking = true whose replies still follow the format"
+            " env.thinking = true whose replies still follow the format, or leave it"
+            " out by --noinformation"
         )
 
 

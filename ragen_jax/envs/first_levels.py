@@ -40,14 +40,8 @@ def check_levels_come(
     for split, ids in _first_observations(env, splits):
         if ids is None:
             raise SettingsError(f"{key} = {name!r}: {missing_sentence(split)}")
-        # On device, others would stand for the first or the last phrase, or for none.
-        wrong = ids[(ids < NO_PHRASE) | (ids >= len(env.phrases))]
-        if wrong.size:
-            raise SettingsError(
-                f"{key} = {name!r}: observe gives the id {wrong[0]} for a"
-                f" {SPLITS[split]} level: give those of phrases, 0 to"
-                f" {len(env.phrases) - 1}, or base.NO_PHRASE"
-            )
+        if wrong := unknown_sentence(env, ids):
+            raise SettingsError(f"{key} = {name!r}, {SPLITS[split]} level: {wrong}")
 
 
 def missing_split(env: Environment, splits: Sequence[int]) -> int | None:
@@ -83,6 +77,18 @@ def _first_observations(
             yield split, None
         else:
             yield split, shown[0] if shown else np.zeros(0, np.int32)
+
+
+def unknown_sentence(env: Environment, ids: np.ndarray) -> str | None:
+    """What is wrong with the ids of an observation, and the remedy; None if nothing."""
+    # On device, others would stand for the first or the last phrase, or for none.
+    wrong = ids[(ids < NO_PHRASE) | (ids >= len(env.phrases))]
+    if not wrong.size:
+        return None
+    return (
+        f"observe gives the id {wrong[0]}: give those of phrases, 0 to"
+        f" {len(env.phrases) - 1}, or base.NO_PHRASE"
+    )
 
 
 def missing_sentence(split: int) -> str:

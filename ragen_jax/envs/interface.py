@@ -114,7 +114,8 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
         longest = _call(env, "longest_observation", np.ones(len(env.phrases), int))
         _require(
             isinstance(longest, int | np.integer) and longest > 0,
-            f"longest_observation gives {longest!r}: make it a number above 0",
+            f"longest_observation gives {longest!r}: make it a whole number above 0, of"
+            " Python or NumPy",
         )
 
 

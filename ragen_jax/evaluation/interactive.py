@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax.envs import base
+from ragen_jax.envs import base, first_levels
 from ragen_jax.errors import UserError
 from ragen_jax.rollout import prng
 
@@ -100,6 +100,8 @@ def play_episode(
 
 def _text(table: Table, state: Any) -> str:
     ids = np.asarray(table.observe(state))
+    if wrong := first_levels.unknown_sentence(table.env, ids):
+        raise UserError(f"the environment {table.env.name}: {wrong}")
     return base.text_of(table.env.phrases, ids).removesuffix("\n")
 
 

@@ -54,7 +54,9 @@ def clipped_policy_loss(
     _check_clip(clip_low, clip_high)
     ratio = _ratio(logprobs, old_logprobs, advantages)
     advantages = jax.lax.stop_gradient(advantages.astype(jnp.float32))
-    clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    # Not jnp.clip, which halves the gradient at a bound: there r = 1 is if that is 0.
+    clipped_ratio = jnp.where(ratio > 1 + clip_high, 1 + clip_high, ratio)
+    clipped_ratio = jnp.where(ratio < 1 - clip_low, 1 - clip_low, clipped_ratio)
     loss = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     if not dual_clip:
         return loss

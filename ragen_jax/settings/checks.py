@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings.learning_checks import check_learning
-from ragen_jax.settings.record_sizes import check_sizes, longest_turns
+from ragen_jax.settings.record_sizes import check_sizes, evaluations, longest_turns
 from ragen_jax.settings.schema import MIX, MeshSettings, Settings
 
 
@@ -114,7 +114,7 @@ def fit_mesh(chosen: MeshSettings, device_count: int) -> dict[str, int]:
 
 
 def _rollouts(settings: Settings) -> Iterator[_Rollout]:
-    """Those of training, as a whole and of each environment, of validation and test."""
+    """Of training, whole and by environment, of validation if there is one, of test."""
     rollout, evaluation = settings.rollout, settings.evaluation
     yield _Rollout(
         prompts_key="rollout.prompts",
@@ -133,7 +133,7 @@ def _rollouts(settings: Settings) -> Iterator[_Rollout]:
             slots_key="rollout.slots",
             slots=0,  # Checked for the whole batch.
         )
-    for test in ("", "test_"):
+    for test in evaluations(settings):
         prompts, rollouts = (
             getattr(evaluation, f"{test}{name}") for name in ("prompts", "rollouts")
         )

@@ -17,6 +17,7 @@ class Estimator:
     has_critic: bool = False  # a second model, trained to predict returns
     compares: bool = False  # each episode with its group, which then needs two or more
     by_token: bool = False  # the tokens of a row differ in their advantages
+    by_turn: bool = False  # so do turns alone, where a row holds several
     reads: frozenset[str] = frozenset()  # the leaves it reads that others ignore
     # Its presets, for leaves that the config sets to None.
     whiten: bool = False
@@ -91,6 +92,7 @@ ESTIMATORS = {
     "turn_grpo": Estimator(
         "a turn's return-to-go against that turn's in the group",
         compares=True,
+        by_turn=True,
         reads=frozenset(["advantage.turn_gamma"]),
         divide_by_std=True,
     ),

@@ -11,7 +11,11 @@ from ragen_jax.settings.choices import (
     FILTER_STRATEGIES,
 )
 from ragen_jax.settings.schema import Settings
-from ragen_jax.settings.update_counts import actor_share, least_schedule
+from ragen_jax.settings.update_counts import (
+    actor_share,
+    least_schedule,
+    updates_expected,
+)
 
 
 def check_learning(settings: Settings) -> None:
@@ -97,11 +101,12 @@ def _check_estimator(settings: Settings) -> None:
             f"advantage.divide_by_std = True does not belong to estimator = {name!r}:"
             f" set it to False or estimator to '{other}'"
         )
-    if settings.advantage.length_weight and facts.by_token:
+    has_turns = facts.by_turn and not settings.rollout.window_turns
+    if settings.advantage.length_weight and (facts.by_token or has_turns):
         raise SettingsError(
             f"advantage.length_weight = True divides one advantage of a whole row, but"
-            f" estimator = {name!r} gives each token its own: set it to False or"
-            " estimator to 'grpo'"
+            f" estimator = {name!r} gives each {'turn' if has_turns else 'token'} its"
+            " own: set it to False or estimator to 'grpo'"
         )
     if optimizer.critic_warmup >= settings.iterations:
         raise SettingsError(
@@ -116,6 +121,7 @@ def _check_schedule(settings: Settings) -> None:
     total, kinds = optimizer.schedule_updates, [optimizer.schedule]
     if total == 0:
         return
+    of_run = updates_expected(settings)  # as 0 is read
     if settings.has_critic and optimizer.critic_schedule != "same":
         kinds.append(optimizer.critic_schedule)
     decays = any(kind != "constant" for kind in kinds)
@@ -123,10 +129,12 @@ def _check_schedule(settings: Settings) -> None:
         raise SettingsError(
             f"optimizer.schedule_updates = {total} leaves no gradient step after"
             f" optimizer.warmup = {optimizer.warmup} for the learning rate to decay:"
-            f" raise it above {optimizer.warmup}, or set it to 0 or optimizer.warmup to"
+            f" raise it above {optimizer.warmup}, or set"
+            f" {'it to 0 or ' if of_run > optimizer.warmup else ''}optimizer.warmup to"
             f" at most {total - 1}"
         )
     share = actor_share(settings, total)
+    is_enough = actor_share(settings, of_run) > optimizer.warmup
     if optimizer.schedule != "constant" and share <= optimizer.warmup:
         raise SettingsError(
             f"optimizer.schedule_updates = {total} leaves the actor {share} gradient"
@@ -134,17 +142,20 @@ def _check_schedule(settings: Settings) -> None:
             f" iterations = {settings.iterations}, none of them after optimizer.warmup"
             f" = {optimizer.warmup} for its learning rate to decay: raise"
             f" optimizer.schedule_updates to {least_schedule(settings)} or more, or"
-            f" set it to 0 or optimizer.warmup to at most {share - 1}"
+            f" set {'it to 0 or ' if is_enough else ''}optimizer.warmup to at most"
+            f" {share - 1}"
         )
 
 
 def _check_loss(settings: Settings) -> None:
     loss = settings.loss
+    chosen = "loss.kl_end" if loss.kl == 0 else "loss.kl"  # that makes the KL term
+    kl = f"{chosen} = {loss.kl_end if loss.kl == 0 else loss.kl:g}"
     if settings.has_reference and loss.kl_in == "loss" and loss.kl_kind == "k1":
         raise SettingsError(
-            f"loss.kl = {loss.kl} with loss.kl_kind = 'k1' and loss.kl_in = 'loss' does"
-            " nothing on average, as the k1 estimate's mean gradient is 0: set"
-            " loss.kl_in to 'reward' or loss.kl_kind to 'k3'"
+            f"{kl} with loss.kl_kind = 'k1' and loss.kl_in = 'loss' does nothing on"
+            " average, as the k1 estimate's mean gradient is 0: set loss.kl_in to"
+            " 'reward' or loss.kl_kind to 'k3'"
         )
     is_in_reward = settings.has_reference and loss.kl_in == "reward"
     if is_in_reward and loss.kl_kind.endswith("+"):
@@ -157,9 +168,9 @@ def _check_loss(settings: Settings) -> None:
     if is_in_reward and settings.advantage.zero_task:
         raise SettingsError(
             f"advantage.zero_task = True keeps only the entropy bonus and the KL term,"
-            f" but loss.kl = {loss.kl:g} with loss.kl_in = 'reward' is part of the"
-            " advantages and becomes 0 with them: set loss.kl_in to 'loss' and"
-            " loss.kl_kind to 'k3', or loss.kl to 0"
+            f" but {kl} with loss.kl_in = 'reward' is part of the advantages and"
+            " becomes 0 with them: set loss.kl_in to 'loss' and loss.kl_kind to 'k3',"
+            f" or {chosen} to 0"
         )
     if loss.entropy_on != "reply" and not settings.env.thinking:
         raise SettingsError(

@@ -55,6 +55,11 @@ def turn_sizes(settings: Settings, *, is_training: bool = True) -> dict[str, int
     return turns | {f"rollout.{name}": getattr(rollout, name)}
 
 
+def evaluations(settings: Settings) -> tuple[str, ...]:
+    """Prefixes of the keys of the evaluations that a run makes: validation and test."""
+    return ("", "test_") if settings.every.evaluate > 0 else ("test_",)
+
+
 def check_record(sizes: Mapping[str, int]) -> None:
     """Raises SettingsError for a record with too many elements to index with int32.
 
@@ -77,7 +82,7 @@ def check_sizes(settings: Settings) -> None:
         "rollout.group_size": rollout.group_size,
     }
     check_record(sizes | turn_sizes(settings))
-    for test in ("", "test_"):
+    for test in evaluations(settings):
         names = [f"{test}prompts", f"{test}rollouts"]
         sizes = {f"evaluation.{name}": getattr(evaluation, name) for name in names}
         # With fewer slots than episodes, levels are evaluated in several batches.

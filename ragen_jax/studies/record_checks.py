@@ -89,11 +89,14 @@ def check_diagnoses(found: Any) -> None:
     """Raises ValueError unless it is a list of what is known of checkpoints."""
     _demand(isinstance(found, list), "it is no list")
     for one in found:
-        parts = one.values() if isinstance(one, dict) else [None]
-        for part in parts:
-            numbers = part.values() if isinstance(part, dict) else [part]
-            is_known = part is not None and all(map(_is_number, numbers))
-            _demand(is_known, "a checkpoint is no object of numbers")
+        check_object(one)
+        for name, part in one.items():
+            if name == "step":
+                _demand(_is_whole(part), "a checkpoint's step is no whole number")
+                continue
+            is_known = isinstance(part, dict) and all(map(_is_number, part.values()))
+            _demand(is_known, f"{name} of a checkpoint is no object of numbers")
+        _demand("step" in one, "a checkpoint has no step")
         _demand("success" in one.get("text", {}), "a checkpoint has no success")
 
 

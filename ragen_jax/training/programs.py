@@ -192,9 +192,11 @@ def compile_run(run: Run, earlier: Compiled | None) -> Compiled:
     if earlier is not None:
         old = earlier.programs
         made = dataclasses.replace(made, frozen=old.frozen, reference=old.reference)
-    evaluators = validation.make_evaluators(
-        run, rollouts=evaluation.rollouts, prompts=evaluation.prompts
-    )
+    evaluators = {}
+    if run.settings.every.evaluate > 0:
+        evaluators = validation.make_evaluators(
+            run, rollouts=evaluation.rollouts, prompts=evaluation.prompts
+        )
     programs, validators = compile_ahead(run, made, evaluators)
     monitor = monitor_lib.make_monitor(run, update_plan(run))
     monitor = compile_indicators(run, programs, monitor)

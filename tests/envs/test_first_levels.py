@@ -50,7 +50,7 @@ def test_a_level_shown_by_a_phrase_that_there_is_not_is_refused():
         )
         with pytest.raises(
             SettingsError,
-            match=rf"observe gives the id {number} for a test level: give",
+            match=rf"test level: observe gives the id {number}: give those",
         ):
             first_levels.check_levels_come(env, (base.TEST,), COIN_WALK)
 

@@ -123,6 +123,10 @@ FAULTY = {
             dict(longest_observation=lambda lengths: None),
             "longest_observation gives No",
         ),
+        (
+            dict(longest_observation=lambda lengths: 30.0),
+            "gives 30.0: make it a whole number above 0, of Python or NumPy",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -236,6 +236,14 @@ def test_a_rule_that_names_an_action_which_is_none_is_refused(table, action):
         play(table, interactive.rule_player(wrong), actions=2)
 
 
+@pytest.mark.parametrize("number", [10**6, -2])
+def test_a_state_shown_by_a_phrase_that_there_is_not_ends_the_game(table, number):
+    shown = jnp.array([0, number])
+    wrong = dataclasses.replace(table, observe=lambda state: shown)
+    with pytest.raises(UserError, match=f"observe gives the id {number}: give those"):
+        play(wrong, interactive.random_player(table.env, 4))
+
+
 def test_random_actions_play_the_same_game_again(table, printed):
     for _ in range(2):
         play(table, interactive.random_player(table.env, 4))

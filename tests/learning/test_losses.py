@@ -31,6 +31,17 @@ def test_policy_gradient_stops_exactly_where_the_clip_fraction_says():
     np.testing.assert_array_equal(np.asarray(gradient) == 0, IS_CLIPPED == 1)
 
 
+def test_on_policy_the_gradient_is_whole_also_where_a_clip_bound_is_zero():
+    advantages = jnp.array([[2.0, -2.0]])
+    for low, high in ((0.2, 0.28), (0.0, 0.28), (0.2, 0.0), (0.0, 0.0)):
+        gradient = jax.grad(
+            lambda x, low=low, high=high: losses.clipped_policy_loss(
+                x, advantages * 0, advantages, clip_low=low, clip_high=high
+            ).sum()
+        )(advantages * 0)
+        np.testing.assert_array_equal(gradient, -advantages)
+
+
 @pytest.mark.parametrize(
     ("clip_high", "is_clipped"), [(0.3, [[0, 1, 0, 1, 1]]), (0.6, [[0, 0, 0, 1, 1]])]
 )

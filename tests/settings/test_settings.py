@@ -297,7 +297,19 @@ WRONG = [
         dict(loss__kl=0.01, loss__kl_in="loss", loss__kl_kind="k1"),
         ["loss.kl = 0.01", "kl_in to 'reward'", "kl_kind to 'k3'"],
     ),
+    (
+        dict(loss__kl=0.0, loss__kl_end=0.02, loss__kl_in="loss", loss__kl_kind="k1"),
+        ["loss.kl_end = 0.02 with", "kl_in to 'reward'"],
+    ),
     # Filters, estimators and losses that make no sense together.
+    (
+        dict(loss__kl=0.0, loss__kl_end=0.02, advantage__zero_task=True),
+        ["but loss.kl_end = 0.02 with", "or loss.kl_end to 0"],
+    ),
+    (
+        dict(estimator="turn_grpo", advantage__length_weight=True),
+        ["length_weight = True", "'turn_grpo' gives each turn", "estimator to 'grpo'"],
+    ),
     (
         dict(algorithm="starpo", advantage__zero_task=True),
         ["zero_task = True", "loss.kl = 0.001", "kl_in to 'loss'", "loss.kl to 0"],
@@ -380,11 +392,26 @@ def test_slots_for_more_episodes_than_an_evaluation_has_are_a_limit_that_is_not_
     settings.check_devices(found, 2)
 
 
+def test_no_remedy_is_a_schedule_as_short_as_the_one_that_is_refused():
+    few = dict(iterations=4, optimizer__warmup=5, optimizer__schedule_updates=5)
+    for changes in (few, few | dict(optimizer__critic_warmup=2)):
+        with pytest.raises(SettingsError) as refusal:
+            read(**changes)
+        assert "set it to 0" not in str(refusal.value)
+
+
+def test_a_validation_that_is_off_limits_neither_devices_nor_its_record():
+    off = dict(every__evaluate=0, evaluation__prompts=10**9 + 1, evaluation__slots=0)
+    settings.check_devices(read(**off), 2)
+
+
 def test_remedies_of_combinations_are_accepted():
     read(rollout__group_size=1, filter__strategy="none", **EIGHT_ROWS)
     read(iterations=100, optimizer__critic_warmup=99)
     read(optimizer__schedule_updates=6, optimizer__warmup=5)
     read(optimizer__schedule_updates=5, optimizer__warmup=4)
+    windows = dict(rollout__history="window", optimizer__minibatch=640)
+    read(estimator="turn_grpo", advantage__length_weight=True, **windows)
     of_critic = dict(iterations=100, optimizer__critic_warmup=60)
     read(**of_critic, optimizer__schedule_updates=53, optimizer__warmup=20)
     read(**of_critic, optimizer__schedule_updates=50, optimizer__warmup=19)

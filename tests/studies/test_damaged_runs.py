@@ -122,6 +122,8 @@ ROLLBACK = {"from": 2, "to": 1, "why": "a collapse", "remedy": "filter"}
         ({"series": {"x": [[10**30], [1]]}}, "x has no whole iterations"),
         ({"test": None}, "test of run 0: it is no object"),
         ({"diagnoses": None}, "diagnoses of run 0: it is no list"),
+        ({"diagnoses": [{"step": 1, "text": 3}]}, "text of a checkpoint is no object"),
+        ({"diagnoses": [{"text": {"success": 1}}]}, "a checkpoint has no step"),
         ({"rollbacks": [{}]}, "rollbacks of run 0"),
         ({"rollbacks": [ROLLBACK | {"why": 2.0}]}, "rollbacks of run 0"),
         ({"rollbacks": [ROLLBACK | {"remedy": []}]}, "rollbacks of run 0"),

@@ -182,6 +182,7 @@ def test_every_measure_can_be_taken_of_an_archived_run():
     made = record(3, rng.random(20) < 0.5, **series)
     diagnoses = [
         {
+            "step": step,
             "text": {"success": x},
             "information": {
                 "trajectory/token/mutual": x * x,
@@ -189,7 +190,7 @@ def test_every_measure_can_be_taken_of_an_archived_run():
                 "trajectory/token/conditional_entropy": entropy,
             },
         }
-        for x, entropy in ((0.1, 2), (0.4, 1), (0.9, 3))
+        for step, x, entropy in ((1, 0.1, 2), (2, 0.4, 1), (3, 0.9, 3))
     ]
     made = RunRecord(3, made.records, made.test, diagnoses)
     run = planned_runs(STUDY)[0]

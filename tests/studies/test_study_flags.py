@@ -49,11 +49,15 @@ def test_a_study_begins_nothing_where_a_flag_cannot_be_used(tmp_path, changes, m
         study.prepare(dataclasses.replace(choice, **changes))
 
 
-def test_what_is_told_across_studies_takes_no_flag_of_one_study(tmp_path):
+def test_a_flag_that_another_leaves_without_effect_is_refused(tmp_path):
     script = ROOT / "launch" / "study.py"
     ended = warm_process.attempt(script, ["--across", "--report"], tmp_path)
     assert ended.code == 2
     assert "--report has no effect with --across: leave one out" in ended.errors
+    report = ["--study=thinking.py", "--report", "--run=0"]
+    ended = warm_process.attempt(script, report, tmp_path)
+    assert ended.code == 2
+    assert "--run has no effect with --report: leave one out" in ended.errors
 
 
 def test_the_paths_of_a_study_may_begin_with_the_users_home(tmp_path, monkeypatch):

@@ -51,11 +51,11 @@ def check(settings: FrozenLake) -> None:
             )
     # With all other settings at least 1 draw in 350 is solvable and of a given split,
     # even without ice (the goal lies beside the start). But every 2 x 2 lake of the
-    # test split has a hole.
-    if settings.size == 2 and settings.frozen_probability > 0.95:
+    # test split has a hole, and without ice it has one lake, as has validation.
+    if settings.size == 2 and not 0.05 <= settings.frozen_probability <= 0.95:
         raise ValueError(
             f"frozen_lake.frozen_probability = {settings.frozen_probability} with"
             " frozen_lake.size = 2 leaves the test split too few lakes to draw: choose"
-            " at most 0.95 or a larger size"
+            " 0.05 to 0.95 or a larger size"
         )
     grid_text.check_shown("frozen_lake", settings, MEANINGS)

@@ -82,7 +82,8 @@ def part(pool: Pool) -> list[str]:
         f" success 1 only below a success of {100 * at:.1f} %; if each prompt succeeds"
         " always or never, it is proportional to success and halves with it. So"
         " `std_lead` is compared with what success alone lets one expect, prompts"
-        f" alike, in all {counted(len(runs), 'run')} of Bandit without a rollback.",
+        f" alike, in the {counted(len(runs), 'run')} of Bandit without a rollback and"
+        " with groups of two or more, each by its own group size.",
         "",
     ]
     onsets = [
@@ -114,7 +115,9 @@ def _finding(at: float, onsets: Sequence[Onsets]) -> str:
     fallen = [e for e in onsets if not math.isnan(e.success)]
     apart = f", at the median {np.median(both):+.0f} iterations from it" if both else ""
     return (
-        f"**Finding.** In expectation the std {rule} halve before success does. Success"
+        f"**Finding.** In expectation the std {rule} halve before success does, if"
+        " prompts stay alike, or stay at always or never; a change from the first to"
+        " the second lowers the std beside that. Success"
         f" halves in {len(fallen)} runs, and the std before it in {len(before)} of"
         " these. Where success implies that the std halves, it does in"
         f" {numbers.share(len(both), len(implied))}{apart}; where not, in"

@@ -34,7 +34,7 @@ def validation_at(run: Trained, iteration: float) -> float:
 
 def contrast(
     title: str, arm: _Arm, other: _Arm, expense: Callable[[Trained], float]
-) -> Contrast:
+) -> Contrast | None:
     """`arm` minus `other`, of the seeds that both have.
 
     Args:
@@ -42,8 +42,13 @@ def contrast(
       arm: which gives the iterations at which both are compared.
       other: of which the iteration is taken at which it has spent as much.
       expense: what one iteration of a run costs.
+
+    Returns:
+      The contrast; None where the arms have no seed in common.
     """
     seeds = sorted(set(arm) & set(other))
+    if not seeds:
+        return None
     by_iteration, end, course = {}, {}, {}
     for seed in seeds:
         left, right = arm[seed], other[seed]
@@ -84,18 +89,19 @@ def _updates(run: Trained) -> float:
 
 
 def kept_share(pool: Pool) -> list[Contrast]:
-    """Each share of the prompts against all of them."""
+    """Each share of the prompts against all of them, where they share seeds."""
     groups: dict[tuple[str, str], dict[float, _Arm]] = {}
     for arm in pool.arms("kept_share").values():
         run = next(iter(arm.values()))
         group = run.environment, run.settings["estimator"].upper()
         groups.setdefault(group, {})[_share(run)] = arm
-    return [
+    contrasts = (
         contrast(f"{name}, {estimator}, {100 * share:.0f} %", arm, arms[1.0], _updates)
         for (name, estimator), arms in groups.items()
         for share, arm in sorted(arms.items())
         if share < 1 and 1.0 in arms
-    ]
+    )
+    return [found for found in contrasts if found is not None]
 
 
 def equal_updates(pool: Pool) -> list[str]:
@@ -182,18 +188,19 @@ def _episodes(run: Trained) -> float:
 
 
 def reuse(pool: Pool) -> list[Contrast]:
-    """Each number of updates from a batch against a fresh batch for each update."""
+    """Each number of updates from a batch against one, where they share seeds."""
     groups: dict[str, dict[int, _Arm]] = {}
     for arm in pool.arms("reuse").values():
         run = next(iter(arm.values()))
         times = run.settings["optimizer.reuse"]
         groups.setdefault(run.environment, {})[times] = arm
-    return [
+    contrasts = (
         contrast(f"{name}, {times} from a batch", arm, arms[1], _episodes)
         for name, arms in groups.items()
         for times, arm in sorted(arms.items())
         if times > 1 and 1 in arms
-    ]
+    )
+    return [found for found in contrasts if found is not None]
 
 
 def equal_episodes(pool: Pool) -> list[str]:

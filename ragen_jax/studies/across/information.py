@@ -170,6 +170,8 @@ def _finding(found: Mapping[str, Mapping[str, tuple[Mean, Mean]]]) -> str:
         for label, (mean, of_ranks) in means.items()
         if mean.count
     ]
+    if not pairs:
+        return "**Finding.** No step of a seed has two runs to compare."
     decided = [(said, of_ranks) for said, mean, of_ranks in pairs if mean.side]
     count = sum(not math.isnan(mean.low) for _, mean, _ in pairs)
     said = f"Intervals that exclude 0, without both: {len(decided)} of {count}"
