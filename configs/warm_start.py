@@ -112,6 +112,8 @@ def _lake_stages(config: ConfigDict) -> None:
         "lake", _short(rows=64, context=128), steps=700, lr=3e-3, draws=1
     )
     dialogues = _whole(rows=24, context=640)
+    # Drawn like the boards, so its plain rows are again theirs of as many steps: kept
+    # because the model in the package was made so.
     config.lake_dialogues = _stage(
         "lakes", dialogues, steps=300, lr=1.5e-3, draws=1, random_plan=0.65
     )

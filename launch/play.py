@@ -43,7 +43,9 @@ _ACTIONS = flags.DEFINE_integer(
     "Most actions of an episode; default: that of --config, or 100.",
     lower_bound=1,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the levels.", 0, 2**32 - 1)
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Seed of the levels; default: that of --config, or 0.", 0, 2**32 - 1
+)
 _SPLIT = flags.DEFINE_enum(
     "split", "train", ["train", "validation", "test"], "Split of the levels."
 )
@@ -51,6 +53,8 @@ _PICTURE = flags.DEFINE_string(
     "picture", None, "Folder for a PNG picture of each state."
 )
 
+# What is read of --config, beside the sections' keys.
+_KEYS = ("seed", "rollout.actions")
 _MANY = 100  # most actions of an episode with --env, which has no config
 
 
@@ -60,14 +64,18 @@ def main() -> None:
     cli.use_cpu()
     # Imported here so that a wrong flag is reported without waiting for JAX.
     from ragen_jax import envs
+    from ragen_jax.envs import first_levels
+    from ragen_jax.envs.base import SPLITS
     from ragen_jax.evaluation import terminal
 
     # (config section for messages, label, environment, options, most actions) of each
     if _ENV.value:
         options = envs.parse_options(_ENV.value, _SET.value)
         tasks = [("env.", _ENV.value, _ENV.value, options, _MANY)]
+        seed = 0
     else:
         settings = cli.read_settings(_CONFIG.value)
+        seed = settings.seed
         tasks = [
             (
                 f"env.mix.{task.label}." if settings.env.mix else "env.",
@@ -82,18 +90,22 @@ def main() -> None:
     for section, label, name, options, limit in tasks:
         env = envs.make(name, options, section)
         envs.check_file(env, name, f"{section}name")
+        split = SPLITS.index(_SPLIT.value)
+        first_levels.check_levels_come(env, [split], name, f"{section}name")
         games.append((label, envs.guard(env, name, f"{section}name"), limit))
     for label, env, limit in games:
-        terminal.play(
+        leaves = not terminal.play(
             label,
             env,
             policy=_POLICY.value,
             episodes=_EPISODES.value,
             actions=_ACTIONS.value or limit,
-            seed=_SEED.value,
+            seed=seed if _SEED.value is None else _SEED.value,
             split=_SPLIT.value,
             pictures=_PICTURE.value,
         )
+        if leaves:
+            return
 
 
 def _check_flags() -> None:
@@ -108,6 +120,12 @@ def _check_flags() -> None:
             f"--set={_SET.value[0]} needs an environment named by --env: add --env, or"
             f" write --config.env.{_SET.value[0]}"
         )
+    for key in cli.keys_set():
+        if key.split(".")[0] != "env" and key not in _KEYS:
+            raise UserError(
+                f"--config.{key} says how a run trains, and is not read here: leave it"
+                " out"
+            )
 
 
 if __name__ == "__main__":

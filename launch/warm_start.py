@@ -76,8 +76,8 @@ def main() -> None:
                 model = SHAPES[config.model], jax.device_get(weights), tokenizer
                 keeper.keep(name, lambda f, m=model: hugging_face.write_folder(f, *m))
         keeper.finish()
-    next_words = ["python", "launch/evaluate.py", f"--model={out}"]
-    print(f"wrote {out}; next: {shlex.join(next_words)}")
+    next_words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
+    print(f"wrote {out}; next: {shlex.join(next_words)} of what it was taught")
 
 
 def _stages(model: str) -> tuple[str, ...]:

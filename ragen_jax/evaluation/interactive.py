@@ -202,7 +202,7 @@ def human_player(table: Table, ask: Callable[[str], str | None]) -> Player:
 
 
 def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
-    """The actions that a line names; none for an empty line.
+    """The actions that a line names, as many as of a reply; none for an empty line.
 
     Segments between `||` are read like those of a reply. If actions have fixed names,
     unambiguous beginnings of them suffice, and commas or spaces also separate.
@@ -212,10 +212,11 @@ def read_line(line: str, env: base.Environment, state: Any) -> tuple[int, ...]:
     """
     segments = [part.strip(_WHITE) for part in line.split("||")]
     segments = [segment for segment in segments if segment]
+    most = env.most_actions or None
     if env.read_action_text is None:
-        return tuple(a for part in segments for a in _read_names(part, env))
+        return tuple(a for part in segments for a in _read_names(part, env))[:most]
     actions = []
-    for segment in segments:
+    for segment in segments[:most]:
         text = segment.encode().lower()
         action = base.NO_ACTION
         if len(text) <= env.answer_bytes:

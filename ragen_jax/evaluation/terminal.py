@@ -19,7 +19,7 @@ def play(
     seed: int,
     split: str,
     pictures: str | None,
-) -> None:
+) -> bool:
     """Plays episodes of one environment on standard input and output.
 
     Args:
@@ -31,6 +31,9 @@ def play(
       actions: the most of an episode.
       seed, split: decide the levels, as in evaluations.
       pictures: folder for a PNG of each state, or None.
+
+    Returns:
+      Whether to go on with another environment: False where a person has left.
 
     Raises:
       UserError: if the environment has no such player or no pictures, or they cannot
@@ -47,6 +50,7 @@ def play(
     else:
         player = interactive.solving_player(table)
     folder = None if pictures is None else _picture_folder(env, pictures)
+    stays = True
     for episode in range(episodes):
         print(f"{name}, {split} level {episode}, seed {seed}")
         continues = interactive.play_episode(
@@ -60,9 +64,11 @@ def play(
         )
         print()
         if policy == "human" and not continues:
+            stays = False
             break
     if folder is not None:
         print(f"pictures  {folder}")
+    return stays
 
 
 def _painter(

@@ -45,7 +45,7 @@ def _where(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str:
     """What is wrong and what to do; "" for an error that the user cannot fix."""
-    if _needs_more_memory(error):
+    if needs_more_memory(error):
         return (
             f"memory is full{_where(error)} ({brief(error)}): lower what is computed at"
             " once, as rollout.slots, evaluation.slots, optimizer.microbatch or the"
@@ -69,7 +69,7 @@ def sentence(error: BaseException) -> str:
     return f"{place}{reason}: {REMEDIES[error.errno]}"
 
 
-def _needs_more_memory(error: BaseException) -> bool:
+def needs_more_memory(error: BaseException) -> bool:
     """Whether the host's or a device's memory is full: NumPy's and JAX's errors.
 
     JAX's is a RuntimeError, and known by its text, as JAX is not imported here. Other

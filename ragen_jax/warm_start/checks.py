@@ -207,6 +207,12 @@ def _check_drawings(config: ConfigDict, name: str) -> None:
             f"{name}.misread = {stage.misread} shows walks through walls, and"
             f" {name}.relabel = False imitates them: set it to True, or misread to 0"
         )
+    if stage.random_plan and stage.relabel:
+        raise SettingsError(
+            f"{name}.random_plan = {stage.random_plan} shows walks without the box's"
+            f" place, from which {name}.relabel = True reads it: set it to 0, or"
+            " relabel to False"
+        )
     if not stage.walls_weight:
         if stage.random_places:
             raise SettingsError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ragen_jax.errors import UserError
-from ragen_jax.utils import endings
+from ragen_jax.utils import endings, machine_errors
 from ragen_jax.warm_start import STAGES
 
 _NEXT = {a: b for stages in STAGES.values() for a, b in itertools.pairwise(stages)}
@@ -104,6 +104,14 @@ class KeptStages:
                 if self.folder is None or str(self.folder) in str(error):
                     raise
                 raise UserError(f"{error}; {self.remedy()}") from error
+            except (MemoryError, RuntimeError, ValueError) as error:
+                if not machine_errors.needs_more_memory(error):
+                    raise
+                how = f"; {self.remedy()}" if self.folder else ""
+                raise UserError(
+                    f"memory is full ({machine_errors.brief(error)}): lower rows, or"
+                    f" context, of the stage{how}"
+                ) from error
 
     def remedy(self) -> str:
         """How to go on from the folder, once there is one; else nothing."""

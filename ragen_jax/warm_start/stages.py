@@ -76,6 +76,15 @@ def begin(config, start: str | None):
                 f"--start={start} has a tokenizer of another kind: choose one that this"
                 " script wrote"
             )
+        if symbols := SYMBOLS[config.model]:
+            longer = tiny_tokenizer.with_cells(tokenizer, symbols)
+            if (tokens := highest_id(longer) + 1) > shape.vocabulary:
+                raise UserError(
+                    f"--start={start} has too many tokens: with the symbols of"
+                    f" {config.model} they are {tokens}, and its embedding has room for"
+                    f" {shape.vocabulary}: choose one made with the limits of"
+                    " configs/warm_start.py"
+                )
         declared = parameters.declare(start_shape)
         reader = source.open_parameters(start_shape, declared)
         reader = partial_reads.finite_reader(reader, source.name)
@@ -279,9 +288,13 @@ def _train(weights, draws: list, shares: list, loss_of, stage, config, name: str
     is_reading = stage.read_layers or stage.walls_weight
     rate_name = "cells read correctly" if is_reading else "demonstrator's success"
     losses, rates = [], []
+    drawn = set()
     for step in range(1, stage.steps + 1):
         index = choice.choice(len(draws), p=share)
         batch = draws[index](jax.random.fold_in(root, step))
+        if index not in drawn:
+            drawn.add(index)
+            _check_rows(name, batch)
         weights, state, loss, rate = update(weights, state, batch)
         losses.append(loss)
         rates.append(rate)
@@ -306,6 +319,17 @@ def _draw_seed(seed: int, draws: int) -> int:
     With their sum, a stage would meet the levels of another seed's next stage.
     """
     return (seed * 1_000_003 + draws) % 2**32
+
+
+def _check_rows(name: str, batch: batches.Batch) -> None:
+    """Raises UserError if a kind's first rows are cut off before their replies."""
+    context = batch.tokens.shape[1]
+    fits = batch.opening is None or batch.opening.shape[0] < context
+    if not (fits and bool(batch.is_reply.any())):
+        raise UserError(
+            f"{name}.context = {context} tokens, or the env.short_context or"
+            " env.context that shortens it, ends before the first reply: raise it"
+        )
 
 
 def _check_loss(name: str, step: int, loss: float) -> None:

@@ -148,6 +148,8 @@ def test_a_free_form_line_is_read_by_the_environment_with_its_state():
     changes = dict(read_action=max, read_action_text=read, answer_bytes=4)
     env = base.Environment(**{**vars(env), **changes, "example_actions": ("a b",)})
     assert interactive.read_line(" A B || c ", env, 2) == (0, 2)
+    one = dataclasses.replace(env, most_actions=1)  # Of a reply the first is read, too.
+    assert interactive.read_line("c || never read", one, 2) == (2,)
     with pytest.raises(
         ValueError, match="'a' is not an action here: write as in 'a b'"
     ):
@@ -317,6 +319,14 @@ def start(*arguments, lines="", script=SCRIPT):
 
 
 @pytest.mark.slow
+def test_a_person_who_leaves_leaves_every_environment_of_a_mix():
+    config = runs.ROOT / "configs" / "sokoban.py"
+    code, output, errors = start(f"--config={config}:mix", "--config.seed=7", lines="q")
+    assert (code, errors) == (0, "")
+    assert output.count("level 0, seed 7") == 1 and output.count("q leaves.") == 1
+
+
+@pytest.mark.slow
 def test_a_person_plays_an_environment_of_their_own_with_pictures(tmp_path):
     code, output, errors = start(
         f"--env={COIN_WALK}",
@@ -352,6 +362,7 @@ def test_a_person_plays_an_environment_of_their_own_with_pictures(tmp_path):
         (["--env=frozen"], "'frozen' is not an environment"),
         (["--set=size=3"], "add --env, or write --config.env.size=3"),
         (["--env=frozen_lake", "--config.env.size=3"], "pass one of them"),
+        (["--config.rollout.prompts=3"], "rollout.prompts says how a run trains"),
         (["--env=frozen_lake", "--policy=solver", "--picture=/dev/null/x"], "be made"),
     ],
 )

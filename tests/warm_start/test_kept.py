@@ -46,6 +46,13 @@ def test_a_mistake_after_a_stage_says_how_to_go_on_and_so_does_the_next_command(
     flags = f"--start={folder} --first_stage=lake_dialogues"
     remedy = f"go on from it by the same command with {flags}"
     assert str(caught.value) == f"lower the rate; lake_boards is done, {remedy}"
+    full = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+    with pytest.raises(UserError) as caught, keeper.told():
+        raise full
+    assert "lower rows, or context, of the stage; lake_boards is" in str(caught.value)
+    assert remedy in str(caught.value)
+    with pytest.raises(RuntimeError, match="^else$"), keeper.told():
+        raise RuntimeError("else")
     (tmp_path / "out.after_party").mkdir()  # Of another kind, and left alone.
     with pytest.raises(UserError, match="lake_boards") as caught:
         kept.KeptStages(tmp_path / "out", None)

@@ -400,6 +400,10 @@ def test_stages_that_cannot_be_relabelled_are_refused():
     with pytest.raises(SettingsError, match=r"dialogues\.misread = 0\.9 shows walks"):
         checks.check(config, ["two_boxes_dialogues"], 1024)
     config = _config()
+    config.two_boxes.random_plan = 0.2
+    with pytest.raises(SettingsError, match=r"two_boxes\.random_plan = 0\.2 shows"):
+        checks.check(config, ["two_boxes"], 1024)
+    config = _config()
     config.two_boxes.relabel = False
     with pytest.raises(SettingsError, match=r"two_boxes\.regret_weight = 1\.0 counts"):
         checks.check(config, ["two_boxes"], 1024)

@@ -1,6 +1,7 @@
 """Stages of a supervised start: their seeds, and training that breaks down."""
 
 import re
+import string
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,26 @@ def test_a_loss_that_is_not_finite_ends_the_stage_and_names_its_rate(
     wanted = "lake_boards: the loss is nan at step 3: lower lake_boards.lr"
     assert str(caught.value) == wanted
     assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("opening", [8, 3])
+def test_rows_that_end_before_a_reply_are_refused_and_name_the_context(opening):
+    begins = jnp.zeros(opening, jnp.int32)
+    no_reply = jnp.zeros((2, 8), bool)
+    batch = Batch(jnp.zeros((2, 8), int), no_reply, jnp.ones(2), begins)
+    with pytest.raises(UserError, match=r"lake_boards.context = 8 .* first reply"):
+        stages._check_rows("lake_boards", batch)
+    if opening < 8:
+        stages._check_rows("lake_boards", batch._replace(is_reply=~no_reply))
+
+
+def test_a_start_with_no_room_left_for_new_symbols_is_refused(monkeypatch):
+    config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:symbols")
+    stages.begin(config, "tiny_sokoban")
+    many = {**stages.SYMBOLS, "tiny_symbols": string.punctuation + string.ascii_letters}
+    monkeypatch.setattr(stages, "SYMBOLS", many)
+    with pytest.raises(UserError, match="has too many tokens: .* has room for 1024"):
+        stages.begin(config, "tiny_sokoban")
 
 
 def test_weights_that_the_last_step_breaks_are_refused():
