@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
-from ragen_jax.parallel import heartbeat
+from ragen_jax.parallel import distributed, heartbeat
 
 SLURM = ROOT / "launch" / "slurm" / "train.sbatch"
 KUBERNETES = ROOT / "launch" / "kubernetes" / "train.yaml"
@@ -158,6 +158,40 @@ def test_the_manifest_is_a_jobset_whose_processes_fit_together():
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["containerName"] == container["name"]
     assert heartbeat.EXIT_CODE not in rule["onExitCodes"]["values"]
+    # A pod that is placed a day after the other finds the JobSet still there.
+    restarts = manifest["spec"]["failurePolicy"]["maxRestarts"]
+    assert restarts * distributed.START_SECONDS > 24 * 3600
+
+
+# 0: it has saved; 143: there was nothing to save yet; 2: it stopped itself.
+@pytest.mark.parametrize(
+    ("code", "is_asked", "told"),
+    [(0, True, 75), (2, True, 2), (143, True, 143), (0, False, 0), (2, False, 2)],
+)
+def test_a_pod_that_is_asked_to_end_saves_and_ends_with_a_code_that_restarts_the_run(
+    tmp_path, code, is_asked, told
+):
+    saves = f"""trap 'sleep 0.1; echo saved >> calls; exit {code}' TERM
+echo "$@" > pid; mv pid running; while :; do sleep 0.05; done"""
+    (tmp_path / "python").write_text(
+        f"#!/bin/sh\n{saves if is_asked else f'exit {code}'}\n"
+    )
+    (tmp_path / "python").chmod(0o755)
+    manifest = yaml.safe_load(KUBERNETES.read_text())
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = subprocess.Popen(
+        job["template"]["spec"]["containers"][0]["command"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "1"},
+        cwd=tmp_path,
+    )
+    if is_asked:
+        while not (tmp_path / "running").exists():
+            assert pod.poll() is None
+            time.sleep(0.02)
+        assert (tmp_path / "running").read_text().endswith(" --process=1\n")
+        pod.send_signal(signal.SIGTERM)
+    assert pod.wait(timeout=30) == told
+    assert (tmp_path / "calls").exists() == is_asked  # It was waited for.
 
 
 def _sbatch(text):
