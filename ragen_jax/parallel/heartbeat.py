@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ragen_jax.utils import endings
+from ragen_jax.utils import awake, endings
 
 SILENT_SECONDS = 60.0  # without a beat; compiling and saving do not delay beats
 BEAT_SECONDS = 2.0
@@ -98,13 +98,17 @@ class Heartbeat:
 
         Args:
           where: for the sentence if some do not come, such as "the end".
-          seconds: after which this process calls `lost`.
+          seconds: after which, suspensions left out, this process calls `lost`.
         """
         self._at += 1
         self._take({})
         self._say_where()
+
+        def have_all_come(patience: float) -> bool:
+            return self._meeting.wait_for(lambda: self._met >= self._at, patience)
+
         with self._meeting:
-            if self._meeting.wait_for(lambda: self._met >= self._at, seconds):
+            if awake.comes_true(have_all_come, seconds):
                 return
         late = [name for p, name in self._names.items() if self._reached[p] < self._at]
         who = ", ".join(late) if self._is_first else "another process"

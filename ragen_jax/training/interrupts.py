@@ -14,7 +14,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from ragen_jax.parallel import heartbeat
-from ragen_jax.utils import endings
+from ragen_jax.utils import awake, endings
 
 # Seconds after which an iteration or a validation counts as stalled: the first one
 # compiles, which can take half an hour; a later one, the larger of the two.
@@ -160,7 +160,8 @@ class StallWatchdog:
 
     The run continues, since it may only be slow. With `ends` the process exits instead,
     with heartbeat.EXIT_CODE, and the run's other processes follow: devices that wait
-    for one another in a collective would wait for ever.
+    for one another in a collective would wait for ever. The time in which the process
+    is suspended does not count.
 
     A Python thread takes the stacks: `faulthandler.dump_traceback_later` reads them
     while they change, and can crash a running program.
@@ -170,7 +171,7 @@ class StallWatchdog:
         self.ends = ends
 
     def __enter__(self) -> Self:
-        self._timer = threading.Timer(0, self._ring)  # Not started.
+        self._timer = awake.Timer(0, self._ring)  # Not started.
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -183,7 +184,7 @@ class StallWatchdog:
     def expect_within(self, seconds: float, what: str = "an iteration") -> None:
         """Restarts the clock: `what` should end before the next call."""
         self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._ring, [seconds, what])
+        self._timer = awake.Timer(seconds, self._ring, [seconds, what])
         self._timer.daemon = True
         self._timer.start()
 

@@ -36,6 +36,7 @@ from ragen_jax.training import (
 )
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.workdir import check_workdir, claim_workdir
+from ragen_jax.utils import awake
 
 # Waits as a device does for others in a collective.
 STANDS_STILL = """
@@ -239,10 +240,10 @@ def test_a_run_keeps_the_last_of_the_checkpoints_that_are_due(
 def test_the_start_and_each_batch_of_the_final_test_have_a_time_of_their_own(
     run, tmp_path, monkeypatch
 ):
-    def look(*_) -> list[threading.Timer]:
+    def look(*_) -> list[awake.Timer]:
         """Notes what the clocks that tick are set to."""
         threads = threading.enumerate()
-        timers = [one for one in threads if isinstance(one, threading.Timer)]
+        timers = [one for one in threads if isinstance(one, awake.Timer)]
         ticking = [timer for timer in timers if not timer.finished.is_set()]
         seen.extend(timer.args for timer in ticking)
         return ticking
