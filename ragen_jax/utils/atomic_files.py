@@ -1,13 +1,14 @@
 """Atomic writes: files and folders that appear complete or not at all."""
 
 import contextlib
+import io
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ragen_jax.errors import UserError
 from ragen_jax.utils import endings
@@ -27,15 +28,42 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
     check_replaceable(path)
     # In the same folder, so that it can be renamed; one per process.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    mode, encoding = ("wb", None) if binary else ("w", "utf-8")
     try:
-        with scratch.open(mode, encoding=encoding) as file:
+        buffered = io.BufferedWriter(raw := _NamedFile(scratch, path))
+        with buffered if binary else io.TextIOWrapper(buffered, "utf-8") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            raw.sync()
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors of writing name it: the system's do not.
+
+    Those of the block that writes it may be of something else, as of a connection.
+    """
+
+    def __init__(self, scratch: Path, path: Path):
+        super().__init__(scratch, "w")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        with self._naming():
+            return super().write(data)
+
+    def sync(self) -> None:
+        with self._naming():
+            os.fsync(self.fileno())
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 @contextlib.contextmanager

@@ -98,14 +98,16 @@ def as_os_errors(path: Path) -> Iterator[None]:
     safetensors and tokenizers raise other classes, for a full disk for example.
 
     Args:
-      path: of the file that is written.
+      path: of the file that is written, which an error of writing does not name.
 
     Raises:
       OSError: in place of such an error, with its errno.
     """
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno is not None:  # Else it has a text of its own.
+            error.filename = error.filename or str(path)
         raise
     except Exception as error:
         match = _OS_ERROR.search(str(error))

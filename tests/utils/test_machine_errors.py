@@ -16,26 +16,38 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from ragen_jax.utils import machine_errors
+from ragen_jax.utils import atomic_files, machine_errors
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 path = Path(sys.argv[1])
-try:
+def save():
     with machine_errors.as_os_errors(path):
         save_file({"x": np.zeros(100_000, np.float32)}, path / "model.safetensors")
-except OSError as error:
-    print(machine_errors.sentence(error))
+def write():
+    with machine_errors.as_os_errors(path):
+        (path / "config.json").write_text("x" * 10_000)
+def replace():
+    atomic_files.write_text(path / "a.json", "x" * 10_000)
+for attempt in (save, write, replace):
+    try:
+        attempt()
+    except OSError as error:
+        print(machine_errors.sentence(error))
 """
 
 
-def test_a_full_disk_is_told_alike_by_libraries_that_have_errors_of_their_own(tmp_path):
+def test_a_full_disk_is_told_alike_by_all_that_write_and_the_file_is_named(
+    tmp_path,
+):
     done = subprocess.run(
         [sys.executable, "-c", WRITES, str(tmp_path)], capture_output=True, text=True
     )
-    assert done.stdout == (
-        f"{tmp_path}: File too large: files may not grow so large there: raise that"
+    assert done.stdout == "".join(
+        f"{place}: File too large: files may not grow so large there: raise that"
         " limit (ulimit -f)\n"
+        for place in (tmp_path, tmp_path, tmp_path / "a.json")
     ), done.stderr
+    assert not [path for path in tmp_path.iterdir() if "a.json" in path.name]
 
 
 @pytest.mark.parametrize(
