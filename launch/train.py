@@ -87,7 +87,7 @@ def main() -> None:
                 " or leave it out"
             )
     cli.use_every_core(settings)
-    cli.start_jax(settings, facts.of_run(settings))
+    cli.start_jax(settings, facts.of_run(settings), trains=not _PLAN.value)
     # Imported here so that a wrong setting is reported without waiting for JAX.
     import jax
 

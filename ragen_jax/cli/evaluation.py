@@ -142,10 +142,7 @@ def evaluate(request: Request) -> None:
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
 
-    # With several processes JAX takes SIGTERM for training, which asks it once in every
-    # iteration. Nobody asks here: the signal ends the process, as it ends a single one.
-    jax.config.update("jax_enable_preemption_service", False)
-    startup.start_jax(subject.settings, shared_facts(request, subject))
+    startup.start_jax(subject.settings, shared_facts(request, subject), trains=False)
     from ragen_jax.evaluation import report
     from ragen_jax.reporting.console import Console
     from ragen_jax.utils.atomic_files import new_file

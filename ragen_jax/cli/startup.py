@@ -87,17 +87,23 @@ def run(main: Callable[[], None], *, computes: bool = True) -> None:
     app.run(call, flags_parser=parser)
 
 
-def start_jax(settings: Settings, facts: Mapping[str, str] | None = None) -> None:
+def start_jax(
+    settings: Settings, facts: Mapping[str, str] | None = None, *, trains: bool = True
+) -> None:
     """Sets the XLA flags that the settings ask for, and connects the run's processes.
 
     Args:
       settings: of the run; `deterministic`, `mesh` and `model.compute_dtype` are read.
       facts: what all processes must have in common, from `facts.of_run`.
+      trains: JAX takes SIGTERM of several processes for training, which asks about it
+        once in every iteration. Else it ends the process, as it ends a single one.
     """
     compiler_options.set_all(settings)
-    distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     import jax
 
+    if not trains:
+        jax.config.update("jax_enable_preemption_service", False)
+    distributed.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, facts)
     _collect_garbage_seldom()
     if jax.distributed.is_initialized():
         from ragen_jax.parallel import gloo_groups, program_cache

@@ -350,13 +350,19 @@ def test_a_process_may_be_half_a_minute_late_for_the_first_exchange(tmp_path):
         assert (code, errors) == (0, "")
 
 
-def test_a_signal_ends_an_evaluation_by_several_processes(tmp_path):
+MANY = ["--model=tiny", "--prompts=4096", "--rollouts=8", "--out=out.jsonl"]
+
+
+@pytest.mark.parametrize(("name", "given"), [("evaluate", MANY), ("train", ["--plan"])])
+def test_a_signal_ends_an_evaluation_or_a_plan_by_several_processes(
+    tmp_path, monkeypatch, name, given
+):
     """JAX would take SIGTERM for training, which alone asks about it."""
-    script = runs.ROOT / "launch" / "evaluate.py"
+    monkeypatch.chdir(tmp_path)
+    script = runs.ROOT / "launch" / f"{name}.py"
     place = f"--coordinator=127.0.0.1:{runs.free_port()}"
-    many = ["--prompts=4096", "--rollouts=8", f"--out={tmp_path / 'out.jsonl'}"]
     config = f"--config={runs.ROOT / 'configs' / 'bandit.py'}"
-    given = ["--model=tiny", config, *many, place, "--processes=2"]
+    given = [config, *given, place, "--processes=2"]
     both = [runs.start([*given, f"--process={i}"], script) for i in (0, 1)]
     for line in both[1].stdout:
         if line.startswith("[Gloo]"):  # They are connected.
