@@ -19,7 +19,8 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
     """A context with an open file, which becomes `path` when the context ends.
 
     The file is synced to disk before it replaces an older one, so that a kill leaves
-    either the old file or the new one. If the block raises, the old one stays.
+    either the old file or the new one. If the block raises, or a signal ends the process
+    within it, the old one stays and nothing else is left behind.
 
     Args:
       path: in an existing folder.
@@ -28,15 +29,16 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
     check_replaceable(path)
     # In the same folder, so that it can be renamed; one per process.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        buffered = io.BufferedWriter(raw := _NamedFile(scratch, path))
-        with buffered if binary else io.TextIOWrapper(buffered, "utf-8") as file:
-            yield file
-            file.flush()
-            raw.sync()
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with endings.delete_on_exit(scratch):
+        try:
+            buffered = io.BufferedWriter(raw := _NamedFile(scratch, path))
+            with buffered if binary else io.TextIOWrapper(buffered, "utf-8") as file:
+                yield file
+                file.flush()
+                raw.sync()
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 class _NamedFile(io.FileIO):

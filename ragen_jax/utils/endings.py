@@ -31,7 +31,7 @@ Policy = Callable[[int], None]  # takes a signal's number; runs in the second th
 _policies: list[Policy] = []  # The last one is in force.
 _installed: list[bool] = []  # Not empty between `install` and `release`.
 _watched: list[int] = []  # The write end of the wake-up pipe, once there is one.
-_scratch: list[Path] = []  # Folders that `exit_at_once` deletes.
+_scratch: list[Path] = []  # Folders and files that `exit_at_once` deletes.
 _last_calls: list[Callable[[int], None]] = []  # `exit_at_once` calls them last.
 _ending = threading.Lock()  # Taken by the thread that ends the process.
 
@@ -60,8 +60,12 @@ def exit_at_once(code: int, line: str = "", *, forced: bool = False) -> NoReturn
             stream.flush()
     if not ends:
         sys.exit(code)
-    for folder in list(_scratch):
-        shutil.rmtree(folder, ignore_errors=True)
+    for path in list(_scratch):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
     for call in list(_last_calls):
         with contextlib.suppress(Exception):
             call(code)
@@ -98,17 +102,17 @@ def before_exit(call: Callable[[int], None]) -> None:
 
 
 @contextlib.contextmanager
-def delete_on_exit(folder: Path) -> Iterator[None]:
-    """A context in which `exit_at_once` deletes the folder before it ends the process.
+def delete_on_exit(path: Path) -> Iterator[None]:
+    """A context in which `exit_at_once` deletes a folder or file before it ends.
 
     It runs no `finally` block of the main thread, so that gigabytes of a partly written
     model would otherwise stay on disk.
     """
-    _scratch.append(folder)
+    _scratch.append(path)
     try:
         yield
     finally:
-        _scratch.remove(folder)
+        _scratch.remove(path)
 
 
 @contextlib.contextmanager

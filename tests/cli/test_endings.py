@@ -38,7 +38,7 @@ with interrupts.InterruptHandler(lambda line: print(line, flush=True)) as handle
             compile()
     compile()
 """
-# A folder half written, as a model's is, and another of passing files.
+# A folder half written, as a model's is, a file, and a folder of passing files.
 WRITING = """
 import pathlib, sys, time
 from ragen_jax.utils import atomic_files, endings
@@ -47,8 +47,9 @@ folder = pathlib.Path(sys.argv[1])
 with atomic_files.new_folder(folder) as scratch, endings.temporary_folder("x") as other:
     for each in (scratch, other):
         (each / "model.safetensors").write_bytes(b"half")
-    print("installed", flush=True)
-    time.sleep(60)
+    with atomic_files.new_file(folder.with_name("turns.jsonl")):
+        print("installed", flush=True)
+        time.sleep(60)
 """
 # A script that ends on a signal while the last calls of another end are under way.
 ENDING = """
@@ -118,9 +119,9 @@ def test_the_line_that_a_script_ends_with_is_whole_and_the_last():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_of_folders_half_written_nothing_is_left_by_a_signal(tmp_path, number):
+def test_of_folders_and_files_half_written_nothing_is_left_by_a_signal(tmp_path, number):
     process = start(WRITING, str(tmp_path / "model"), TMPDIR=str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == endings.CODES[number]
