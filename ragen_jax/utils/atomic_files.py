@@ -19,8 +19,8 @@ def new_file(path: Path, *, binary: bool = False) -> Iterator[IO]:
     """A context with an open file, which becomes `path` when the context ends.
 
     The file is synced to disk before it replaces an older one, so that a kill leaves
-    either the old file or the new one. If the block raises, or a signal ends the process
-    within it, the old one stays and nothing else is left behind.
+    either the old file or the new one. If the block raises, or a signal ends the
+    process within it, the old one stays and nothing else is left behind.
 
     Args:
       path: in an existing folder.

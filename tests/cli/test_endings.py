@@ -119,7 +119,7 @@ def test_the_line_that_a_script_ends_with_is_whole_and_the_last():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_of_folders_and_files_half_written_nothing_is_left_by_a_signal(tmp_path, number):
+def test_of_what_is_half_written_nothing_is_left_by_a_signal(tmp_path, number):
     process = start(WRITING, str(tmp_path / "model"), TMPDIR=str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
     process.send_signal(number)
