@@ -67,8 +67,8 @@ def stages(sizes: Sizes) -> tuple[Stage, ...]:
     return (
         Stage("device", "what is here, its limits, cuDNN's attention", "device",
               others_need_it=True),
-        Stage("smoke_run", "a small training run, evaluation included", "smoke_run"),
         whole[0],
+        Stage("smoke_run", "a small training run, evaluation included", "smoke_run"),
         Stage("default_run", "learning, and the sampler's gap to the update", "learns"),
         Stage("attention", "the kernels of decoding side by side", "attention"),
         *tried,

@@ -27,6 +27,7 @@ DONE, RUNNING = "done", "running"  # Any other state is a sentence about a failu
 # A key of `Result.made_with` in which results of one report may differ: after a fix of
 # one stage there may be no time to repeat the others. The report names each one's code.
 CODE = "code"
+_FAILED = "failed: "  # how the state begins of a stage whose process says so
 _GRACE = 15  # seconds between SIGTERM and SIGKILL
 _LEAST = 60.0  # seconds that must be left for a stage to start
 _TRIES = 3  # attempts at a stage that others need before they run without it
@@ -106,7 +107,10 @@ def run(
 ) -> list[Result]:
     """Runs all stages that are not done yet, those with the fewest attempts first.
 
-    A stage that others need comes before them, and is tried up to three times first.
+    A stage that others need comes before them, and is tried up to three times first,
+    or until it fails twice in the same way.
+
+    A stage that is cut off by `total` has not failed: the next call begins with it.
 
     Results with another `made_with` are moved to a folder OUT/before_N first, unless
     they differ only in CODE: those stay and are reported as such.
@@ -123,6 +127,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + total
     _set_aside(out, stages, made_with, status)
+    has_begun_one = False
     # So a stage that always runs into its limit does not block the others.
     for stage in sorted(stages, key=lambda each: _turn(out, each)):
         result = read(out, stage.name)
@@ -135,12 +140,18 @@ def run(
                 status(f"{stage.name} and the rest: no time left; start it again")
                 return _write_report(out, stages)
             status(f"{stage.name}: {stage.answers} ...")
-            seconds = min(limit, left)
+            # The first of a call has all the time that the next call could give it.
+            is_short = left < limit and has_begun_one
+            seconds, before = min(limit, left), result.state
             flags = f"--stage={stage.name}", f"--stage_seconds={math.ceil(seconds)}"
-            result = _attempt(out, stage, [*command, *flags], seconds, made_with)
+            result = _attempt(
+                out, stage, [*command, *flags], seconds, made_with, is_short
+            )
+            has_begun_one = True
             status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
             _write_report(out, stages)
-            if result.state == DONE:
+            is_again = result.state.startswith(_FAILED) and result.state == before
+            if result.state == DONE or is_again:
                 break
     return _write_report(out, stages)
 
@@ -201,7 +212,19 @@ def _attempt(
     command: Sequence[str],
     limit: float,
     made_with: Mapping[str, str],
+    is_short: bool = False,
 ) -> Result:
+    """Runs a stage's process, and returns what came of it.
+
+    Args:
+      out: the folder of results.
+      stage: to run.
+      command: of its process.
+      limit: most seconds of it.
+      made_with: as of the result.
+      is_short: whether the stage has less time than it could have, so that coming to
+        the end of it does not count as an attempt.
+    """
     before = read(out, stage.name)
     # Counted before it starts, for this stage may be what kills the suite.
     attempts = before.attempts + 1
@@ -232,12 +255,15 @@ def _attempt(
     result = read(out, stage.name)  # The stage has written its tables.
     result.seconds = round(time.perf_counter() - started, 1)
     result.state = DONE
-    if code is None:
+    if code is None and is_short:
+        result.state = f"ended after {limit:.0f} s, when the suite's time was over"
+        result.attempts = before.attempts
+    elif code is None:
         result.state = f"ended after {limit:.0f} s, its limit"
     elif code:
         log = out / f"{stage.name}.log"
         output = log.read_text(encoding="utf-8", errors="replace")
-        result.state = f"failed: {reason(output)}"
+        result.state = _FAILED + reason(output)
     write(out, result)
     return result
 
@@ -346,7 +372,8 @@ def _everything(stages: Sequence[Stage], results: Sequence[Result]) -> Iterator[
         code = result.made_with.get(CODE)
         by = f", code {code}" if code else ""
         begun = f"{result.state} ({tried}{result.seconds:.0f} s{by})"
-        yield begun if result.attempts else "not begun"
+        has_begun = result.attempts or result.state != RUNNING
+        yield begun if has_begun else "not begun"
         yield ""
         for title, figures in result.tables.items():
             yield f"| {title} | |"

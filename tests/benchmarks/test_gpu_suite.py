@@ -78,6 +78,39 @@ def test_no_stage_begins_that_would_not_end_in_the_time_of_all(tmp_path):
     assert "failed: --stage_seconds=75" in lines[-1]
 
 
+class Endless:
+    """A process in place of a stage's: it fails, but the one named `cut` never ends."""
+
+    def __init__(self, command, **_):
+        self.is_cut = any("cut" in each for each in command)
+
+    def wait(self, limit: float) -> int:
+        if self.is_cut:
+            raise subprocess.TimeoutExpired("stage", limit)
+        return 1
+
+
+def test_a_stage_cut_off_by_the_suites_end_is_the_first_of_the_next_call(
+    tmp_path, monkeypatch
+):
+    """It has not failed, unless the next call could give it no more time."""
+    monkeypatch.setattr(suite.subprocess, "Popen", Endless)
+    monkeypatch.setattr(suite, "_end", lambda _: None)
+    known = [Stage(name, "?", "none") for name in ("broken", "cut")]
+    first: list[str] = []
+    second: list[str] = []
+    for lines, attempts, end in (
+        (first, 0, "ended after 75 s, when the suite's time was over"),
+        (second, 1, "ended after 75 s, its limit"),
+    ):
+        suite.run(tmp_path, known, [], 600.0, HERE, lines.append, total=90.0)
+        found = suite.read(tmp_path, "cut")
+        assert (found.attempts, found.state) == (attempts, end)
+        assert found.state in (tmp_path / "report.md").read_text()
+    begun = [line for line in second if line.endswith("...")]
+    assert begun == ["cut: ? ...", "broken: ? ..."]
+
+
 @pytest.mark.slow
 def test_a_stage_that_fails_is_said_and_the_others_are_measured(tmp_path):
     (broken, quick), _ = run(tmp_path, (Stage("broken", "?", "none"), STAGES[0]))
@@ -169,6 +202,17 @@ def test_a_stage_that_others_need_is_tried_again_before_them(tmp_path):
     suite.run(tmp_path, chosen, command, 20.0, HERE, lines.append)
     told = [line.split(" (")[0] for line in lines if not line.endswith("...")]
     assert told == ["needed: failed: too late", "needed: done", "other: done"]
+
+
+def test_a_stage_that_fails_twice_in_the_same_way_is_not_tried_a_third_time(tmp_path):
+    needed = Stage("needed", "?", "none", others_need_it=True)
+    script = "import sys\nif 'needed' in sys.argv[1]: sys.exit('no such kernel')\n"
+    lines: list[str] = []
+    command = [sys.executable, "-c", script]
+    chosen = (Stage("other", "?", "none"), needed)
+    suite.run(tmp_path, chosen, command, 20.0, HERE, lines.append)
+    told = [line.split(" (")[0] for line in lines if not line.endswith("...")]
+    assert told == [*["needed: failed: no such kernel"] * 2, "other: done"]
 
 
 def test_an_attempt_that_measures_less_loses_nothing_of_the_one_before(tmp_path):
@@ -371,7 +415,7 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own(tmp_
             if stage.kind in ("iterations", "forecast"):
                 settings = stages._settings(sizes, tmp_path, stage)
                 assert settings.rollout.reply_tokens == stage.options["reply"]
-    with pytest.raises(UserError, match="choose one of device, smoke_run"):
+    with pytest.raises(UserError, match="choose one of device, replies_6"):
         suite.find(chosen, "devise")
 
 
