@@ -8,17 +8,22 @@ import contextlib
 import importlib.metadata
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ragen_jax.benchmarks import stages, suite, suite_sizes
+from ragen_jax.benchmarks import reasons, stages, suite, suite_sizes
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
-from ragen_jax.utils import endings, folder_lock
+from ragen_jax.studies import gpus
+from ragen_jax.utils import endings, folder_lock, parents
 
+_START = 180  # seconds in which JAX has to say what devices are here
 _SPARE = 60  # seconds after its limit at which a stage ends itself if nobody else does
 
 
@@ -44,21 +49,25 @@ def run_suite(
 
     Raises:
       UserError: if there is no such stage, no folder is given, another suite or stage
-        uses it, or there is no GPU.
+        uses it or the GPU, there is no GPU, or it does not answer.
     """
     if not out:
         raise UserError("--suite needs a folder for its results: add --out=DIR")
+    started = time.monotonic()
     folder = Path(out).expanduser().absolute()
     sizes = suite_sizes.SMOKE if is_small else suite_sizes.FULL
     known = stages.stages(sizes)
     if stage:
         chosen = suite.find(known, stage)
         folder.mkdir(parents=True, exist_ok=True)
-        signal.alarm(limit + _SPARE)  # In case the suite's process was killed.
+        signal.alarm(limit + _SPARE)  # In case nobody ends the stage at its limit.
         if chosen.kind in stages.STARTS_RUNS:
             _raise_instead()
+        if suite.PARENT in os.environ:
+            parents.end_with(int(os.environ[suite.PARENT]))
         measured = stages.measure(chosen, sizes, folder)
-        with _measuring(folder), contextlib.closing(measured) as tables:
+        places = _places(folder, has_gpu=not (is_small or chosen.on_cpu))
+        with _measuring(places, stage), contextlib.closing(measured) as tables:
             suite.measure(folder, chosen, tables, show)
         return
     device = _device(is_small)
@@ -67,12 +76,14 @@ def run_suite(
         os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu")
     command = suite.command_line(script, folder, f"--smoke={is_small}")
     folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock.held(folder, "runs the suite", flag="--out"):
-        with _measuring(folder):
+    places = _places(folder, has_gpu=not is_small)
+    with _held(places, "runs the suite"):
+        with _measuring(places, "no stage yet"):
             pass  # Refuse to start while a stage of a killed suite holds GPU memory.
         endings.raise_instead()  # So that a signal ends the running stage first.
         made_with = _made_with(sizes, device)
-        suite.run(folder, known, command, limit, made_with, _status, total or math.inf)
+        left = total - (time.monotonic() - started) if total else math.inf
+        suite.run(folder, known, command, limit, made_with, _status, left)
     _status(f"report: {folder / 'report.md'}")
 
 
@@ -86,17 +97,55 @@ def _raise_instead() -> None:
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
 
 
-@contextlib.contextmanager
-def _measuring(folder: Path) -> Iterator[None]:
-    """A context in which no other process measures a stage into the folder.
+def _places(folder: Path, has_gpu: bool) -> list[tuple[Path, str]]:
+    """Folders that one process takes at a time, each with what chooses another.
+
+    Suites with different folders of results would also measure each other: so those of
+    a user on one machine share a lock, unless their CUDA_VISIBLE_DEVICES differ. It
+    does not keep out other users, nor "0" beside "0,1" or beside none.
+
+    Args:
+      folder: of the results.
+      has_gpu: whether a GPU is measured.
+    """
+    places = [(folder, "--out")]
+    if has_gpu:
+        user = os.getuid() if hasattr(os, "getuid") else 0
+        seen = re.sub(r"[^\w.-]", "_", os.environ.get(gpus.VARIABLE) or "all")
+        shared = Path(tempfile.gettempdir()) / f"ragen_jax_suite.{user}" / seen
+        shared.mkdir(parents=True, exist_ok=True)
+        places.append((shared, gpus.VARIABLE))
+    return places
+
+
+def _held(
+    places: Sequence[tuple[Path, str]], what: str
+) -> contextlib.AbstractContextManager:
+    """A context in which no other process holds one of `_places`.
+
+    Args:
+      places: to hold.
+      what: this process does there, as "runs the suite"; for others' messages.
 
     Raises:
-      UserError: naming the process that does.
+      UserError: naming the process that holds one.
     """
-    own = folder / ".stage"
-    own.mkdir(exist_ok=True)
-    with folder_lock.held(own, "measures a stage", flag="--out"):
-        yield
+    with contextlib.ExitStack() as stack:
+        for folder, chooser in places:
+            folder.mkdir(exist_ok=True)
+            stack.enter_context(folder_lock.held(folder, what, flag=chooser))
+        return stack.pop_all()
+
+
+def _measuring(
+    places: Sequence[tuple[Path, str]], stage: str
+) -> contextlib.AbstractContextManager:
+    """A context in which no other process measures a stage. Errors as of `_held`.
+
+    The suite holds the places themselves, so a stage holds a folder in each.
+    """
+    own = [(folder / ".stage", chooser) for folder, chooser in places]
+    return _held(own, f"measures {stage}")
 
 
 def _made_with(sizes: suite_sizes.Sizes, device: str) -> dict[str, str]:
@@ -125,13 +174,21 @@ def _device(is_small: bool) -> str:
         "import jax; d = jax.devices();"
         " print(jax.default_backend(), len(d), 'x', d[0].device_kind)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", script]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_START
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"JAX did not say within {_START} s which devices are here: see with"
+            " nvidia-smi whether the driver answers and what else uses the GPU, then"
+            " start it again"
+        ) from None
     found = (answer.stdout.splitlines() or ["none none"])[-1]
     backend, _, device = found.partition(" ")
     if backend != "gpu" and not is_small:
-        reason = f" ({suite.reason(answer.stderr)})" if answer.stderr.strip() else ""
+        reason = f" ({reasons.reason(answer.stderr)})" if answer.stderr.strip() else ""
         raise UserError(
             f"--suite=gpu measures a GPU, and JAX's backend here is {backend}{reason}:"
             " install jax[cuda13] (drivers before 580: jax[cuda12]), or add --smoke for"

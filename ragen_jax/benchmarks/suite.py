@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.benchmarks import reasons
 from ragen_jax.errors import UserError
 from ragen_jax.utils import atomic_files
 
@@ -31,8 +31,8 @@ _FAILED = "failed: "  # how the state begins of a stage whose process says so
 _GRACE = 15  # seconds between SIGTERM and SIGKILL
 _LEAST = 60.0  # seconds that must be left for a stage to start
 _TRIES = 3  # attempts at a stage that others need before they run without it
-# How the line begins that names an error, Python's or one of this project's scripts.
-_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|error: ")
+# The environment variable by which a stage knows the number of the suite's process.
+PARENT = "RAGEN_JAX_SUITE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +234,7 @@ def _attempt(
         os.environ,
         PYTHONUNBUFFERED="1",
         JAX_TRACEBACK_FILTERING="off",  # Else a note on hidden frames ends the log.
+        **{PARENT: str(os.getpid())},
     )
     if stage.on_cpu:
         environment["JAX_PLATFORMS"] = "cpu"
@@ -263,7 +264,7 @@ def _attempt(
     elif code:
         log = out / f"{stage.name}.log"
         output = log.read_text(encoding="utf-8", errors="replace")
-        result.state = _FAILED + reason(output)
+        result.state = _FAILED + reasons.reason(output)
     write(out, result)
     return result
 
@@ -288,23 +289,6 @@ def _is_left(group: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def reason(said: str) -> str:
-    """The line of a failed process's output that best says why it failed.
-
-    That is the last line that names an error, or else the last line. A
-    CalledProcessError is passed over: the output of the called process says more.
-    """
-    lines = [line.rstrip() for line in said.splitlines()]
-    lines = [
-        line
-        for line in lines
-        if line.strip(" -") and not line.startswith("For simplicity, JAX")
-    ]
-    named = [line for line in lines if _ERROR.match(line)]
-    named = [line for line in named if "CalledProcessError" not in line]
-    return (named or lines or ["nothing was said"])[-1].strip()[:300]
 
 
 def command_line(script: Path, out: Path, *flags: str) -> list[str]:

@@ -17,6 +17,7 @@ from helpers.paths import ROOT
 
 from ragen_jax.benchmarks import (
     gpu_suite,
+    reasons,
     stages,
     suite,
     suite_sizes,
@@ -24,6 +25,7 @@ from ragen_jax.benchmarks import (
 )
 from ragen_jax.benchmarks.suite import DONE, Result, Stage
 from ragen_jax.errors import UserError
+from ragen_jax.utils import folder_lock
 
 STAGES = (Stage("quick", "?", "none"), Stage("stuck", "?", "none"))
 # A stage in place of launch/benchmark.py: writes what it measures, and may get stuck.
@@ -147,7 +149,7 @@ CALLED = "subprocess.CalledProcessError: Command '['python']' returned 1."
     ],
 )
 def test_the_line_that_names_the_error_is_the_reason(said, reason):
-    assert suite.reason(said) == reason
+    assert reasons.reason(said) == reason
 
 
 def test_a_stage_shows_the_whole_traceback(tmp_path):
@@ -309,11 +311,14 @@ from ragen_jax.utils import endings
 endings.install()
 from ragen_jax.benchmarks import gpu_suite
 out = Path(__file__).parent / "out"
-if "--stage=device" in sys.argv:
+def waits(*_):
     (out / "number").write_text(str(os.getpid()))
     os.rename(out / "number", out / "stage")
     time.sleep(60)
-gpu_suite.run_suite(Path(__file__), str(out), None, True, 60, 0, print)
+    yield "figures", {}
+gpu_suite.stages.MEASURE["device"] = waits
+stage = "device" if "--stage=device" in sys.argv else None
+gpu_suite.run_suite(Path(__file__), str(out), stage, True, 60, 0, print)
 """
 # A stage's process that trains, in place of launch/benchmark.py --stage=default_run.
 TRAINS = """\
@@ -356,14 +361,20 @@ def is_there(number: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_with_the_suite_ends_its_stage(tmp_path, number):
-    process, stage = started(tmp_path, LAUNCHED)
+    if number == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux tells a process that its parent was killed")
+    process, _ = started(tmp_path, LAUNCHED)
     with pytest.raises(UserError, match="runs the suite there; .* another --out"):
         gpu_suite.run_suite(Path("x"), str(tmp_path / "out"), None, True, 1, 0, print)
     process.send_signal(number)
     assert process.wait(60) != 0
-    assert not is_there(stage)
+    # Of a suite that was killed, which could not wait for it, the stage ends at once.
+    end = time.monotonic() + 20 * (number == signal.SIGKILL)
+    while folder_lock.is_held(tmp_path / "out" / ".stage"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -378,11 +389,30 @@ def test_with_a_stage_that_trains_ends_its_run(tmp_path, number):
     assert not is_there(training)
 
 
-def test_a_stage_that_outlived_its_suite_keeps_the_next_from_beginning(tmp_path):
+@pytest.mark.parametrize(
+    ("is_small", "other", "chooser"),
+    [(True, "a", "--out"), (False, "b", "CUDA_VISIBLE_DEVICES")],
+)
+def test_a_stage_that_outlived_its_suite_keeps_the_next_from_beginning(
+    tmp_path, monkeypatch, is_small, other, chooser
+):
+    """On a GPU also one with another folder, of which it would take memory and time."""
+    monkeypatch.setattr(gpu_suite, "_device", lambda _: "1 x gpu")
+    monkeypatch.setattr(gpu_suite.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "a").mkdir()
+    places = gpu_suite._places(tmp_path / "a", has_gpu=not is_small)
+    refused = f"measures replies_150 there; .* another {chooser}"
     with (
-        gpu_suite._measuring(tmp_path),
-        pytest.raises(UserError, match="measures a stage there; .* another --out"),
+        gpu_suite._measuring(places, "replies_150"),
+        pytest.raises(UserError, match=refused),
     ):
+        out = str(tmp_path / other)
+        gpu_suite.run_suite(Path("none"), out, None, is_small, 1, 0, print)
+
+
+def test_a_driver_that_does_not_answer_is_said_to_be_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_suite, "_START", 0.01)
+    with pytest.raises(UserError, match=r"did not say within 0\.01 s which devices"):
         gpu_suite.run_suite(Path("none"), str(tmp_path), None, True, 1, 0, print)
 
 
@@ -430,6 +460,7 @@ def test_a_stage_for_which_cuda_does_not_start_does_not_take_the_cpu(
     if users is None:
         monkeypatch.delenv("JAX_PLATFORMS")
     seen = []
+    monkeypatch.setattr(gpu_suite.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(gpu_suite, "_device", lambda is_small: "1 x gpu")
     monkeypatch.setattr(gpu_suite.endings, "raise_instead", lambda: None)
     monkeypatch.setattr(
