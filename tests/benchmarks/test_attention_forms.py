@@ -93,6 +93,22 @@ def test_a_form_is_compared_with_plain_operations_value_by_value():
     assert attention_forms.outcome(swapped, FORMS[name]).startswith("differs from")
 
 
+@pytest.mark.parametrize("kind", ["decoding", "messages"])
+def test_a_wrong_value_in_the_longest_slot_is_seen(kind, monkeypatch):
+    """It is a mean of many values, small beside those of the shortest slot."""
+    name = f"{kind}, 4 heads of 8"
+    scales = jnp.array([2.891, 0.349, 0.117])  # largest of 1, 375 and 2624 positions
+    right = jnp.ones((3, 1, 4, 8)) * scales[:, None, None, None]
+    wrong = right.at[-1, :, -1].set(0)
+    assert attention_forms.outcome(lambda: wrong, lambda: right) == "works"
+    made = lambda *given: {name: lambda: {"cudnn": wrong, "xla": right}[given[2]]}
+    monkeypatch.setattr(attention_forms, "forms", made)
+    choices = attention_forms.backend_choices
+    monkeypatch.setattr(choices, "has_cudnn_attention", lambda *_: True)
+    *_, outcomes = attention_forms.tried([(CONTEXT, HEADS)], {})
+    assert outcomes[name].startswith("differs from plain operations by 100%")
+
+
 def test_what_a_process_found_before_it_ended_stands_and_the_rest_is_tried(tried):
     earlier = {"good": "fails: once", "nan": "begun"}
     earlier |= {"bad": "not tried: no device is left"}
