@@ -39,7 +39,6 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write; with --suite, a fol
 _ENV = flags.DEFINE_string(
     "env", None, "Measure only this environment, or 'all', beside public ones."
 )
-_GAMES = 1024  # games in parallel with --env
 _SHAPE = flags.DEFINE_enum(
     "shape", None, list(SHAPES), "Random weights of this shape, with tiny's tokenizer."
 )
@@ -51,6 +50,9 @@ _INSTRUMENTS = flags.DEFINE_boolean(
 )
 _SMOKE = flags.DEFINE_boolean("smoke", False, "With --suite: small sizes, for a CPU.")
 _STAGE = flags.DEFINE_string("stage", None, "Run only this stage of the suite.")
+_FORECASTS = flags.DEFINE_enum(
+    "forecasts", "also", ["also", "no", "only"], "Plans of the suite; 'only': later."
+)
 _OTHERS = flags.DEFINE_boolean("peers", False, "Measure other libraries too.")
 _SIZES = {
     name: flags.DEFINE_integer(name, usual, help, lower_bound=1)
@@ -67,7 +69,8 @@ _SIZES = {
 cli.group_flags("Sizes of the sampler's conversations", *_SIZES)
 _LIMIT = flags.DEFINE_integer("stage_seconds", 600, "Time limit of a stage.", 1)
 _TOTAL = flags.DEFINE_integer("suite_seconds", 0, "Time limit of all; 0: none.", 0)
-cli.group_flags("The suite", "suite", "stage", "smoke", _LIMIT.name, _TOTAL.name)
+_OF_THE_SUITE = ("stage", "smoke", "forecasts", _LIMIT.name, _TOTAL.name)
+cli.group_flags("The suite", "suite", *_OF_THE_SUITE)
 # Flags that are read neither with --suite nor with --env.
 _OF_A_RUN = ("instruments", "shape", "peers", "iterations", *_SIZES)
 
@@ -77,14 +80,10 @@ def main() -> None:
     if _SUITE.value:
         from ragen_jax.benchmarks import gpu_suite
 
+        out = _OUT.value and str(cli.local_path("out", _OUT.value))
+        asked = (flag.value for flag in (_STAGE, _SMOKE, _LIMIT, _TOTAL))
         return gpu_suite.run_suite(
-            Path(__file__),
-            out=_OUT.value and str(cli.local_path("out", _OUT.value)),
-            stage=_STAGE.value,
-            is_small=_SMOKE.value,
-            limit=_LIMIT.value,
-            total=_TOTAL.value,
-            show=tables.show,
+            Path(__file__), out, *asked, tables.show, _FORECASTS.value
         )
     if _INSTRUMENTS.value and not _ITERATIONS.value:
         raise UserError("--instruments needs iterations: give --iterations=1 or more")
@@ -102,18 +101,18 @@ def _check_flags() -> None:
     for name in ("suite", "env"):
         if flags.FLAGS[name].value and cli.names_config():
             raise UserError(f"--{name} reads no --config: leave it and its keys out")
-    for name in ("stage", "smoke"):
-        if flags.FLAGS[name].value and not _SUITE.value:
+    cli.refuse_unread(("forecasts",), beside="stage")
+    for name in _OF_THE_SUITE:
+        if flags.FLAGS[name].present and not _SUITE.value:
             raise UserError(f"--{name} is the suite's: add --suite=gpu --out=DIR")
 
 
 def _environments() -> dict:
-    from ragen_jax.benchmarks import environment_comparison
+    from ragen_jax.benchmarks import environment_comparison as comparison
     from ragen_jax.reporting.console import Console
 
-    return environment_comparison.compare_environments(
-        _ENV.value, _GAMES, Console(sys.stdout)
-    )
+    games = 1024  # in parallel
+    return comparison.compare_environments(_ENV.value, games, Console(sys.stdout))
 
 
 def _machine() -> dict:

@@ -5,6 +5,7 @@ measures as stages.py says.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import os
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ragen_jax.benchmarks import reasons, stages, suite, suite_sizes
+from ragen_jax.benchmarks.suite import Stage
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.studies import gpus
@@ -35,6 +37,7 @@ def run_suite(
     limit: int,
     total: int,
     show: Callable[[str, dict], None],
+    forecasts: str = "also",
 ) -> None:
     """Runs the whole suite, each stage in its own process, or one stage in this one.
 
@@ -46,6 +49,8 @@ def run_suite(
       limit: most seconds of a stage.
       total: most seconds of the whole suite; 0: any.
       show: called with (title, figures) for each table as it is measured.
+      forecasts: "also", "no", or "only": those need no GPU, but what the stage "device"
+        has written into `out`.
 
     Raises:
       UserError: if there is no such stage, no folder is given, another suite or stage
@@ -58,33 +63,77 @@ def run_suite(
     sizes = suite_sizes.SMOKE if is_small else suite_sizes.FULL
     known = stages.stages(sizes)
     if stage:
-        chosen = suite.find(known, stage)
-        folder.mkdir(parents=True, exist_ok=True)
-        signal.alarm(limit + _SPARE)  # In case nobody ends the stage at its limit.
-        if chosen.kind in stages.STARTS_RUNS:
-            _raise_instead()
-        if suite.PARENT in os.environ:
-            parents.end_with(int(os.environ[suite.PARENT]))
-        measured = stages.measure(chosen, sizes, folder)
-        places = _places(folder, has_gpu=not (is_small or chosen.on_cpu))
-        with _measuring(places, stage), contextlib.closing(measured) as tables:
-            suite.measure(folder, chosen, tables, show)
-        return
-    device = _device(is_small)
-    if not is_small:
+        chosen = [suite.find(known, stage)]
+    else:
+        wanted = {"also": (False, True), "no": (False,), "only": (True,)}[forecasts]
+        chosen = [each for each in known if each.on_cpu in wanted]
+    on_cpu = all(each.on_cpu for each in chosen)
+    needs_gpu = not (is_small or on_cpu)
+    measure = functools.partial(_measure, folder, chosen[0], sizes, limit, show)
+    if stage and suite.PARENT in os.environ:  # The suite does all that follows.
+        parents.end_with(int(os.environ[suite.PARENT]))
+        return measure(_places(folder, needs_gpu))
+    made_with = _made_with(
+        sizes, _forecast_for(folder) if on_cpu else _device(is_small)
+    )
+    if needs_gpu:
         # A stage where CUDA does not start fails, instead of measuring the CPU.
         os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu")
-    command = suite.command_line(script, folder, f"--smoke={is_small}")
     folder.mkdir(parents=True, exist_ok=True)
-    places = _places(folder, has_gpu=not is_small)
+    places = _places(folder, needs_gpu)
     with _held(places, "runs the suite"):
         with _measuring(places, "no stage yet"):
             pass  # Refuse to start while a stage of a killed suite holds GPU memory.
-        endings.raise_instead()  # So that a signal ends the running stage first.
-        made_with = _made_with(sizes, device)
-        left = total - (time.monotonic() - started) if total else math.inf
-        suite.run(folder, known, command, limit, made_with, _status, left)
+        if stage:
+            suite.set_aside(folder, known, chosen, made_with, _status)
+            _run_here(folder, chosen[0], known, made_with, lambda: measure(places))
+        else:
+            endings.raise_instead()  # So that a signal ends the running stage first.
+            command = suite.command_line(script, folder, f"--smoke={is_small}")
+            left = total - (time.monotonic() - started) if total else math.inf
+            suite.run(folder, known, command, limit, made_with, _status, left, chosen)
     _status(f"report: {folder / 'report.md'}")
+
+
+def _run_here(
+    folder: Path,
+    chosen: Stage,
+    known: Sequence[Stage],
+    made_with: Mapping[str, str],
+    measure: Callable[[], None],
+) -> None:
+    """Runs one stage in this process, with the files that the suite would write."""
+    if chosen.on_cpu:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    suite.begin(folder, chosen, made_with)
+    state, started = "ended by an error or a signal", time.perf_counter()
+    try:
+        measure()
+        state = suite.DONE
+    finally:
+        result = suite.read(folder, chosen.name)
+        result.state = state
+        result.seconds = round(time.perf_counter() - started, 1)
+        suite.write(folder, result)
+        suite.write_report(folder, known)
+
+
+def _measure(
+    folder: Path,
+    chosen: Stage,
+    sizes: suite_sizes.Sizes,
+    limit: int,
+    show: Callable[[str, dict], None],
+    places: Sequence[tuple[Path, str]],
+) -> None:
+    """Measures a stage in this process, for at most `limit` seconds and some."""
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.alarm(limit + _SPARE)  # In case nobody ends the stage at its limit.
+    if chosen.kind in stages.STARTS_RUNS:
+        _raise_instead()
+    measured = stages.measure(chosen, sizes, folder)
+    with _measuring(places, chosen.name), contextlib.closing(measured) as tables:
+        suite.measure(folder, chosen, tables, show)
 
 
 def _raise_instead() -> None:
@@ -156,6 +205,21 @@ def _made_with(sizes: suite_sizes.Sizes, device: str) -> dict[str, str]:
         "jax": importlib.metadata.version("jax"),
         suite.CODE: facts.code_version(),
     }
+
+
+def _forecast_for(folder: Path) -> str:
+    """The devices that forecasts are for, as `_device` has named them there.
+
+    Raises:
+      UserError: if the stage "device" has not said what they are.
+    """
+    seen = suite.read(folder, "device").tables.get("device")
+    if seen is None:
+        raise UserError(
+            f"{folder / 'device.json'} does not say what device to forecast for: run"
+            " --stage=device where it is, and give its folder of results as --out"
+        )
+    return f"{seen['devices']} x {seen['kind']}"
 
 
 def _device(is_small: bool) -> str:

@@ -93,6 +93,17 @@ def measure(
         show(title, figures)
 
 
+def begin(out: Path, stage: Stage, made_with: Mapping[str, str]) -> Result:
+    """Writes that a stage begins, and returns its result before.
+
+    The attempt counts from now on, for this stage may be what kills the suite.
+    """
+    before = read(out, stage.name)
+    begun = Result(stage.name, attempts=before.attempts + 1, tables=before.tables)
+    write(out, dataclasses.replace(begun, made_with=dict(made_with)))
+    return before
+
+
 # The process of the suite -------------------------------------------------------------
 
 
@@ -104,6 +115,7 @@ def run(
     made_with: Mapping[str, str],
     status: Callable[[str], None],
     total: float = math.inf,
+    chosen: Sequence[Stage] | None = None,
 ) -> list[Result]:
     """Runs all stages that are not done yet, those with the fewest attempts first.
 
@@ -112,24 +124,25 @@ def run(
 
     A stage that is cut off by `total` has not failed: the next call begins with it.
 
-    Results with another `made_with` are moved to a folder OUT/before_N first, unless
-    they differ only in CODE: those stay and are reported as such.
+    Results with another `made_with` are moved aside first; see `set_aside`.
 
     Args:
       out: a folder, created if needed. Its report.md is written after each stage.
-      stages: of the suite.
+      stages: of the suite, all of which the report names.
       command: of a process that measures one stage, without --stage=NAME.
       limit: most seconds of a stage.
       made_with: as of the results that are measured now.
       status: called with a line before and after each stage.
       total: most seconds of the suite.
+      chosen: the stages to run; None: all.
     """
+    chosen = stages if chosen is None else chosen
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + total
-    _set_aside(out, stages, made_with, status)
+    set_aside(out, stages, chosen, made_with, status)
     has_begun_one = False
     # So a stage that always runs into its limit does not block the others.
-    for stage in sorted(stages, key=lambda each: _turn(out, each)):
+    for stage in sorted(chosen, key=lambda each: _turn(out, each)):
         result = read(out, stage.name)
         if result.state == DONE:
             status(f"{stage.name}: {_done_before(out, result, made_with)}")
@@ -138,7 +151,7 @@ def run(
             left = end - _GRACE - time.monotonic()
             if left < _LEAST:
                 status(f"{stage.name} and the rest: no time left; start it again")
-                return _write_report(out, stages)
+                return write_report(out, stages)
             status(f"{stage.name}: {stage.answers} ...")
             # The first of a call has all the time that the next call could give it.
             is_short = left < limit and has_begun_one
@@ -149,11 +162,11 @@ def run(
             )
             has_begun_one = True
             status(f"{stage.name}: {result.state} ({result.seconds:.0f} s)")
-            _write_report(out, stages)
+            write_report(out, stages)
             is_again = result.state.startswith(_FAILED) and result.state == before
             if result.state == DONE or is_again:
                 break
-    return _write_report(out, stages)
+    return write_report(out, stages)
 
 
 def _turn(out: Path, stage: Stage) -> tuple[bool, int]:
@@ -169,16 +182,29 @@ def _done_before(out: Path, result: Result, made_with: Mapping[str, str]) -> str
     return f"done before, with other code (to measure it again, delete {file})"
 
 
-def _set_aside(
+def set_aside(
     out: Path,
     stages: Sequence[Stage],
+    chosen: Sequence[Stage],
     made_with: Mapping[str, str],
     status: Callable[[str], None],
 ) -> None:
-    """Moves results with another `made_with`, CODE not counted, to OUT/before_N."""
+    """Moves results with another `made_with` to a new folder OUT/before_N.
+
+    Those that differ only in CODE stay, and are reported as such. So do those of stages
+    that are not chosen, unless one is that the others need.
+
+    Args:
+      out: the folder of results.
+      stages: of the suite.
+      chosen: those to be run.
+      made_with: as of the results that are measured now.
+      status: called with a line if any are moved.
+    """
+    has_needed = any(stage.others_need_it for stage in chosen)
     others: set[str] = set()  # the keys that differ
     names = []  # of the stages to move
-    for stage in stages:
+    for stage in stages if has_needed else chosen:
         saved = read(out, stage.name).made_with
         differing = {key for key in made_with if saved.get(key) != made_with[key]}
         if (out / f"{stage.name}.json").exists() and differing - {CODE}:
@@ -198,7 +224,7 @@ def _set_aside(
     )
 
 
-def _write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
+def write_report(out: Path, stages: Sequence[Stage]) -> list[Result]:
     """Writes report.md, and returns the results so far."""
     results = [read(out, stage.name) for stage in stages]
     with atomic_files.new_file(out / "report.md") as file:
@@ -225,11 +251,7 @@ def _attempt(
       is_short: whether the stage has less time than it could have, so that coming to
         the end of it does not count as an attempt.
     """
-    before = read(out, stage.name)
-    # Counted before it starts, for this stage may be what kills the suite.
-    attempts = before.attempts + 1
-    begun = Result(stage.name, attempts=attempts, tables=before.tables)
-    write(out, dataclasses.replace(begun, made_with=dict(made_with)))
+    before = begin(out, stage, made_with)
     environment = dict(
         os.environ,
         PYTHONUNBUFFERED="1",

@@ -327,6 +327,7 @@ from pathlib import Path
 from ragen_jax.utils import endings
 endings.install()
 from ragen_jax.benchmarks import gpu_suite, training_runs
+gpu_suite._device = lambda _: "1 x cpu"
 training_runs.SCRIPTS = Path(__file__).parent / "launch"
 out = str(Path(__file__).parent / "out")
 gpu_suite.run_suite(Path(__file__), out, "default_run", True, 60, 0, print)
@@ -449,12 +450,13 @@ def test_every_stage_of_the_suite_has_its_measurement_and_a_name_of_its_own(tmp_
         suite.find(chosen, "devise")
 
 
+@pytest.mark.parametrize("stage", [None, "device"])
 @pytest.mark.parametrize(
     ("is_small", "users", "found"),
     [(False, None, "cuda,cpu"), (False, "cuda", "cuda"), (True, None, None)],
 )
 def test_a_stage_for_which_cuda_does_not_start_does_not_take_the_cpu(
-    tmp_path, monkeypatch, is_small, users, found
+    tmp_path, monkeypatch, is_small, users, found, stage
 ):
     monkeypatch.setenv("JAX_PLATFORMS", users or "")
     if users is None:
@@ -463,21 +465,103 @@ def test_a_stage_for_which_cuda_does_not_start_does_not_take_the_cpu(
     monkeypatch.setattr(gpu_suite.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(gpu_suite, "_device", lambda is_small: "1 x gpu")
     monkeypatch.setattr(gpu_suite.endings, "raise_instead", lambda: None)
-    monkeypatch.setattr(
-        suite, "run", lambda *_: seen.append(os.environ.get("JAX_PLATFORMS"))
-    )
-    gpu_suite.run_suite(Path("none"), str(tmp_path), None, is_small, 1, 0, print)
+    look = lambda *_: seen.append(os.environ.get("JAX_PLATFORMS"))
+    monkeypatch.setattr(suite, "run", look)
+    monkeypatch.setattr(gpu_suite, "_measure", look)
+    gpu_suite.run_suite(Path("none"), str(tmp_path), stage, is_small, 1, 0, print)
     assert seen == [found]
 
 
-def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(tmp_path):
+@pytest.mark.parametrize("stage", [None, "attention"])
+def test_a_machine_without_a_gpu_is_refused_before_any_stage_begins(
+    tmp_path, monkeypatch, stage
+):
+    asked = subprocess.CompletedProcess([], 0, stdout="cpu 8 x cpu\n", stderr="")
+    monkeypatch.setattr(gpu_suite.subprocess, "run", lambda *_, **__: asked)
     with pytest.raises(UserError, match="JAX's backend here is cpu"):
-        gpu_suite.run_suite(Path("none"), str(tmp_path), None, False, 1, 0, print)
+        gpu_suite.run_suite(Path("none"), str(tmp_path), stage, False, 1, 0, print)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Measures a stage alone, or the suite in small; returns what ran and its report.
+
+    In place of the stages' figures and processes.
+    """
+    begun: list[str] = []
+
+    def attempt(out, stage, command, limit, made_with, is_short):
+        begun.append(stage.name)
+        result = Result(stage.name, DONE, 1, made_with=made_with)
+        suite.write(out, result)
+        return result
+
+    monkeypatch.setattr(suite, "_attempt", attempt)
+    monkeypatch.setattr(gpu_suite, "_device", lambda _: "1 x NVIDIA H200")
+    monkeypatch.setattr(gpu_suite.endings, "raise_instead", lambda: None)
+    monkeypatch.setattr(gpu_suite.signal, "alarm", lambda _: None)
+    figures = {"kind": "NVIDIA H200", "backend": "gpu", "devices": 1}
+    tables = lambda stage, *_: ((name, figures) for name in [stage.name])
+    monkeypatch.setattr(gpu_suite.stages, "measure", tables)
+
+    def measure(stage=None, forecasts="also") -> tuple[list[str], str]:
+        monkeypatch.setenv("JAX_PLATFORMS", "")
+        monkeypatch.delenv("JAX_PLATFORMS")
+        begun.clear()
+        given = (str(tmp_path), stage, True, 60, 0, lambda *_: None, forecasts)
+        gpu_suite.run_suite(Path("none"), *given)
+        return list(begun), (tmp_path / "report.md").read_text()
+
+    return measure
+
+
+def test_a_stage_run_by_itself_counts_in_the_report_and_for_the_next_suite(
+    measured, tmp_path
+):
+    _, written = measured("device")
+    assert "done (0 s" in written.split("## replies_6")[0]
+    begun, _ = measured()
+    assert begun and "device" not in begun
+    assert not list(tmp_path.glob("before_*"))
+    # One that ends early is begun again.
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(gpu_suite.suite, "measure", lambda *_: 1 / 0)
+        measured("device")
+    assert "ended by an error" in (tmp_path / "report.md").read_text()
+    assert measured()[0] == ["device"]
+
+
+def test_forecasts_are_made_without_the_gpu_that_they_are_for(
+    measured, tmp_path, monkeypatch
+):
+    with pytest.raises(UserError, match="device.json does not say what device"):
+        measured(forecasts="only")
+    measured("device")
+    on_gpu, _ = measured(forecasts="no")
+    monkeypatch.setattr(gpu_suite, "_device", lambda _: 1 / 0)
+    version = gpu_suite.importlib.metadata.version
+    monkeypatch.setattr(gpu_suite.importlib.metadata, "version", lambda _: "another")
+    measured("forecast_replies_6")
+    assert os.environ.get("JAX_PLATFORMS") == "cpu"
+    on_cpu, written = measured(forecasts="only")
+    known = stages.stages(suite_sizes.SMOKE)
+    needing = [each.name for each in known if not each.on_cpu]
+    assert ["device", *on_gpu] == needing
+    assert {*on_gpu, *on_cpu} | {"device", "forecast_replies_6"} == {
+        each.name for each in known
+    }
+    assert not {*on_gpu, "forecast_replies_6"} & {*on_cpu}
+    # What was measured with another jax stays, and the device is the one it names.
+    monkeypatch.setattr(gpu_suite.importlib.metadata, "version", version)
+    assert not list(tmp_path.glob("before_*")) and "not begun" not in written
+    for name in (*on_gpu, *on_cpu, "forecast_replies_6"):
+        assert suite.read(tmp_path, name).made_with["device"] == "1 x NVIDIA H200"
 
 
 def test_the_folder_of_results_may_be_in_the_users_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(gpu_suite, "_device", lambda _: "1 x cpu")
     monkeypatch.setattr(gpu_suite.signal, "alarm", lambda _: None)
     monkeypatch.setattr(gpu_suite.stages, "measure", lambda *_: (x for x in ()))
     gpu_suite.run_suite(Path("none"), "~/day", "device", True, 1, 0, print)
@@ -618,6 +702,8 @@ ALSO_REFUSED = [
     (["--env=sokoban", "--config=configs/sokoban.py"], "--env reads no --config"),
     (["--stage=attention"], "--stage is the suite's: add --suite=gpu"),
     (["--suite=gpu", "--env=all"], "--env has no effect with --suite"),
+    (["--suite=gpu", "--stage=device", "--forecasts=no"], "--forecasts has no effect"),
+    (["--forecasts=only"], "--forecasts is the suite's: add --suite=gpu"),
     (["--instruments", "--turns=2"], "--turns has no effect with --instruments"),
 ]
 
