@@ -51,7 +51,7 @@ _INSTRUMENTS = flags.DEFINE_boolean(
 _SMOKE = flags.DEFINE_boolean("smoke", False, "With --suite: small sizes, for a CPU.")
 _STAGE = flags.DEFINE_string("stage", None, "Run only this stage of the suite.")
 _FORECASTS = flags.DEFINE_enum(
-    "forecasts", "also", ["also", "no", "only"], "Plans of the suite; 'only': later."
+    "forecasts", "also", ["also", "no", "only"], "Plans too? 'only': without a GPU."
 )
 _OTHERS = flags.DEFINE_boolean("peers", False, "Measure other libraries too.")
 _SIZES = {
