@@ -167,12 +167,35 @@ def test_what_is_decided_at_equal_iterations_alone_may_be_the_updates():
 
     above, around = (0.5, 0.51, 0.52), (-0.1, 0.0, 0.1)
     for updates, said in (
-        (above, "does not explain them."),
+        (above, "cannot explain them."),
         (around, "may be all that distinguishes them."),
     ):
         found = budgets._finding([contrast(above, updates)])
         assert found.endswith(said) and "Of 1 contrast 1 are" in found
     assert "Nothing is decided" in budgets._finding([contrast(around, around)])
+
+
+def test_half_the_rate_is_compared_where_it_has_learned_as_much():
+    constant = {"optimizer.schedule": "constant"}
+    runs = [
+        trained("half", s, success=(0.5, 0.6, 0.7, 0.8 + s / 10), **constant)
+        for s in (0, 1)
+    ]
+    runs = [
+        dataclasses.replace(r, settings={**r.settings, "optimizer.actor_lr": 5e-5})
+        for r in runs
+    ]
+    runs += [
+        trained("plain", s, success=(0.6, 0.5, 0.1, 0), **constant) for s in (0, 1)
+    ]
+    runs += [trained("falling", 0, **{"optimizer.schedule": "cosine"})]
+    runs += [trained("rollback", 0, **{"health.on_collapse": "rollback"})]
+    (found,) = budgets.half_rate(pool_of(*runs, name="collapse"))
+    assert found.title == "plain"
+    assert found.by_iteration == pytest.approx({0: 0.8, 1: 0.9})
+    # At the iterations 2 and 4 of half the rate, which are 1 and 2 of the whole.
+    assert found.end == pytest.approx({0: 0.3, 1: 0.4})
+    assert found.course == pytest.approx({0: 0.15, 1: 0.2})
 
 
 def test_a_spread_is_what_effects_of_arm_and_seed_leave():

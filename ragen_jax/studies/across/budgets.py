@@ -1,4 +1,4 @@
-"""Comparisons at equal numbers of updates, and at equal numbers of episodes."""
+"""Comparisons at equal numbers of updates or episodes, or equal amounts of learning."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ class Contrast:
     environment: str
     spent: int  # updates or episodes of `arm`, as much as `end` compares
     by_iteration: Mapping[int, float]  # both after as many iterations as `arm` makes
-    end: Mapping[int, float]  # both after as much was spent
+    end: Mapping[int, float]  # both after as much was spent, the last that is known
     course: Mapping[int, float]  # the mean of all validations at equal expense
 
 
@@ -58,8 +58,8 @@ def contrast(
         there = [validation_at(right, round(ratio * i, 6)) for i in iterations]
         difference = values - np.array(there)
         by_iteration[seed] = values[-1] - validation_at(right, iterations[-1])
-        end[seed] = float(difference[-1])
         known = difference[~np.isnan(difference)]
+        end[seed] = float(known[-1]) if len(known) else math.nan
         course[seed] = float(known.mean()) if len(known) else math.nan
     first = arm[seeds[0]]
     spent = round(expense(first) * first.settings["iterations"])
@@ -157,26 +157,101 @@ def _further(c: Contrast) -> dict[int, float]:
     return {seed: c.by_iteration[seed] - c.end[seed] for seed in c.end}
 
 
-def _finding(contrasts: Sequence[Contrast]) -> str:
-    """How many contrasts have an interval without 0, and whether they keep it."""
+def _finding(
+    contrasts: Sequence[Contrast],
+    equal: str = "equal updates",
+    less: str = "fewer updates",
+) -> str:
+    """How many contrasts have an interval without 0, and whether they keep it.
+
+    Args:
+      contrasts: to count.
+      equal: what was spent equally.
+      less: what may explain a difference at equal iterations.
+    """
     sides = [[mean.side for mean in _means(c)] for c in contrasts]
     decided = [side for side in sides if side[0]]
     kept, along = (sum(s[0] == s[i] for s in decided) for i in (1, 2))
-    new = sum(bool(side[1]) for side in sides if not side[0])
+    new, newly_along = (sum(bool(s[i]) for s in sides if not s[0]) for i in (1, 2))
+    cause = less.capitalize()
     if not decided:
-        follows = "Nothing is decided that fewer updates could explain."
+        follows = f"Nothing is decided that {less} could explain."
     elif kept == along == len(decided):
-        follows = "The number of updates does not explain them."
+        follows = f"{cause} cannot explain them."
     elif kept == along == 0:
-        follows = "Fewer updates may be all that distinguishes them."
+        follows = f"{cause} may be all that distinguishes them."
     else:
-        follows = "Fewer updates may explain a part of them."
+        follows = f"{cause} may explain a part of them."
     return (
         f"**Finding.** Of {counted(len(contrasts), 'contrast')} {len(decided)} are"
-        f" decided at equal iterations; of these {kept} remain at equal updates and"
-        f" {along} over the whole course, and {new} others are decided at the end."
-        f" {follows}"
+        f" decided at equal iterations; of these {kept} remain at {equal} and {along}"
+        f" over the whole course. Of the others {new} are decided at {equal} and"
+        f" {newly_along} over the whole course. {follows}"
     )
+
+
+# Of collapse --------------------------------------------------------------------------
+
+
+def _rate(run: Trained) -> float:
+    """The actor's learning rate, which is constant."""
+    return float(run.settings["optimizer.actor_lr"])
+
+
+def half_rate(pool: Pool) -> list[Contrast]:
+    """The lower of two rates against each arm with the higher, where they share seeds.
+
+    Arms whose rate changes in training, by a schedule or a rollback, are left out.
+    """
+    arms: list[_Arm] = []
+    for arm in pool.arms("collapse").values():
+        run = next(iter(arm.values()))
+        if run.settings["optimizer.schedule"] == "constant" and not run.rewinds:
+            arms.append(arm)
+    rates = [_rate(next(iter(arm.values()))) for arm in arms]
+    lower = [arm for arm, rate in zip(arms, rates, strict=True) if rate == min(rates)]
+    if len(lower) != 1:
+        return []
+    contrasts = (
+        contrast(next(iter(arm.values())).planned.arm, lower[0], arm, _rate)
+        for arm, rate in zip(arms, rates, strict=True)
+        if rate > min(rates)
+    )
+    return [found for found in contrasts if found is not None]
+
+
+def equal_learning(pool: Pool) -> list[str]:
+    """The section's lines."""
+    lines = [
+        "## Equal rate times iterations",
+        "",
+        "Does half the learning rate keep more of what is learned, or has it merely"
+        " learned half as much?",
+        "",
+    ]
+    contrasts = half_rate(pool)
+    if not contrasts:
+        return [*lines, "No run of `collapse` with half the rate has finished.", ""]
+    lines += [
+        "Validation success of `collapse`'s half the rate minus that of arms with the"
+        " whole rate: at the end, after equal iterations; at the last of its"
+        " validations at which such an arm was validated in half as many iterations;"
+        " and over all of these. Arms whose rate changes are left out. Points,"
+        " Student's t over paired seeds.",
+        "",
+    ]
+    rows = [
+        [c.title, str(len(c.end)), *(points(mean) for mean in _means(c))]
+        for c in contrasts
+    ]
+    head = ["half the rate minus", "seeds", "equal iterations"]
+    head += ["equal rate times iterations", "the whole course"]
+    lines += numbers.table(head, rows)
+    return [
+        *lines,
+        _finding(contrasts, "equal rate times iterations", "less learning"),
+        "",
+    ]
 
 
 # Of reuse -----------------------------------------------------------------------------

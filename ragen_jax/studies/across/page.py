@@ -20,6 +20,7 @@ COMMAND = "python launch/study.py --across"
 _SECTIONS = (
     budgets.equal_updates,
     budgets.equal_episodes,
+    budgets.equal_learning,
     power.section,
     signs.section,
     shared_draws.section,
