@@ -66,17 +66,13 @@ def main() -> None:
     from ragen_jax.training.model import make_model
 
     console = Console(sys.stdout)
+    sizes = fit_mesh(settings.mesh, jax.device_count())
     with cli.user_mistakes():
-        sizes = fit_mesh(settings.mesh, jax.device_count())
         model = make_model(settings, meshes.make_mesh(**sizes))
-        if _ADAPTER.value and model.adapters is None:
-            raise UserError(
-                f"--adapter: {_CHECKPOINT.value} was trained without adapters"
-                " (lora.rank = 0): leave --adapter out, which writes the whole model"
-            )
+        _check_adapters(settings.lora.rank)
     console.status(f"reading step {found.step} ...")
-    restore = weights.restore_trained if _ADAPTER.value else weights.restore_actor
-    actor = jax.device_get(restore(model, found.directory, found.step))
+    read = weights.restore_trained if _ADAPTER.value else weights.restore_actor
+    actor = jax.device_get(read(model, found.directory, found.step))
     console.status(f"writing {out} ...")
     with cli.user_mistakes():
         if _ADAPTER.value:
@@ -88,7 +84,7 @@ def main() -> None:
             tokenizer, note = agent_template.for_agent(
                 model.tokenizer, model.pieces, thinking=settings.env.thinking
             )
-            notes = [note] if note else []
+            notes = [note] * bool(note)
             hugging_face.write_folder(
                 out,
                 model.config,
@@ -97,6 +93,7 @@ def main() -> None:
                 jnp.dtype(_DTYPE.value),
                 stop_tokens=model.pieces.stop_tokens,
             )
+    notes += agent_template.of_rollout(settings.rollout)
     dtype = "float32" if _ADAPTER.value else _DTYPE.value
     console.line(
         f"exported     step {found.step} of {found.directory}, the {found.which} one\n"
@@ -106,8 +103,8 @@ def main() -> None:
     for note in notes:
         console.line(f"note         {note}")
     if not _ADAPTER.value:
-        words = ["python", "launch/evaluate.py", f"--model={out}", "--config=CONFIG"]
-        console.line(f"\nnext: {shlex.join(words)}")
+        words = shlex.join(["python", "launch/evaluate.py", f"--model={out}"])
+        console.line(f"\nnext: {words} --config=CONFIG")
 
 
 def _check_flags() -> Path:
@@ -119,6 +116,15 @@ def _check_flags() -> Path:
             )
     cli.refuse_unread(["dtype"], beside="adapter")  # Adapters are written in float32.
     return cli.check_out_folder(_OUT.value)
+
+
+def _check_adapters(rank: int) -> None:
+    """Raises UserError if adapters are asked for, and a run of this rank has none."""
+    if _ADAPTER.value and rank == 0:
+        raise UserError(
+            f"--adapter: {_CHECKPOINT.value} was trained without adapters (lora.rank ="
+            " 0): leave --adapter out, which writes the whole model"
+        )
 
 
 if __name__ == "__main__":

@@ -100,13 +100,13 @@ def _check_temperature(request: Request) -> None:
         raise UserError(
             f"--policy={request.policy} samples no tokens: leave out {names[0]}"
         )
-    # It is float32 in the compiled program, as that of the settings.
+    # It is float32 in the compiled program, as that of the settings, and at least this.
     if temperature and (
-        temperature < 0 or settings_lib.type_remedy(temperature, float)
+        temperature < 1e-6 or settings_lib.type_remedy(temperature, float)
     ):
         raise UserError(
             f"--temperature={temperature:g} cannot be used: choose 0, for the"
-            " likeliest token, or a positive number from 1e-37 to 1e38"
+            " likeliest token, or a positive number from 1e-6 to 1e38"
         )
 
 

@@ -41,16 +41,24 @@ class TokenNumbers:
     values: np.ndarray | None  # float32[R, T], units of reward; None without a critic
 
 
-def choose_episodes(returns: np.ndarray, group: np.ndarray, count: int) -> list[int]:
+def choose_episodes(
+    returns: np.ndarray, group: np.ndarray, environment: np.ndarray, count: int
+) -> list[int]:
     """The best and the worst episode of each of the first groups; `count` in all.
+
+    Of several environments the first groups of each come first, then the second ones.
 
     Args:
       returns: float[B].
       group: int[B].
+      environment: int[B].
       count: how many at most.
     """
+    names, first = np.unique(group, return_index=True)
+    of_group = environment[first]
+    place = [int((of_group[:at] == of_group[at]).sum()) for at in range(len(names))]
     chosen: list[int] = []
-    for name in np.unique(group):
+    for name in names[np.lexsort((of_group, place))]:
         members = np.flatnonzero(group == name)
         best = int(members[np.argmax(returns[members])])
         worst = int(members[np.argmin(returns[members])])

@@ -247,6 +247,8 @@ def analyze(
 
 def _spread_of(spread: np.ndarray) -> dict[str, float]:
     spread = spread[np.isfinite(spread)]
+    if not spread.size:  # Of no group is every return finite.
+        return {}
     return {
         "reward_std_mean": float(spread.mean()),
         "reward_std_min": float(spread.min()),

@@ -135,7 +135,10 @@ def record(
         rows,
         episodes,
         episode_log.choose_episodes(
-            episodes.reward.sum(axis=1), episodes.group, options.record_episodes
+            episodes.reward.sum(axis=1),
+            episodes.group,
+            episodes.environment,
+            options.record_episodes,
         ),
         iteration=iteration,
         phase="train",

@@ -51,13 +51,14 @@ def update(
     Args:
       record: after the iteration before; `Record()` at first.
       iteration: finished iterations.
-      metrics: by name. Without its standard error success counts as exact.
+      metrics: by name. Success without a standard error, as of a single level, is never
+        too low: nothing tells its fall from chance.
     """
     success = metrics.get(SUCCESS)
     if success is None or not math.isfinite(success):
         return record
     error = metrics.get(ERROR)
-    error = error if error is not None and math.isfinite(error) else 0.0
+    error = error if error is not None and math.isfinite(error) else math.inf
     if success >= record.best:  # Of equals the later, whose checkpoint is kept.
         return Record(success, error, iteration, success)
     limit = max(MARGIN, ERRORS * math.hypot(error, record.best_error))

@@ -253,7 +253,7 @@ def _iterations(plan: Plan) -> Iterator[str]:
     yield f"  {'':23s} {'rollout':>8s} {'':18s}   {'update':>8s}"
     yield (
         f"  {'reply':>6s} {'decodes':>8s} {'extends':>7s} {work}   {work}"
-        f" {'GB exchanged':>13s} {'total, s':>12s} {'reply tokens/s':>15s}"
+        f" {'GB exchanged':>13s} {'total, s':>12s} {'sampled/s':>12s}"
     )
     for each in plan.iterations:
         columns = "   ".join(
@@ -265,7 +265,7 @@ def _iterations(plan: Plan) -> Iterator[str]:
         yield (
             f"  {each.reply:6.0f} {each.passes.decodes:8d} {each.passes.extends:7d}"
             f" {columns} {exchanged / _GIGA:13.2f} {each.seconds:12.2f}"
-            f" {each.tokens / each.rollout.seconds:15,.0f}"
+            f" {each.tokens / each.rollout.seconds:12,.0f}"
         )
     yield roofline.assumptions()
 

@@ -284,5 +284,6 @@ def assumptions() -> str:
         f"Assumed, not measured: kernels reach {work.BANDWIDTH_SHARE:.0%} of the"
         f" memory's bandwidth or {work.MATMUL_SHARE:.0%} of the peak FLOP/s, each takes"
         f" {work.KERNEL_SECONDS * 1e6:.1f} us to start (within CUDA graphs), and"
-        f" {ENDS:.0%} of the episodes end at each turn."
+        f" {ENDS:.0%} of the episodes end at each turn (none where replies have the"
+        " most tokens)."
     )

@@ -17,6 +17,7 @@ _SHORTEST = 5  # tokens of a reply
 # 128 episodes of 5 turns and replies of 150 tokens, 1,295 decode passes with a standard
 # deviation of 125.
 _DRAWN = 64
+_LEAST = 8  # rollouts of all shards, however many, for the mean of the slowest
 _IDLE, _DECODING, _WAITING = range(3)
 
 
@@ -95,7 +96,7 @@ def expect(
       `rows`, `replies` and `tokens` of the first draw; and all shards' of that draw.
     """
     is_random = reply < sizes.reply_tokens or ends > 0
-    iterations = max(1, _DRAWN // shards) if is_random else 1
+    iterations = max(_LEAST, _DRAWN // shards) if is_random else 1
     drawn = [
         tuple(
             simulate(sizes, reply, ends, iteration * shards + shard)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings.choices import ESTIMATORS, FILTER_STRATEGIES
 from ragen_jax.settings.reader import flatten, to_dict
-from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
+from ragen_jax.settings.schema import LIMITS, PER_ESTIMATOR, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,7 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
       SettingsError: naming a choice that would read the leaf.
     """
     leaves = flatten(to_dict(settings))
+    _check_limits(settings, changed)
     presets = PER_ESTIMATOR[settings.estimator]
     for key in changed:
         if key in presets and leaves[key] == presets[key]:
@@ -133,6 +134,19 @@ def check_changed(settings: Settings, changed: Collection[str]) -> None:
             )
         _check_read(key, leaves, "estimator", ESTIMATORS)
         _check_read(key, leaves, "filter.strategy", FILTER_STRATEGIES)
+
+
+def _check_limits(settings: Settings, changed: Collection[str]) -> None:
+    """Raises SettingsError for a limit of which every environment has its own."""
+    played = (*settings.env.mix, *settings.env.evaluate)
+    for name in LIMITS:
+        is_own = settings.env.mix and all(getattr(task, name) for task in played)
+        if f"rollout.{name}" in changed and is_own:
+            raise SettingsError(
+                f"rollout.{name} = {getattr(settings.rollout, name)} does nothing, as"
+                f" every environment of env.mix and env.evaluate has {name} of its own:"
+                " leave it out"
+            )
 
 
 def _check_read(key: str, leaves: Mapping, chooser: str, table: Mapping) -> None:

@@ -11,6 +11,7 @@ import copy
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
+from ragen_jax.settings.schema import RolloutSettings
 from ragen_jax.text import chat_template, pinned_date
 from ragen_jax.text.chat_template import ChatPieces
 from ragen_jax.text.prompts import reply_prefix
@@ -81,6 +82,22 @@ def of_adapters(thinking: bool) -> str:
         "adapters bring no chat template: end prompts with"
         f" {reply_prefix(thinking)!r}, with which the agent's replies began in training"
     )
+
+
+def of_rollout(settings: RolloutSettings) -> list[str]:
+    """What users have to know of how an agent was sampled; often nothing."""
+    notes = []
+    if settings.stop_at_answer:
+        notes.append(
+            "replies ended at </answer> in training, so the agent may not end them"
+            " itself: give '</answer>' as a stop text"
+        )
+    if most := settings.window_turns:
+        turns = "turn" if most == 1 else f"{most} turns"
+        notes.append(
+            f"the agent saw the last {turns} alone in training: show it no more"
+        )
+    return notes
 
 
 def original(template: str) -> str:

@@ -179,8 +179,11 @@ def test_what_is_written_behind_a_write_that_was_cut_short_is_found(tmp_path):
 
 def test_the_best_and_the_worst_of_each_group_are_chosen():
     returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
-    assert episode_log.choose_episodes(returns, group, 9) == [1, 0, 3, 5]
-    assert episode_log.choose_episodes(returns, group, 2) == [1, 0]
+    one, two = np.zeros(6, int), np.array([0, 0, 0, 0, 0, 1])
+    assert episode_log.choose_episodes(returns, group, one, 9) == [1, 0, 3, 5]
+    assert episode_log.choose_episodes(returns, group, one, 2) == [1, 0]
+    # The first group of each environment comes before a second one.
+    assert episode_log.choose_episodes(returns, group, two, 9) == [1, 0, 5, 3]
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 30])

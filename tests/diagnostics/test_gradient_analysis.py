@@ -54,6 +54,12 @@ def scored(keep_all: bool = True) -> ScoredRecord:
     return score(NOBODY, {}, reference, rows, episodes)
 
 
+def test_where_no_return_is_finite_no_spread_is_told():
+    assert analysis._spread_of(np.array([np.nan, np.inf])) == {}
+    told = analysis._spread_of(np.array([np.nan, 1.0, 3.0]))
+    assert told == dict(reward_std_mean=2.0, reward_std_min=1.0, reward_std_max=3.0)
+
+
 def test_quantile_buckets_are_of_equal_count_and_the_last_takes_the_rest():
     spread = np.array([5.0, 0, 3, 1, 4, 2, 6, 7, np.nan])
     buckets = analysis.quantile_buckets(spread, 3)

@@ -55,7 +55,7 @@ def test_a_fall_on_unseen_levels_is_a_collapse_though_training_goes_on_well():
         ((0.9, 0.79, 0.85, 0.79), 0.0, 1),  # Not twice running.
         ((0.9, 0.67, 0.67), 0.05, 2),  # Three errors of the difference are 0.212.
         ((0.9, 0.7, 0.7), 0.05, 0),
-        ((0.9, 0.7, 0.7), float("nan"), 2),  # Of a single level no error is known.
+        ((0.9, 0.1, 0.1), float("nan"), 0),  # Of a single level no error is known.
         ((0.9, 0.7, 0.7, 0.95), 0.0, 0),  # A new best.
     ],
 )
@@ -100,7 +100,10 @@ def test_the_last_of_equal_bests_is_healthy_though_a_sign_began_before_it():
         line = {"rollout/valid_reply_rate": 1.0 if iteration < 37 else 0.9}
         if iteration % 10 == 0:
             success = {10: 0.2, 20: 0.4, 30: 0.6, 40: 0.8, 50: 0.8}.get(iteration, 0.5)
-            line["validation/success"] = success
+            line |= {
+                validation_decline.SUCCESS: success,
+                validation_decline.ERROR: 0.01,
+            }
         state, decision = health.observe(state, iteration, line, asked)
     assert state.alarm.calm_before_signs(70) == 36
     assert decision.action == health.ROLLBACK and decision.healthy_until == 50

@@ -560,9 +560,12 @@ def test_settings_survive_a_json_file(variant):
     assert settings.from_dict(json.loads(json.dumps(settings.to_dict(made)))) == made
 
 
-def test_a_run_may_be_resumed_with_another_mesh_length_and_cadence():
+def test_a_run_may_be_resumed_with_another_mesh_length_cadence_and_kernels():
     now = read(
         iterations=7,
+        model__attention="xla",
+        rollout__decode_attention="xla",
+        rollout__cuda_graph=True,
         mesh__fsdp=2,
         every__log=3,
         evaluation__temperature=0.0,

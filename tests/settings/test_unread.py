@@ -128,6 +128,16 @@ def test_a_change_of_what_is_off_is_refused(changes, chooser, remedy):
     assert message.endswith(end)
 
 
+def test_a_limit_of_which_every_environment_has_its_own_is_refused():
+    config = cli.load_config(f"{CONFIGS}/sokoban.py:mix").unlock()
+    for label in config.env.mix:
+        config.env.mix[label].turns = 3
+    with pytest.raises(SettingsError, match=r"rollout\.turns = \d+ does nothing, as"):
+        settings.check_changed(settings.from_dict(config.to_dict()), ["rollout.turns"])
+    config.env.mix[label].turns = 0
+    settings.check_changed(settings.from_dict(config.to_dict()), ["rollout.turns"])
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,9 +1,11 @@
 """An exported agent's chat template writes what the agent was trained on."""
 
 import copy
+import dataclasses
 import random
 
 import pytest
+from helpers import updates
 from helpers.chat_templates import CHAT_ML, DATED, LLAMA, QWEN3, ZEPHYR
 from helpers.models import make_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -113,6 +115,16 @@ def test_thoughts_that_cannot_be_kept_are_disclosed():
     agent, difference = agent_template.for_agent(tokenizer, pieces, thinking=True)
     assert difference.startswith("the chat template drops thoughts of earlier replies")
     assert ask(agent, ["s", "u"]) == pieces.join(["s", "u"]) + "<think>"
+
+
+def test_how_an_agent_was_sampled_is_told_where_it_is_unusual():
+    usual = updates.settings().rollout
+    assert agent_template.of_rollout(usual) == []
+    unusual = dataclasses.replace(usual, stop_at_answer=True, history="single")
+    stops, one = agent_template.of_rollout(unusual)
+    assert "give '</answer>' as a stop text" in stops and "the last turn alone" in one
+    three = dataclasses.replace(usual, history="window", window=3)
+    assert "the last 3 turns alone" in agent_template.of_rollout(three)[0]
 
 
 def test_a_template_that_cannot_be_continued_is_left_alone_and_disclosed():

@@ -19,6 +19,7 @@ from ragen_jax.training.loop import OpenWorkdir
 
 def validated(state, iteration, success, settings):
     values = {"validation/success": success, "train/success": 0.9}
+    values |= {"validation/success_standard_error": 0.01}
     return health.observe(state, iteration, values, settings.health)
 
 
