@@ -171,7 +171,7 @@ _LEAST = {"observation_phrases": 1, "most_actions": 0, "action_size": 0}
 
 def _check_names(env: Environment) -> None:
     """Raises ValueError unless replies can contain the names, and the examples do."""
-    lowered = [name.strip().lower() for name in env.action_names]
+    lowered = [as_read(name) for name in env.action_names]
     times = collections.Counter(lowered)
     for name, low in zip(env.action_names, lowered, strict=True):
         if not low or times[low] > 1 or any(c in name for c in "<|>"):

@@ -46,11 +46,6 @@ class Index:
     word_of_hash: np.ndarray  # int32[V], the word that has the hash at the same index
     packed: np.ndarray  # uint32[V, 4], each word's bytes, padded with 0
 
-    @property
-    def documents(self) -> int:
-        """D."""
-        return self.weights.shape[1]
-
 
 # Words, on the host: the definition --------------------------------------------------
 

@@ -111,7 +111,7 @@ def _lake_planner(options, actions: int) -> Baseline:
         return best[left, state.player[0], state.player[1]]
 
     return Baseline(
-        description="value iteration that knows the slip, replanned at every action",
+        description="value iteration that knows the slip, by place and actions left",
         study=study,
         act=act,
     )

@@ -96,7 +96,7 @@ class UpdateMetrics:
     reward_std: jax.Array  # float32[], mean of `Selection.std`
     kept_fraction: jax.Array  # float32[], of groups (within_group: of episodes)
     explained_variance: jax.Array  # float32[], of the returns by the old values
-    counts: UpdateCounts  # in this iteration
+    counts: UpdateCounts  # of one use of the episodes; after `over_uses` of all
 
 
 def update_metrics(selection: Selection, batch: Batch, steps: Steps) -> UpdateMetrics:

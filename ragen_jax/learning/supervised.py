@@ -19,7 +19,7 @@ def imitation_loss(
     is_reply: jax.Array,
     config: ModelConfig,
     prefix: jax.Array | None = None,
-    dtype=jnp.float32,
+    *,
     weight: jax.Array | None = None,
 ) -> jax.Array:
     """float32[], mean negative log-likelihood per reply token, nats.
@@ -30,10 +30,9 @@ def imitation_loss(
       is_reply: bool[R, T], the tokens to imitate.
       config: the model's shape.
       prefix: int32[S], what all rows begin with, if they do; it is computed once.
-      dtype: of the computation.
       weight: float[R, T], how much each of them counts; None: all alike.
     """
-    options = ForwardOptions(dtype=dtype)
+    options = ForwardOptions(dtype=jnp.float32)
     before: KeysAndValues = ()
     if prefix is not None:
         before = prefix_keys_and_values(parameters, prefix, config, options)

@@ -27,9 +27,9 @@ class TrainState:
     # int32[], real updates made; schedules count these, the actor's without those of
     # the critic's warm-up.
     updates: jax.Array
-    bad_in_row: jax.Array  # int32[], consecutive iterations with a gradient not finite
+    bad_in_row: jax.Array  # int32[], iterations in a row with a step not finite
     empty_in_row: jax.Array  # int32[], consecutive iterations in which nothing was kept
-    skipped_bad: jax.Array  # int32[], updates skipped so far: gradient not finite
+    skipped_bad: jax.Array  # int32[], updates skipped so far: not finite
     skipped_empty: jax.Array  # int32[], iterations so far in which nothing was kept
 
 
@@ -62,7 +62,7 @@ class UpdateCounts:
 
     attempted: jax.Array  # int32[], with at least one row
     real: jax.Array  # int32[], of them applied
-    bad: jax.Array  # int32[], of them skipped: gradient not finite
+    bad: jax.Array  # int32[], of them skipped: gradient or step not finite
 
 
 _ZERO: Any = np.int32(0)

@@ -10,7 +10,7 @@ import math
 import re
 
 from ragen_jax.planning import reads
-from ragen_jax.planning.hlo import Array, Computation, Instruction, Module
+from ragen_jax.planning.hlo import Computation, Instruction, Module
 
 # Opcodes that launch no kernel and move no data.
 _FREE = frozenset(
@@ -35,7 +35,6 @@ class Kernel:
     operations: float  # FLOP of matrix products and attention
     is_wide: bool  # whether a product has float32 inputs, which is slower
     place: str  # in the Python program: JAX's name stack
-    result: tuple[Array, ...]
     has_product_of: frozenset[int]  # every dimension of inputs and results of products
     # For each argument, the kernel that wrote it and the bytes that are read of it.
     sources: tuple[tuple[str, int], ...] = ()
@@ -65,7 +64,6 @@ def measure(
         operations=sum(operations for operations, _, _ in products),
         is_wide=any(wide for _, wide, _ in products),
         place=instruction.place,
-        result=instruction.arrays,
         has_product_of=frozenset(n for _, _, sizes in products for n in sizes),
         sources=sources,
     )

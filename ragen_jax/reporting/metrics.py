@@ -105,7 +105,7 @@ METRICS: dict[str, Metric] = {
         "updates", "gradient steps made since the start, skipped ones excluded"
     ),
     "update/skipped_nonfinite": Metric(
-        "updates", "gradient steps skipped since the start for a non-finite gradient"
+        "updates", "gradient steps skipped since the start: gradient or step not finite"
     ),
     "update/skipped_empty": Metric(
         "iterations", "iterations without an update since the start: no group was kept"

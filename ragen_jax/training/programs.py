@@ -129,12 +129,14 @@ def abstract_rollout_arguments(run: Run) -> tuple:
     return weights.abstract_parameters(run.model), run.tokens, call
 
 
-def abstract_update_arguments(run: Run, sampling: jax.stages.Lowered) -> tuple:
+def abstract_update_arguments(
+    run: Run, sampling: jax.stages.Lowered | jax.stages.Compiled
+) -> tuple:
     """The arguments of `Programs.update` as ShapeDtypeStructs, to lower it with.
 
     Args:
       run: what is static.
-      sampling: the rollout, lowered for `abstract_rollout_arguments`.
+      sampling: the rollout, lowered or compiled for `abstract_rollout_arguments`.
     """
     model = weights.abstract_parameters(run.model)
     frozen = {} if run.model.adapters is None else model
@@ -155,7 +157,9 @@ def _scalar(run: Run, dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((), dtype, sharding=replicated)
 
 
-def record_shapes(run: Run, sampling: jax.stages.Lowered) -> Rollout:
+def record_shapes(
+    run: Run, sampling: jax.stages.Lowered | jax.stages.Compiled
+) -> Rollout:
     """The rollout's result as ShapeDtypeStructs, with shardings.
 
     Args: as for `abstract_update_arguments`.

@@ -185,6 +185,11 @@ WRONG = {
     "foreign": (["--checkpoint={place}"], "holds no complete ragen_jax check"),
     "step": (["--checkpoint={place}/run/checkpoints/9"], "There is no folder"),
     "no model": (["--model={place}/none"], "there is no folder {place}/none; give"),
+    "nothing": (["--verify"], "--verify needs --checkpoint: a workdir or a step"),
+    "no step": (
+        ["--verify", "--checkpoint={place}/none"],
+        "{place}/none: there is no such",
+    ),
     "no levels": (["--model=x", "--prompts=0"], "--prompts=0"),
     "no episodes": (["--model=x", "--rollouts=0"], "--rollouts=0"),
     "many episodes": (["--model=x", "--rollouts=2000000000"], "lower --rollouts"),

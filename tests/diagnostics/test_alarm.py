@@ -228,6 +228,7 @@ def test_each_way_to_react_is_its_own_decision():
         "health/level": 2.0,
         "health/signs": float(len(back[0].verdict.ringing)),
     }
+    assert health.ROLLBACK in {d.action for d in decisions("rollback", rollbacks=2)}
     often = decisions("rollback", rollbacks=3)
     assert health.STOP in {d.action for d in often}
     assert health.ROLLBACK not in {d.action for d in often}

@@ -247,6 +247,12 @@ BY_HAND = {
         dict(strategy="top_count", count=2, prefer="smallest", keep_zero=True),
         [True, False, True, False],
     ),
+    # What counts as zero is below `zero`; what equals it stays.
+    "zero": (dict(strategy="top_count", count=4, zero=2.0), [False, True, False, True]),
+    "more": (
+        dict(strategy="top_count", count=4, zero=2.5),
+        [False, True, False, False],
+    ),
     # 0.7 * 4 = 2.8 groups, 3 when rounded, 2 when cut.
     "fraction, cut": (
         dict(fraction=0.7, rounding="down"),

@@ -105,6 +105,8 @@ def test_the_critic_learns_at_its_tokens_alone_and_no_further_than_its_clip():
     mean = objectives.value_loss(chosen, values, piece)
     # 0.5 * 2.5^2, for 0.5 lies further from 3 than 2 does; 0.5 * 1.25^2.
     assert (mean.sum, mean.count) == (0.5 * 2.5**2 + 0.5 * 1.25**2, 2)
+    other = dict(loss__aggregation="sequence_mean_token_sum")  # Of the actor alone.
+    chosen = updates.settings(estimator="ppo", loss__value_clip=0.5, **other)
     everywhere = objectives.value_loss(chosen, values, piece.replace(is_target=None))
     assert (everywhere.sum, everywhere.count) == (mean.sum + 0.5 * 81, 3)
 

@@ -288,16 +288,21 @@ def test_members_that_were_dropped_are_not_compared(name):
     everyone = estimate(name, **changes | dict(filter__strategy="none")).advantages
     kept = np.asarray(keep)
     assert np.abs(found[kept] - everyone[kept]).max() > 0.01
-    _, episodes = updates.record()
-    if name == "rloo":
-        totals = np.where(
-            np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None],
-            episodes.reward,
-            0,
-        ).sum(axis=1)[:4]
-        expected = totals[0] - (totals[1] + totals[3]) / 2
-        said = found[0][np.asarray(updates.record()[0].is_reply)[0]]
-        np.testing.assert_allclose(said, expected, rtol=1e-5)
+    rows, episodes = updates.record()
+    is_played = np.arange(updates.TURNS) < np.asarray(episodes.turns)[:, None]
+    earned = np.where(is_played, episodes.reward, 0.0)
+    lost = jnp.asarray(np.where(kept[:, None], earned, earned - 5.0))
+    other = estimate(name, keep=keep, turn_rewards=lost, **changes).advantages
+    np.testing.assert_allclose(other[kept], found[kept], atol=1e-5)
+    assert np.abs(found[kept]).max() > 0.1
+    totals = earned.sum(axis=1)[[0, 1, 3]]
+    by_hand = {
+        "rloo": totals[0] - totals[1:].mean(),
+        "grpo": (totals[0] - totals.mean()) / totals.std(ddof=1),
+    }
+    if name in by_hand:
+        said = found[0][np.asarray(rows.is_reply)[0]]
+        np.testing.assert_allclose(said, by_hand[name], rtol=1e-4)
 
 
 GROUP_ESTIMATORS = ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "turn_grpo"]

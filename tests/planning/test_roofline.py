@@ -27,7 +27,6 @@ def kernel(operations: float = 0.0, *sizes: int) -> kernels.Kernel:
         operations=operations,
         is_wide=False,
         place="",
-        result=(),
         has_product_of=frozenset(sizes),
     )
 

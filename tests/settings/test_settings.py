@@ -576,6 +576,28 @@ def test_a_run_may_be_resumed_with_another_mesh_length_cadence_and_kernels():
     settings.check_same_run(saved, now, "runs/a")
 
 
+def test_a_run_may_be_resumed_with_what_the_documents_list_and_nothing_else():
+    keys = {"iterations", "model.path", "model.attention", "optimizer.microbatch"}
+    keys |= {"loss.logprob_gap_limit"}
+    names = ("layout", "slots", "cuda_graph", "decode_attention")
+    keys |= {f"rollout.{name}" for name in names}
+    sections = {"mesh", "every", "evaluation", "checkpoint", "safety", "health"}
+    saved = settings.to_dict(read())
+    may = {
+        key
+        for key in settings.flatten(saved)
+        if settings.differences(saved, _with_leaf(saved, key.split("."))) == []
+    }
+    listed = {key for key in settings.flatten(saved) if key.split(".")[0] in sections}
+    assert may == keys | listed
+
+
+def _with_leaf(tree, key):
+    """The tree with another value at a leaf."""
+    name, *rest = key
+    return tree | {name: _with_leaf(tree[name], rest) if rest else "another"}
+
+
 def test_a_run_may_be_resumed_with_what_another_mesh_asks_for():
     tensor = dict(mesh__tensor=2, rollout__layout="tensor", rollout__slots=6)
     before = read(optimizer__minibatch=8, optimizer__microbatch=4, **tensor)

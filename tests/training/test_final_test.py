@@ -138,10 +138,12 @@ def test_what_only_trains_is_freed_so_that_both_policies_fit(run):
     """With adapters the base model is not read again beside the one in memory."""
     state = weights.new_state(run)
     base = weights.load_parameters(run.model)
-    run = runs.replace_settings(run, evaluation__test_prompts=7)
+    sizes = dict(evaluation__test_prompts=7, evaluation__test_rollouts=3)
+    run = runs.replace_settings(run, **sizes)
     played, plays = [], []
 
-    def play(*_, actor, on_batch, **how):
+    def play(_, evaluators, *, actor, on_batch, **how):
+        assert {each.rollouts for each in evaluators.values()} == {3}
         leaves = (state.critic, state.actor_optimizer, state.critic_optimizer)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(leaves) if leaf.ndim)
         played.append(actor)

@@ -11,7 +11,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, health, rollbacks
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.training import resumed, trainer, weights
+from ragen_jax.training import loop, resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.interrupts import StallWatchdog
 from ragen_jax.training.loop import OpenWorkdir
@@ -21,6 +21,16 @@ def validated(state, iteration, success, settings):
     values = {"validation/success": success, "train/success": 0.9}
     values |= {"validation/success_standard_error": 0.01}
     return health.observe(state, iteration, values, settings.health)
+
+
+def test_the_gaps_before_a_stop_count_after_it(tmp_path):
+    now = runs.settings()
+    info = resumed.info(now, 3, None, [0.25, 0.5], health.HealthState())
+    with Checkpoints(tmp_path / "checkpoints", keep_last=1, keep_best=0) as saved:
+        saved.save(3, {"x": jnp.zeros(1)}, info, score=None)
+        opened = OpenWorkdir(tmp_path, saved, {}, {})
+        assert loop._progress_at(now, opened, 3).gaps == [0.25, 0.5]
+        assert loop._progress_at(now, opened, 0).gaps == []
 
 
 @pytest.mark.parametrize(

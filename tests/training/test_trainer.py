@@ -441,6 +441,7 @@ def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gr
     assert problem(0.2, 0.0, 0.0, 0.0, 0.04) == ""
     assert "by 0.06 nats a token in the mean of 5" in problem(0.1, 0, 0.1, 0.1, 0)
     assert "by 0.6 nats a token in an iteration" in problem(0, 0.6)
+    assert run.settings.safety.max_bad_updates == 5
 
 
 @pytest.mark.parametrize(("known", "left"), [(0, [2]), (1, [2, 4])])

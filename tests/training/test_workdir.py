@@ -9,6 +9,7 @@ from helpers import runs
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
 from ragen_jax.training.workdir import check_workdir, claim_workdir, only_run
+from ragen_jax.utils import folder_lock
 
 
 def test_a_start_clears_a_dead_runs_half_files_and_no_file_of_the_users(tmp_path):
@@ -30,6 +31,7 @@ def test_a_start_clears_a_dead_runs_half_files_and_no_file_of_the_users(tmp_path
     for name in ours | theirs:
         (tmp_path / name).touch()
     with only_run(tmp_path, runs.settings(), print):
+        assert folder_lock.is_held(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} - {".lock"} == theirs
 
 
