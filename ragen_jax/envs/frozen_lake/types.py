@@ -9,8 +9,8 @@ from flax import struct
 from ragen_jax.envs import grid_text
 
 ICE, HOLE, GOAL = 0, 1, 2  # Tiles.
-# (row, column) change of each direction: left, down, right, up, in Gymnasium's order.
-# Neighbours in this table are at right angles.
+LEFT, DOWN, RIGHT, UP = 0, 1, 2, 3  # Directions, in Gymnasium's order.
+# (row, column) change of each direction. Neighbours in this table are at right angles.
 MOVES = np.array([[0, -1], [1, 0], [0, 1], [-1, 0]], np.int32)
 MEANINGS = ("you", "ice", "hole", "goal", "you in a hole", "you on the goal")
 
