@@ -81,10 +81,10 @@ def main() -> None:
         from ragen_jax.benchmarks import gpu_suite
 
         out = _OUT.value and str(cli.local_path("out", _OUT.value))
-        asked = (flag.value for flag in (_STAGE, _SMOKE, _LIMIT, _TOTAL))
-        return gpu_suite.run_suite(
-            Path(__file__), out, *asked, tables.show, _FORECASTS.value
-        )
+        asked = dict(stage=_STAGE, is_small=_SMOKE, limit=_LIMIT, total=_TOTAL)
+        values = {name: flag.value for name, flag in asked.items()}
+        values |= dict(show=tables.show, forecasts=_FORECASTS.value)
+        return gpu_suite.run_suite(Path(__file__), out, **values)
     if _INSTRUMENTS.value and not _ITERATIONS.value:
         raise UserError("--instruments needs iterations: give --iterations=1 or more")
     out = cli.check_out(_OUT.value) if _OUT.value else None  # Before the measuring.

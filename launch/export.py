@@ -52,6 +52,7 @@ def main() -> None:
     out = _check_flags()
     cli.check_alone("an export")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
+    _check_adapters(settings.lora.rank)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax
     import jax.numpy as jnp
@@ -69,7 +70,6 @@ def main() -> None:
     sizes = fit_mesh(settings.mesh, jax.device_count())
     with cli.user_mistakes():
         model = make_model(settings, meshes.make_mesh(**sizes))
-        _check_adapters(settings.lora.rank)
     console.status(f"reading step {found.step} ...")
     read = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(read(model, found.directory, found.step))

@@ -86,11 +86,10 @@ def main() -> None:
             )
             for task in settings.tasks()
         ]
-    games = []
+    games, split = [], SPLITS.index(_SPLIT.value)
     for section, label, name, options, limit in tasks:
         env = envs.make(name, options, section)
         envs.check_file(env, name, f"{section}name")
-        split = SPLITS.index(_SPLIT.value)
         first_levels.check_levels_come(env, [split], name, f"{section}name")
         games.append((label, envs.guard(env, name, f"{section}name"), limit))
     for label, env, limit in games:

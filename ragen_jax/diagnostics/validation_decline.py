@@ -58,9 +58,12 @@ def update(
     if success is None or not math.isfinite(success):
         return record
     error = metrics.get(ERROR)
-    error = error if error is not None and math.isfinite(error) else math.inf
+    is_known = error is not None and math.isfinite(error)
+    error = error if is_known else 0.0  # A checkpoint's JSON has no infinity.
     if success >= record.best:  # Of equals the later, whose checkpoint is kept.
         return Record(success, error, iteration, success)
+    if not is_known:
+        return dataclasses.replace(record, last=success, low=0)
     limit = max(MARGIN, ERRORS * math.hypot(error, record.best_error))
     low = record.low + 1 if record.best - success > limit else 0
     return dataclasses.replace(record, last=success, low=low)

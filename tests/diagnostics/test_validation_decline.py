@@ -67,6 +67,8 @@ def test_how_low_and_how_often_by_hand(successes, error, low):
         record = validation_decline.update(record, iteration + 1, metrics)
         record = validation_decline.update(record, iteration + 1, {})  # None was made.
     assert record.low == low and record.is_decline == (low >= 2)
+    # A checkpoint keeps it as JSON, which has no infinity.
+    json.dumps(dataclasses.asdict(record), allow_nan=False)
 
 
 def test_chance_alone_seldom_rings():
