@@ -1,5 +1,6 @@
 """The watch on validation success: a fall that training does not show."""
 
+import dataclasses
 import json
 import math
 
