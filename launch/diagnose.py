@@ -36,7 +36,7 @@ _GROUP = flags.DEFINE_integer(
     "group_size", 0, "Episodes per prompt; 0: as in training.", lower_bound=0
 )
 _SAME_PROMPTS = flags.DEFINE_boolean(
-    "same_prompts", False, "Measure every step on the first one's prompts."
+    "same_prompts", False, "Measure every step on the same prompts, new to all."
 )
 _SAMPLES = flags.DEFINE_integer(
     "samples", 64, "Thoughts that --information is measured on; 0: all.", lower_bound=0
@@ -79,7 +79,7 @@ def main() -> None:
         samples=_SAMPLES.value,
         buckets=_BUCKETS.value,
         may_lack_thoughts=_ALL.value,
-        prompts_of=steps[0] if _SAME_PROMPTS.value else None,
+        prompts_of=settings.iterations if _SAME_PROMPTS.value else None,
     )
     results = diagnosis.diagnose_all(
         instruments, found.directory, steps, options, out, print

@@ -110,7 +110,7 @@ def main() -> None:
             _report_plan(run)
             return
         memory_plan.check_least(run)
-        run_lib.check_levels_come(run)
+        run_lib.check_levels_of_run(run)
         # Created last, so that a mistake leaves no folder behind.
         workdir = cli.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())

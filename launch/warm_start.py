@@ -69,7 +69,7 @@ def main() -> None:
     pieces = chat_template.cut_pieces(tokenizer, config.model)
     count = parameters.count(weights)
     print(f"tokenizer: {len(tokenizer)} tokens; model: {count:,} parameters")
-    with keeper.told():
+    with keeper.adding_remedy():
         for name in stage_names:
             weights = stages.train_stage(weights, name, config, pieces, tokenizer)
             with cli.user_mistakes():

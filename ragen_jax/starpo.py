@@ -186,7 +186,7 @@ def score(
     selection = uncertainty_filter(settings, rows, episodes, iteration, turn_rewards)
     kept = gather_kept_rows(settings, rows, episodes, selection.keep)
     kept = kept.replace(rows=shard_rows(plan, kept.rows))
-    scores = forward.score_before(plan, state, frozen, reference, kept)
+    scores = forward.old_scores(plan, state, frozen, reference, kept)
     token_rewards = shaping.token_rewards(
         settings, kept.rows, turn_rewards, scores, iteration
     )

@@ -79,8 +79,7 @@ class Rows:
     log-probability is read from the logits of position t - 1.
 
     Padding is no reply and ends no turn: `record.finish_rows` and `gather.gather_rows`
-    see to it. What indexes by `episode` masks it with `is_real` all the same, since -1
-    would read the last episode.
+    see to it.
     """
 
     tokens: jax.Array  # int32[R, T], prompt, then replies and observations in turn
@@ -96,6 +95,14 @@ class Rows:
     def is_real(self) -> jax.Array:
         """bool[R, T], False on padding."""
         return self.episode >= 0
+
+    @property
+    def real_replies(self) -> jax.Array:
+        """bool[R, T], the reply tokens, for what indexes by `episode`.
+
+        Whoever made the rows: an index of -1 would read the last episode.
+        """
+        return self.is_reply & self.is_real
 
 
 def check_rows(rows: Rows) -> None:
@@ -124,7 +131,7 @@ def reply_places(rows: Rows) -> jax.Array:
 
     A reply begins where the one before it ended, as `turn_end` records.
     """
-    is_reply = rows.is_reply & rows.is_real
+    is_reply = rows.real_replies
     # Reply tokens of the row so far, less those of the replies that ended before.
     count = jnp.cumsum(is_reply, axis=1, dtype=jnp.int32)
     ended = jax.lax.cummax(jnp.where(rows.turn_end, count, 0), axis=1)

@@ -67,7 +67,10 @@ def get_study() -> Study:
             "--group_size=4",
         ),
         notes="PPO without a KL term; every tenth iteration's checkpoint is measured on"
-        " the same 32 prompts, four episodes of each. The source pools all of its runs"
+        " the same 32 prompts, four episodes of each. Where FrozenLake was measured,"
+        " they were those of the eleventh iteration, and later checkpoints had trained"
+        " on 9 to 14 of these lakes; now they are of an iteration that is never"
+        " trained. The source pools all of its runs"
         " and reports +0.39 for the z-score and -0.14 for the entropy given the prompt;"
         " here each run has its own correlation, over 20 checkpoints of rising"
         " training: what merely moves with time correlates too. The learning rate falls"

@@ -4,10 +4,10 @@ python launch/study.py --study=configs/studies/risk.py --jobs=2
 
 The better arm pays 1 in a quarter of its pulls, else 0; the other always 0.15. A group
 without a win has a small spread, in which each loss weighs as much as a win does in a
-group with one. By simulation of rewards alone, of 16 episodes of which a share h pulls
-the better arm, its expected advantage over the other is -0.12 at h = 0.3, +0.04 at 0.44
-and +0.14 at 0.7; of 8 episodes it is negative at any h, of 64 positive; without the
-division it is +0.09 to +0.10 throughout.
+group with one. Of 16 episodes, each of which pulls the better arm with probability h,
+its expected advantage over the other, computed from the rewards alone, is -0.11 at h =
+0.3, +0.04 at 0.44 and +0.14 at 0.7; of 8 episodes it is negative at any h, of 64 below
+h = 0.08 alone; without the division it is +0.09 to +0.10 throughout.
 """
 
 from ragen_jax.studies.definition import SMOKE, Claim, Study

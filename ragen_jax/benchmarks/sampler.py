@@ -186,6 +186,7 @@ def _plan(model: Model, conversation: Conversation, batch: int) -> RolloutPlan:
     part = EnvShard(
         first_episode=0,
         episodes=batch,
+        first_group=0,
         groups=batch,
         first_slot=0,
         slots=batch,

@@ -23,7 +23,6 @@ from ragen_jax.diagnostics import (
     thought_samples,
 )
 from ragen_jax.diagnostics import monitor as monitor_lib
-from ragen_jax.diagnostics.agreement import thought_agreement
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import SettingsError, UserError
@@ -62,8 +61,9 @@ class DiagnosisOptions:
     # Whether to skip mutual information, instead of failing, for a checkpoint whose
     # replies have no thoughts: among several, a collapsed one is worth comparing.
     may_lack_thoughts: bool = False
-    # The iteration whose prompts and noise are drawn; None: the checkpoint's own, so
-    # that two checkpoints differ by their levels' difficulty too.
+    # The iteration, counted from 0, whose prompts and noise are drawn; None: the one
+    # after the checkpoint's, so that two checkpoints differ by their levels' difficulty
+    # too. One of the run itself would have been seen by its later checkpoints.
     prompts_of: int | None = None
 
 
@@ -139,7 +139,7 @@ class Instruments:
     @functools.cached_property
     def monitor(self) -> Monitor:
         """The health metrics of training."""
-        return monitor_lib.make_monitor(self.run, self.plan)
+        return monitor_lib.make_monitor(self.run, self.run.model.tokenizer, self.plan)
 
     @functools.cached_property
     def score(self) -> Callable:
@@ -178,8 +178,8 @@ def sample(run: Run, programs: Programs, actor: Parameters, iteration: int) -> R
       UserError: if an environment showed longer observations than its
         `longest_observation` allows.
     """
-    call = training_rollout_args(run.settings, np.int32(iteration), np.int32(0))
-    rollout = programs.rollout(actor, run.tokens, call)
+    rollout_args = training_rollout_args(run.settings, np.int32(iteration), np.int32(0))
+    rollout = programs.rollout(actor, run.tokens, rollout_args)
     too_long = jax.device_get(rollout.too_long.sum(axis=0))
     refuse_cut_messages([task.label for task in run.tasks], too_long)
     return rollout
@@ -188,14 +188,9 @@ def sample(run: Run, programs: Programs, actor: Parameters, iteration: int) -> R
 def text_statistics(instruments: Instruments, rollout: Rollout) -> dict[str, float]:
     """The indicators of a batch, and how far thoughts agree with answers."""
     run, monitor = instruments.run, instruments.monitor
-    tables = monitor_lib.tables(run)
-    measured = jax.device_get(monitor.measure(rollout.rows, rollout.episodes, tables))
-    values = {name: float(value) for name, value in measured.items()}
+    values = monitor_lib.batch_indicators(monitor, run, rollout)
     episodes = jax.device_get(rollout.episodes)
     values["success"] = float(episodes.success.mean())
-    rows = jax.device_get(rollout.rows)
-    agreement = thought_agreement(monitor.readers, rows, episodes)
-    values["thought_answer_agreement"] = agreement
     if run.rollout_context.with_grounding:
         values["grounded"] = float(episodes.grounded[is_played(episodes)].mean())
     return values

@@ -280,11 +280,11 @@ def _play_model(request: Request, subject: Subject, console):
 def _check_same_everywhere(model, subject: Subject, tokens) -> None:
     """Raises UserError, in every process, if one is about to play something else."""
     from ragen_jax.training import weights, workdir
-    from ragen_jax.training.run import texts_mark
+    from ragen_jax.training.run import texts_fingerprint
 
     played = weights.played_fingerprint(model, subject.directory, subject.step)
     workdir.check_same_everywhere(played)
-    workdir.check_same_texts(texts_mark(tokens))
+    workdir.check_same_texts(texts_fingerprint(tokens))
 
 
 def _check_graph(request: Request) -> None:

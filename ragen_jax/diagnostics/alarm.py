@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragen_jax.diagnostics import validation_decline
+from ragen_jax.utils.words import listed
 
 WINDOW, LAG = 20, 4  # iterations: values of a reference, and between it and now
 LEAST = 10  # values that a reference needs before its signal is looked at
@@ -266,8 +267,8 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
     names = tuple(s.metric for s in ringing)
     if outcomes and recent:
         sentence = (
-            f"collapse at iteration {iteration}: {_listed(outcomes)} fell after"
-            f" {_listed(recent)} had left the usual range"
+            f"collapse at iteration {iteration}: {listed(outcomes)} fell after"
+            f" {listed(recent)} had left the usual range"
         )
         return Verdict(COLLAPSE, names, sentence)
     halved = [s.metric for s in signals if by_name[s.metric].has_halved(s.floor)]
@@ -275,7 +276,7 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
     if lost and SPREAD in halved:
         lost = [*lost, SPREAD]
         sentence = (
-            f"collapse at iteration {iteration}: {_listed(lost)} are less than half of"
+            f"collapse at iteration {iteration}: {listed(lost)} are less than half of"
             " what they were when the run began"
         )
         return Verdict(COLLAPSE, tuple(lost), sentence)
@@ -288,16 +289,11 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
         )
     if names:
         sentence = (
-            f"watch at iteration {iteration}: {_listed(names)} left the usual range of"
+            f"watch at iteration {iteration}: {listed(names)} left the usual range of"
             f" the last {WINDOW} iterations"
         )
         return Verdict(WATCH, names, sentence)
     return Verdict(HEALTHY, (), "")
-
-
-def _listed(names) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def to_json(state: AlarmState) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.diagnostics import episode_log, indicators, scored_batch
 from ragen_jax.diagnostics.agreement import thought_agreement
@@ -24,8 +24,11 @@ from ragen_jax.learning.train_state import TrainState
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.rollout.tasks import Task
-from ragen_jax.starpo import Programs
+from ragen_jax.settings import Settings
+from ragen_jax.starpo import Programs, Run
 from ragen_jax.trajectory import Episodes, Rows
+
+_AGREEMENT = "thought_answer_agreement"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +41,14 @@ class Monitor:
     labels: tuple[str, ...]  # names of these environments
 
 
-def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
+def make_monitor(
+    run: Run, tokenizer: PreTrainedTokenizerFast, plan: UpdatePlan
+) -> Monitor:
     """The monitor of a run. Compiles nothing yet.
 
     Args:
-      run: `training.run.Run`.
+      run: settings, environments and sizes.
+      tokenizer: of its model.
       plan: of its update.
     """
     rollout = run.settings.rollout
@@ -59,44 +65,54 @@ def make_monitor(run: Any, plan: UpdatePlan) -> Monitor:
     return Monitor(
         measure=jax.jit(measure),
         score=scored_batch.make_scoring(plan, keep_all=False),
-        readers=readers_of(run, run.tasks),
+        readers=readers_of(tokenizer, run.tasks),
         labels=tuple(task.label for task in run.tasks),
     )
 
 
-def readers_of(run: Any, tasks: Sequence[Task]) -> tuple[Reader, ...]:
+def readers_of(
+    tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task]
+) -> tuple[Reader, ...]:
     """One reader per environment, which decodes its recorded tokens to text."""
-    model = run.model
     return tuple(
-        transcripts.make_reader(model.tokenizer, task.env, task.dialogue)
-        for task in tasks
+        transcripts.make_reader(tokenizer, task.env, task.dialogue) for task in tasks
     )
 
 
-def tables(run: Any) -> tuple:
+def tables(run: Run) -> tuple:
     """The reply parser's tables, one per environment, for `Monitor.measure`."""
     return tuple(tokens.replies for tokens in run.tokens)
 
 
-def measure(monitor: Monitor, run: Any, rollout: Rollout) -> dict[str, float]:
-    """The `health/` metrics of a batch; {} if `health.indicators` is off."""
-    if not run.settings.health.indicators:
-        return {}
+def batch_indicators(monitor: Monitor, run: Run, rollout: Rollout) -> dict[str, float]:
+    """The indicators of a batch, and how far its thoughts agree with its answers.
+
+    The agreement is NaN where no valid reply has a thought. Several processes leave it
+    out, as none of them holds whole rows.
+    """
     measured = jax.device_get(
         monitor.measure(rollout.rows, rollout.episodes, tables(run))
     )
-    values = {f"health/{name}": float(value) for name, value in measured.items()}
-    if jax.process_count() == 1:  # Of several processes none holds whole rows.
+    values = {name: float(value) for name, value in measured.items()}
+    if jax.process_count() == 1:
         record = jax.device_get((rollout.rows, rollout.episodes))
-        agreement = thought_agreement(monitor.readers, *record)
-        if not math.isnan(agreement):
-            values["health/thought_answer_agreement"] = agreement
+        values[_AGREEMENT] = thought_agreement(monitor.readers, *record)
     return values
+
+
+def measure(monitor: Monitor, run: Run, rollout: Rollout) -> dict[str, float]:
+    """The `health/` metrics of a batch; {} if `health.indicators` is off."""
+    if not run.settings.health.indicators:
+        return {}
+    values = batch_indicators(monitor, run, rollout)
+    if math.isnan(values.get(_AGREEMENT, 0.0)):
+        del values[_AGREEMENT]
+    return {f"health/{name}": value for name, value in values.items()}
 
 
 def record(
     monitor: Monitor,
-    run: Any,
+    run: Run,
     programs: Programs,
     state: TrainState,
     rollout: Rollout,
@@ -147,26 +163,33 @@ def record(
     episode_log.append(workdir, described)
 
 
-def recorder(run: Any, workdir: Path, phase: str, iteration: int) -> Callable:
+def recorder(
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerFast,
+    tasks: Sequence[Task],
+    workdir: Path,
+    phase: str,
+    iteration: int,
+) -> Callable:
     """An `on_batch` for `evaluator.evaluate` that records the first test episodes.
 
     It takes (label, first level, rows, episodes). Before and after training these are
     episodes of the same levels.
 
     Args:
-      run: with `evaluated` environments.
+      settings: of the run.
+      tokenizer: of its model.
+      tasks: the environments that are evaluated.
       workdir: where the log is.
       phase: "before" or "after".
       iteration: finished iterations of the policy that plays.
     """
-    tasks = [task for task, _ in run.evaluated]
-    readers = dict(
-        zip([task.label for task in tasks], readers_of(run, tasks), strict=True)
-    )
-    count = run.settings.health.record_episodes
+    labels = [task.label for task in tasks]
+    readers = dict(zip(labels, readers_of(tokenizer, tasks), strict=True))
+    count = settings.health.record_episodes
 
     def on_batch(label: str, first: int, rows: Rows, episodes: Episodes) -> None:
-        is_off = run.settings.health.record_every == 0 or jax.process_count() > 1
+        is_off = settings.health.record_every == 0 or jax.process_count() > 1
         if first or is_off:
             return
         described = episode_log.describe(

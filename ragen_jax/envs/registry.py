@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.envs import interface
+from ragen_jax.envs import traced_checks
 from ragen_jax.envs.base import Environment, check_environment
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings import (
@@ -76,7 +76,7 @@ def make(
     except Exception as error:  # From a __post_init__ of the settings.
         raise _failed(error, name, "Settings", key) from error
     try:
-        with user_modules.telling(f"{key} = {name!r}: make(settings)"):
+        with user_modules.warn_if_slow(f"{key} = {name!r}: make(settings)"):
             env = maker(settings)
         if isinstance(env, Environment):
             check_environment(env)
@@ -112,11 +112,11 @@ def check_file(env: Environment, name: str, key: str = "env.name") -> None:
     if not user_modules.is_path(name):
         return
     try:
-        with user_modules.telling(f"{key} = {name!r}: tracing the functions"):
-            interface.check_functions(env)
-    except interface.InterfaceError as error:
+        with user_modules.warn_if_slow(f"{key} = {name!r}: tracing the functions"):
+            traced_checks.check_functions(env)
+    except traced_checks.InterfaceError as error:
         raise SettingsError(f"{key} = {name!r}: {error}") from error
-    except interface.FunctionError as error:
+    except traced_checks.FunctionError as error:
         assert error.__cause__ is not None
         raise _failed(error.__cause__, name, error.part, key) from error
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ragen_jax.models.parameters import Parameters
+from ragen_jax.rollout import plan as plan_lib
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
@@ -97,7 +98,7 @@ def make_evaluator(
     each = _levels_at_a_time(prompts, rollouts, slots, shards)
     task = dataclasses.replace(task, prompts=each)
     rollout_context = dataclasses.replace(rollout_context, tasks=(task,))
-    plan = rollout_lib.make_plan(
+    plan = plan_lib.make_plan(
         (task,),
         (tokens,),
         options,
@@ -161,7 +162,7 @@ def evaluate(
     """
     parts = []
     for first in range(0, prompts, evaluator.prompts):
-        call = RolloutArgs(
+        rollout_args = RolloutArgs(
             seed=np.uint32(seed),
             split=np.int32(split),
             iteration=np.int32(0),
@@ -169,7 +170,7 @@ def evaluate(
             temperature=np.float32(max(temperature, 1e-6)),
             policy_version=np.int32(0),
         )
-        result = evaluator.rollout(parameters, evaluator.tokens, call)
+        result = evaluator.rollout(parameters, evaluator.tokens, rollout_args)
         too_long = _on_host(result.too_long).sum(axis=0).tolist()
         refuse_cut_messages([evaluator.label], too_long)
         wanted = min(evaluator.prompts, prompts - first) * evaluator.rollouts

@@ -15,6 +15,7 @@ import numpy as np
 from ragen_jax.envs import base, first_levels
 from ragen_jax.errors import UserError
 from ragen_jax.rollout import prng
+from ragen_jax.utils.words import counted
 
 # (State as NumPy arrays, actions left) -> the next actions; None ends the game.
 Player = Callable[[Any, int], tuple[int, ...] | None]
@@ -76,7 +77,7 @@ def play_episode(
         if not plan:
             plan = player(state, actions - played)
         if plan is None:
-            table.show(f"left after {_count(played)}, return {earned:.4g}")
+            table.show(f"left after {counted(played, 'action')}, return {earned:.4g}")
             return False
         action, *plan = plan
         text = base.text_of_action(action, table.env, state)
@@ -87,12 +88,12 @@ def play_episode(
         earned += float(outcome.reward)
         table.show(
             f"{text}: reward {outcome.reward:.4g},"
-            f" {_count(actions - played)} left\n{_text(table, state)}"
+            f" {counted(actions - played, 'action')} left\n{_text(table, state)}"
         )
         show(played, state)
         if outcome.done:
             how = "solved" if outcome.success else "over"
-            table.show(f"{how} after {_count(played)}, return {earned:.4g}")
+            table.show(f"{how} after {counted(played, 'action')}, return {earned:.4g}")
             return True
     table.show(f"out of actions, return {earned:.4g}")
     return True
@@ -103,10 +104,6 @@ def _text(table: Table, state: Any) -> str:
     if wrong := first_levels.unknown_sentence(table.env, ids):
         raise UserError(f"the environment {table.env.name}: {wrong}")
     return base.text_of(table.env.phrases, ids).removesuffix("\n")
-
-
-def _count(actions: int) -> str:
-    return f"{actions} action{'' if actions == 1 else 's'}"
 
 
 # Players -----------------------------------------------------------------------------
@@ -189,7 +186,7 @@ def human_player(table: Table, ask: Callable[[str], str | None]) -> Player:
 
     def play(state: Any, left: int) -> tuple[int, ...] | None:
         while True:
-            line = ask(f"{_count(left)} left> ")
+            line = ask(f"{counted(left, 'action')} left> ")
             if line is None or line.strip().lower() in ("q", "quit"):
                 return None
             try:

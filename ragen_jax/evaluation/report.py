@@ -8,6 +8,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.evaluation.evaluator import Score, reported_k
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.settings import Settings
+from ragen_jax.utils.words import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def figures(score: Score, played: Played, seconds: float) -> dict[str, Any]:
 def table(score: Score, played: Played) -> str:
     """The results for the terminal; ± is one standard error over levels."""
     env, limits = played.settings.env, played.settings.rollout
-    each = f"{played.rollouts} episode{'' if played.rollouts == 1 else 's'} each"
+    each = f"{counted(played.rollouts, 'episode')} each"
     rows = [
         ("played by", played.who),
         (

@@ -17,6 +17,7 @@ from ragen_jax.text import phrases, prompts, reference_parser, token_bytes
 from ragen_jax.text.prompts import Dialogue
 from ragen_jax.trajectory import Episodes, Rows
 from ragen_jax.utils.finite import finite
+from ragen_jax.utils.words import counted
 
 ENDS = {
     trajectory.UNFINISHED: "unfinished",
@@ -230,8 +231,8 @@ def readable(transcript: Transcript) -> str:
     outcome = "solved" if transcript.success else "not solved"
     lines = [
         f"Level {transcript.level}, episode {transcript.rollout}: {outcome},"
-        f" {transcript.end.replace('_', ' ')} after {_count(transcript.turns, 'turn')}"
-        f" and {actions} actions"
+        f" {transcript.end.replace('_', ' ')} after"
+        f" {counted(len(transcript.turns), 'turn')} and {actions} actions"
     ]
     for turn in transcript.turns:
         lines += [f"    {_shown(line)}" for line in turn.message.splitlines()]
@@ -255,7 +256,3 @@ def _thought_and_answer(reply: str) -> tuple[str | None, str]:
 def _shown(text: str) -> str:
     """On one line, without control characters, which could upset a terminal."""
     return "".join(c if c.isprintable() else "·" for c in text.replace("\n", " "))
-
-
-def _count(things: tuple, name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

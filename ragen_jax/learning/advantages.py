@@ -5,11 +5,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ragen_jax.learning.groups import Grouping, deviations, group_statistics
+from ragen_jax.learning.groups import (
+    SMALLEST_STD,
+    Grouping,
+    deviations,
+    group_statistics,
+)
 from ragen_jax.parallel import backend_choices
 from ragen_jax.trajectory import Rows, look_up_turns, reply_places
-
-_SMALLEST_STD = 1e-6  # Below it a group's or batch's values count as equal.
 
 
 @struct.dataclass
@@ -148,7 +151,7 @@ def find_replies(rows: Rows, shape: tuple[int, int, int]) -> Replies:
       rows: R rows in any order; rows of some turns or episodes may be absent.
       shape: (B, K, M): episodes, turns, and the most tokens of a reply; static.
     """
-    is_reply = rows.is_reply & rows.is_real
+    is_reply = rows.real_replies
     # Out of range off the replies, so that scatters drop it.
     episode = jnp.where(is_reply, rows.episode, shape[0])
     return Replies(is_reply, episode, rows.turn, reply_places(rows), shape)
@@ -217,7 +220,7 @@ def group_advantages(
     if not divide_by_std:
         return centred
     std = statistics.std[grouping.group]
-    is_equal = std < _SMALLEST_STD
+    is_equal = std < SMALLEST_STD
     return jnp.where(is_equal, 0.0, centred / jnp.where(is_equal, 1.0, std))
 
 
@@ -254,7 +257,7 @@ def broadcast_to_tokens(advantage: jax.Array, rows: Rows) -> jax.Array:
     """
     chex.assert_rank(advantage, 1)
     looked_up = advantage.astype(jnp.float32)[jnp.maximum(rows.episode, 0)]
-    return jnp.where(rows.is_reply & rows.is_real, looked_up, 0.0)
+    return jnp.where(rows.real_replies, looked_up, 0.0)
 
 
 def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
@@ -269,7 +272,7 @@ def broadcast_turns(advantage: jax.Array, rows: Rows) -> jax.Array:
     """
     chex.assert_rank(advantage, 2)
     looked_up = look_up_turns(advantage.astype(jnp.float32), rows)
-    return jnp.where(rows.is_reply & rows.is_real, looked_up, 0.0)
+    return jnp.where(rows.real_replies, looked_up, 0.0)
 
 
 def whiten(
@@ -309,6 +312,6 @@ def whiten(
     mean = (weights * above_lowest).sum() / count
     centred = above_lowest - mean
     std = jnp.sqrt((weights * jnp.square(centred)).sum() / count)
-    is_equal = std < _SMALLEST_STD
+    is_equal = std < SMALLEST_STD
     whitened = centred / jnp.where(is_equal, 1.0, std)
     return jnp.where(mask & ~is_equal, whitened, 0.0)

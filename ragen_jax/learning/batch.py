@@ -47,6 +47,11 @@ class Batch:
     is_target: jax.Array | None = None
     has_bonus: jax.Array | None = None
 
+    @property
+    def critic_tokens(self) -> jax.Array:
+        """bool[C, T], where the critic learns."""
+        return self.is_reply if self.is_target is None else self.is_target
+
 
 @struct.dataclass
 class ScoredRecord:
@@ -143,8 +148,7 @@ def reply_lengths(is_reply: jax.Array) -> jax.Array:
 
 def explained_variance(batch: Batch) -> jax.Array:
     """1 - Var(returns - old values) / Var(returns), over the critic's tokens."""
-    is_target = batch.is_reply if batch.is_target is None else batch.is_target
-    mask = is_target & (batch.weight > 0)[:, None]
+    mask = batch.critic_tokens & (batch.weight > 0)[:, None]
 
     def variance(x: jax.Array) -> jax.Array:
         mean = aggregation.token_mean(x, mask).value()

@@ -175,7 +175,7 @@ def _rewards_with_kl(settings: Settings, evidence: Evidence) -> jax.Array:
     if not settings.has_reference or settings.loss.kl_in != "reward":
         return evidence.turn_rewards
     rows, shape = evidence.rows, evidence.turn_rewards.shape
-    is_reply = rows.is_reply & rows.is_real
+    is_reply = rows.real_replies
     # Episode B is out of range, so dropped.
     place = jnp.where(is_reply, rows.episode, shape[0]), jnp.maximum(rows.turn, 0)
     blank = jnp.zeros(shape, jnp.float32)

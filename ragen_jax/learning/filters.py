@@ -126,7 +126,7 @@ def _length(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
 def _entropy(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Array:
     """Mean over an episode's reply tokens of their entropy as sampled, nats."""
     count = episodes.turns.shape[0]
-    is_reply = rows.is_reply & rows.is_real
+    is_reply = rows.real_replies
     owner = jnp.where(is_reply, rows.episode, count).reshape(-1)
 
     def total(x: jax.Array) -> jax.Array:

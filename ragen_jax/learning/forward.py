@@ -1,6 +1,6 @@
 """The update's forward passes: over microbatches, sharded on the mesh, by row length.
 
-`starpo.score` calls `score_before`; the losses in gradients.py call `policy_scores` and
+`starpo.score` calls `old_scores`; the losses in gradients.py call `policy_scores` and
 `critic_values` for each microbatch.
 """
 
@@ -95,7 +95,7 @@ def critic_values(
 # Passes over all kept rows, before the first update -----------------------------------
 
 
-def score_before(
+def old_scores(
     plan: UpdatePlan, state: TrainState, frozen, reference, kept: KeptRows
 ) -> OldScores:
     """Old values, and log-probs of reference and actor, of the kept rows.

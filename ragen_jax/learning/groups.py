@@ -7,6 +7,8 @@ from flax import struct
 
 # Relative difference, about 1e-6, that adding the same terms in another order can make.
 _ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
+# Below it the values of a group or of a batch count as equal: no division by their std.
+SMALLEST_STD = 1e-6
 
 
 @struct.dataclass

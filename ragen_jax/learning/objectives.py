@@ -106,7 +106,4 @@ def value_loss(settings: Settings, values: jax.Array, microbatch: Batch) -> Mean
     loss = losses.clipped_value_loss(
         values, microbatch.old_values, microbatch.returns, settings.loss.value_clip
     )
-    is_target = (
-        microbatch.is_reply if microbatch.is_target is None else microbatch.is_target
-    )
-    return aggregation.token_mean(loss, is_target, microbatch.weight)
+    return aggregation.token_mean(loss, microbatch.critic_tokens, microbatch.weight)

@@ -32,21 +32,22 @@ def over_the_run(
 
 
 def learning_rate(
-    settings: Settings, peak: float | jax.Array, kind: str = ""
+    settings: Settings, peak: float | jax.Array, *, of_critic: bool = False
 ) -> optax.Schedule:
     """Learning rate by real updates made: warm-up, then constant, linear or cosine.
 
     Args:
       settings: of the run.
       peak: the rate after the warm-up.
-      kind: optimizer.critic_schedule, for the critic ("same": as the actor's); "": the
-        actor's, which does not count updates while the critic warms up.
+      of_critic: False: the actor's, which does not count updates while the critic
+        warms up.
     """
     optimizer = settings.optimizer
     total = optimizer.schedule_updates or updates_expected(settings)
-    if not kind:
+    if not of_critic:
         total = actor_share(settings, total)
-    kind = optimizer.schedule if kind in ("", "same") else kind
+    has_own = of_critic and optimizer.critic_schedule != "same"
+    kind = optimizer.critic_schedule if has_own else optimizer.schedule
     rest = max(1, min(total, _MOST_UPDATES) - optimizer.warmup)
     after = {
         "constant": optax.constant_schedule(peak),

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 from ragen_jax.errors import SettingsError
 from ragen_jax.learning import rewards
 from ragen_jax.learning.batch import OldScores
-from ragen_jax.learning.groups import Grouping, deviations, group_statistics
+from ragen_jax.learning.groups import (
+    SMALLEST_STD,
+    Grouping,
+    deviations,
+    group_statistics,
+)
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.settings import RewardSettings, Settings
 from ragen_jax.trajectory import Episodes, Rows, blank_episodes, is_played
@@ -22,7 +27,6 @@ from ragen_jax.utils import tracing, user_modules
 
 Hook = Callable[[Episodes], jax.Array]  # gives float32[B, K]
 
-_SMALLEST_STD = 1e-6  # Returns that vary less are not divided by their std.
 _ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
 
 
@@ -117,7 +121,7 @@ def check_hook(path: str, count: int, turns: int) -> None:
     hook = load_hook(path)
     episodes = jax.eval_shape(lambda: blank_episodes(count, turns))
     try:
-        with user_modules.telling(f"reward.hook = {path!r}: tracing turn_rewards"):
+        with user_modules.warn_if_slow(f"reward.hook = {path!r}: tracing turn_rewards"):
             result = jax.eval_shape(hook, episodes)
             keeps_state = tracing.keeps_traced_values(hook, episodes)
     except Exception as error:
@@ -184,7 +188,7 @@ def normalize(
     terms = jnp.abs(earned).sum(axis=1)
     statistics = group_statistics(total, sets, terms)
     std = statistics.std[set_of]
-    is_spread = std > _SMALLEST_STD
+    is_spread = std > SMALLEST_STD
     scale = jnp.ones_like(std) if method == "mean" else jnp.where(is_spread, std, 1.0)
     target = deviations(total, sets, statistics) / scale
     if method == "asym_clip":

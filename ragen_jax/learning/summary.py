@@ -178,7 +178,7 @@ def iteration_values(
       actor_lr: float32[], the highest of the actor's schedule.
     """
     update, optimizer = over_uses(uses), settings.optimizer
-    rate = learning_rate(settings, actor_lr)
+    rate, steps = learning_rate(settings, actor_lr), counts["actor_steps"]
     values = {
         "train/success": means["success"],
         "train/return": means["return"],
@@ -193,7 +193,7 @@ def iteration_values(
         "rollout/utilization": means["sampled_tokens"] / slot_passes,
         "filter/reward_std": update.reward_std,
         "filter/kept_fraction": update.kept_fraction,
-        "update/actor_lr": rate(jnp.maximum(counts["actor_steps"] - 1, 0)),
+        "update/actor_lr": jnp.where(steps > 0, rate(jnp.maximum(steps - 1, 0)), 0.0),
         "update/count": counts["updates"],
         "update/skipped_nonfinite": counts["skipped_bad"],
         "update/skipped_empty": counts["skipped_empty"],

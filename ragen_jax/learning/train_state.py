@@ -164,7 +164,7 @@ def actor_steps(state: TrainState) -> jax.Array:
 def critic_optimizer(settings: Settings) -> optax.GradientTransformation:
     """The critic's own AdamW."""
     optimizer = settings.optimizer
-    rate = learning_rate(settings, optimizer.critic_lr, optimizer.critic_schedule)
+    rate = learning_rate(settings, optimizer.critic_lr, of_critic=True)
     return _adamw(optimizer, rate)
 
 

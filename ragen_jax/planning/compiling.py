@@ -47,8 +47,10 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
         label means those of all tasks.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    parameters, _, call = programs_lib.abstract_rollout_arguments(run)
-    sampling = programs.rollout.lower(parameters, _abstract(run, run.tokens), call)
+    parameters, _, rollout_args = programs_lib.abstract_rollout_arguments(run)
+    sampling = programs.rollout.lower(
+        parameters, _abstract(run, run.tokens), rollout_args
+    )
     wanted = lambda name: not names or name in names  # noqa: E731
     if wanted(ROLLOUT):
         yield Lowered(ROLLOUT, sampling)
@@ -64,7 +66,7 @@ def lower(run: Run, names: Sequence[str] = ()) -> Iterator[Lowered]:
     kinds = [kind for kind in validation.KINDS if wanted(kind)]
     for name, evaluator in validation.programs_of(run, kinds):
         tokens = _abstract(run, evaluator.tokens)
-        yield Lowered(name, evaluator.rollout.lower(parameters, tokens, call))
+        yield Lowered(name, evaluator.rollout.lower(parameters, tokens, rollout_args))
 
 
 def compile_program(target: Target, traced: Lowered) -> Program:

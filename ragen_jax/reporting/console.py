@@ -186,11 +186,6 @@ class Console:
         # Why nothing more is written, once that failed within `on_lost_reader`.
         self.lost: OSError | None = None
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the stream was lost within `on_lost_reader`."""
-        return self.lost is not None
-
     @contextlib.contextmanager
     def on_lost_reader(self, notice: Callable[[], None]) -> Iterator[None]:
         """A context in which losing the stream calls `notice`, once.
@@ -200,7 +195,7 @@ class Console:
         then. Outside the context this raises an OSError that names the output.
         """
         self._notice = notice
-        if self.is_gone:
+        if self.lost is not None:
             notice()
         try:
             yield
@@ -233,7 +228,7 @@ class Console:
         self.line(line)
 
     def _write(self, text: str) -> None:
-        if self.is_gone:
+        if self.lost is not None:
             return
         try:
             self._stream.write(text)

@@ -100,7 +100,9 @@ METRICS: dict[str, Metric] = {
     "update/critic_grad_norm": Metric(
         "1", "mean global norm of the critic's gradient before clipping"
     ),
-    "update/actor_lr": Metric("1", "learning rate of the actor at the last step"),
+    "update/actor_lr": Metric(
+        "1", "learning rate of the actor at its last step; 0 before any"
+    ),
     "update/count": Metric(
         "updates", "gradient steps made since the start, skipped ones excluded"
     ),

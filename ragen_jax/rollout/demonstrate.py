@@ -115,6 +115,7 @@ def _play_turn(
     """
     limits = dialogue.limits
     reply, reply_length = _demonstrated_reply(
+        # Any key of the turn's own; another would change what the small models learned.
         prng.token_key(key, turn, turn, turn),
         env,
         env_episode.state,

@@ -198,9 +198,8 @@ def _start_env_episodes(
     shard, prompts = env_inputs.plan.env_shards[index], env_inputs.inputs.prompts
     entries = shard.feedback_range
     slot, is_used, admitted = slot[entries], is_used[entries], admitted[entries]
-    first_group = sum(earlier.groups for earlier in env_inputs.plan.env_shards[:index])
     # Clipped to a valid index: where nothing was admitted it is not used.
-    group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - first_group, 0)
+    group = jnp.clip(prompts.group[jnp.maximum(admitted, 0)] - shard.first_group, 0)
     fresh = jax.vmap(turn_lib.start_env_episode)(take(env_inputs.levels[index], group))
     after = jax.tree.map(
         lambda new, old: where_first(admitted >= 0, new, old), fresh, after

@@ -44,8 +44,7 @@ def draw_levels(
     capacity = max(texts.first_capacity for texts in tokens)
     levels, too_long = [], []
     pieces: list[dict[str, jax.Array]] = []  # fields of `Prompts`, by environment
-    # Groups of earlier environments: on this shard, and in the whole batch.
-    local_groups, global_groups = 0, args.first_prompt
+    global_groups = args.first_prompt  # and those of earlier environments
     for task, env_shard, texts in zip(tasks, plan.env_shards, tokens, strict=True):
         first = global_groups * size + shard_index * env_shard.episodes
         group_numbers = first // size + jnp.arange(env_shard.groups)
@@ -57,14 +56,13 @@ def draw_levels(
             dict(
                 tokens=jnp.pad(ids, ((0, 0), (0, capacity - ids.shape[1]))),
                 lengths=lengths,
-                group=local_groups + number // size - first // size,
+                group=env_shard.first_group + number // size - first // size,
                 group_in_batch=number // size,
                 episode_in_batch=number,
             )
         )
         too_long.append((lengths > texts.first_capacity).sum(dtype=jnp.int32))
         levels.append(states)
-        local_groups += env_shard.groups
         global_groups += env_shard.prompts
     first_index = args.first_prompt * size + shard_index * plan.episodes
     cuts = None
@@ -93,11 +91,10 @@ def start_env_episodes(
       plan: of the rollout.
       prompts, levels: from `draw_levels`.
     """
-    first_group, env_episodes = 0, []
+    env_episodes = []
     for env_shard, env_levels in zip(plan.env_shards, levels, strict=True):
         groups = prompts.group[env_shard.first_episode :]
-        group = groups[: env_shard.slots] - first_group
+        group = groups[: env_shard.slots] - env_shard.first_group
         starts = take(env_levels, group)
         env_episodes.append(jax.vmap(turn_lib.start_env_episode)(starts))
-        first_group += env_shard.groups
     return tuple(env_episodes)

@@ -20,10 +20,11 @@ IDLE, DECODING, WAITING = range(3)  # What a slot is doing.
 
 @dataclasses.dataclass(frozen=True)
 class EnvShard:
-    """One environment's part of a shard: ranges of episodes, slots and feedback."""
+    """One environment's part of a shard, as ranges of the shard's."""
 
     first_episode: int
     episodes: int
+    first_group: int
     groups: int  # prompts
     first_slot: int
     slots: int  # at most `episodes`; they play no other environment

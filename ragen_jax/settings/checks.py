@@ -14,6 +14,7 @@ from ragen_jax.errors import SettingsError
 from ragen_jax.settings.learning_checks import check_learning
 from ragen_jax.settings.record_sizes import check_sizes, evaluations, longest_turns
 from ragen_jax.settings.schema import MIX, MeshSettings, Settings
+from ragen_jax.utils.words import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,8 +290,8 @@ def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
             divisors = [d for d in range(1, device_count + 1) if device_count % d == 0]
             raise SettingsError(
                 f"{names} = {numbers} = {product}, which does not divide the"
-                f" {_devices(device_count)}: choose sizes whose product is one of"
-                f" {', '.join(map(str, divisors))}"
+                f" {counted(device_count, 'device')}: choose sizes whose product is"
+                f" one of {', '.join(map(str, divisors))}"
             )
         return {axis: fixed.get(axis, device_count // product) for axis in sizes}
     if product != device_count:
@@ -303,8 +304,8 @@ def _mesh_sizes(mesh: MeshSettings, device_count: int) -> dict[str, int]:
         )
         raise SettingsError(
             f"{names} = {numbers} = {product}, but there"
-            f" {'is' if device_count == 1 else 'are'} {_devices(device_count)}:"
-            f" {remedy}"
+            f" {'is' if device_count == 1 else 'are'}"
+            f" {counted(device_count, 'device')}: {remedy}"
         )
     return sizes
 
@@ -327,7 +328,7 @@ def _check_episode_split(rollout: _Rollout, shards: int) -> None:
         f"{rollout.prompts_key} * {rollout.group_key} = {prompts} * {group_size} ="
         f" {rollout.episodes} episodes, which {_over(shards)} cannot share evenly, in"
         f" whole groups or equal parts of one: raise {rollout.prompts_key} to {enough}"
-        f" or use {_devices(fewer)} for mesh.data * mesh.fsdp"
+        f" or use {counted(fewer, 'device')} for mesh.data * mesh.fsdp"
     )
 
 
@@ -355,8 +356,4 @@ def _next_multiple(number: int, of: int) -> int:
 
 
 def _over(shards: int) -> str:
-    return f"{_devices(shards)} (mesh.data * mesh.fsdp)"
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
+    return f"{counted(shards, 'device')} (mesh.data * mesh.fsdp)"

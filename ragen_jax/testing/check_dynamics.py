@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ragen_jax.envs import base, interface
+from ragen_jax.envs import base, traced_checks
 
 MEMBERS = 2  # plays that share a level, as the members of a group do
 _IDLE = 1 / 8  # share of NO_ACTION, at least; with few actions it is one like others
@@ -114,10 +114,10 @@ def _random_actions(
 
 
 def check_types(env: base.Environment) -> None:
-    """`interface.check_functions`, which traces the functions, with a CheckError."""
+    """`traced_checks.check_functions`, which traces them, with a CheckError."""
     try:
-        interface.check_functions(env)
-    except interface.InterfaceError as error:
+        traced_checks.check_functions(env)
+    except traced_checks.InterfaceError as error:
         raise CheckError(str(error)) from error
     states = []
     jax.eval_shape(

@@ -19,14 +19,14 @@ if __name__ == "__main__":
 
 from ragen_jax import envs
 from ragen_jax.envs import base
-from ragen_jax.envs.interface import FunctionError
+from ragen_jax.envs.traced_checks import FunctionError
 from ragen_jax.errors import SettingsError
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_helpers as helpers
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing import play_report
 from ragen_jax.testing.check_dynamics import CheckError
-from ragen_jax.testing.check_splits import check_levels_come, check_splits
+from ragen_jax.testing.check_splits import check_every_split_comes, check_splits
 from ragen_jax.utils import user_modules
 
 __all__ = ["CheckError", "check_env"]
@@ -58,7 +58,7 @@ def check_env(
     report("names, phrases and instruction can be used")
     dynamics.check_types(env)
     report("a step keeps the state's shapes and types")
-    check_levels_come(env)
+    check_every_split_comes(env)
     report("every split has levels")
     functions = dynamics.compile_functions(env)
     play = dynamics.make_player(env, _PLAYS, _STEPS)

@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
     different: tuple[int, ...]  # by split, how many of these are different
 
 
-def check_levels_come(env: base.Environment) -> None:
+def check_every_split_comes(env: base.Environment) -> None:
     """Draws one level of each split, with a time limit: the search may never end.
 
     Raises:

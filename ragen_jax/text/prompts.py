@@ -2,7 +2,7 @@
 
 Every text is computed from the settings and the environment, never typed twice. A
 message is a sequence of phrase ids; the same ids give the tokens on device
-(`phrases.py`) and the text on the host (`Dialogue.text`).
+(`phrases.py`) and the text on the host (`envs.base.text_of`).
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.text import reply_parser, token_bytes
 from ragen_jax.text.chat_template import ChatPieces
 from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
+from ragen_jax.utils.words import counted
 
 # Messages give rewards to one decimal and within these bounds; the record is exact.
 _REWARD_BOUND = 20.0
@@ -47,10 +48,6 @@ class Dialogue:
     env_offset: int
     limits: TurnLimits
     reply_prefix: str  # "<think>" or "<answer>", written for the policy
-
-    def text(self, ids) -> str:
-        """The text of a sequence of phrase ids, on the host."""
-        return "".join(self.phrases[i] for i in ids if i != NO_PHRASE)
 
 
 # Phrase ids, in this order: the fixed phrases below, "Turn ... of ...", "Actions left",
@@ -85,8 +82,8 @@ def system_prompt(env: Environment, limits: TurnLimits, thinking: bool) -> str:
         reply = answer
     return (
         f"{env.instruction}\n"
-        f"You have {_count(limits.turns, 'turn')} and"
-        f" {_count(limits.actions, 'action')} in all. In one turn name {most}.\n"
+        f"You have {counted(limits.turns, 'turn')} and"
+        f" {counted(limits.actions, 'action')} in all. In one turn name {most}.\n"
         f"Reply in this format, in at most {limits.reply_tokens} tokens: {reply}"
     )
 
@@ -94,10 +91,6 @@ def system_prompt(env: Environment, limits: TurnLimits, thinking: bool) -> str:
 def reply_prefix(thinking: bool) -> str:
     """The beginning of a reply, which is written for the policy."""
     return "<think>" if thinking else "<answer>"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def make_dialogue(

@@ -24,12 +24,8 @@ from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
 from ragen_jax.training import messages, safety, validation, weights
-from ragen_jax.training.interrupts import (
-    STALLED_AT_FIRST,
-    InterruptHandler,
-    StallWatchdog,
-    StoppedAtOnce,
-)
+from ragen_jax.training.interrupts import STALLED_AT_FIRST, StoppedAtOnce
+from ragen_jax.training.loop import Outputs
 from ragen_jax.training.run import Run
 from ragen_jax.utils import atomic_files, workdir_files
 from ragen_jax.utils.finite import finite
@@ -39,11 +35,7 @@ def report(
     run: Run,
     state: TrainState,
     base: Parameters | None,
-    workdir: Path,
-    writer: MetricsWriter,
-    console: Console,
-    interrupts: InterruptHandler,
-    watchdog: StallWatchdog,
+    outputs: Outputs,
     last_words: str,
 ) -> bool:
     """Plays the test, writes it down and shows its table; False if a signal came.
@@ -52,23 +44,24 @@ def report(
       run: the run.
       state: after its last iteration, saved. All but its actor is freed.
       base: the weights of `model.path`, if they are in memory.
-      workdir, writer, console: where the results go.
-      interrupts: entered; a signal ends the test within seconds.
-      watchdog: entered; each batch of the test has to end in time.
+      outputs: where the results go. Interrupts and watchdog are entered: a signal ends
+        the test within seconds, and each batch of it has to end in time.
       last_words: said if the process has to be ended by force.
     """
+    workdir, console, watchdog = outputs.workdir.path, outputs.console, outputs.watchdog
     try:
-        with interrupts.nothing_to_save(last_words) as check:
+        with outputs.interrupts.nothing_to_save(last_words) as raise_if_asked:
             what = "a batch of the final test"
 
-            def go_on() -> None:
+            def check_in() -> None:
                 watchdog.expect_within(STALLED_AT_FIRST, what)
-                check()
+                raise_if_asked()
 
             watchdog.expect_within(STALLED_AT_FIRST, what)
-            before, after = _play(run, state, base, workdir, console, go_on)
+            before, after = _play(run, state, base, workdir, console, check_in)
             watchdog.rest()
-            _write(run, int(state.iteration), workdir, writer, console, before, after)
+            iteration = int(state.iteration)
+            _write(run, iteration, workdir, outputs.metrics, console, before, after)
             _warn(run, state, workdir, console)
     except StoppedAtOnce:
         return False
@@ -81,11 +74,12 @@ def _play(
     base: Parameters | None,
     workdir: Path,
     console: Console,
-    check: Callable[[], None],
+    check_in: Callable[[], None],
 ) -> tuple[dict[str, Score], dict[str, Score]]:
     """The scores of the first and of the last policy, by environment."""
     evaluation, iteration = run.settings.evaluation, int(state.iteration)
     console.status("test levels, before and after ...")
+    tasks = [task for task, _ in run.evaluated]
     evaluators = validation.make_evaluators(
         run, rollouts=evaluation.test_rollouts, prompts=evaluation.test_prompts
     )
@@ -93,11 +87,13 @@ def _play(
         episode_log.forget_tests(workdir, console.line)
 
     def watch(phase: str, iteration: int) -> Callable[..., None]:
-        record = monitor_lib.recorder(run, workdir, phase, iteration)
+        record = monitor_lib.recorder(
+            run.settings, run.model.tokenizer, tasks, workdir, phase, iteration
+        )
 
         def on_batch(*batch: Any) -> None:
             record(*batch)
-            check()
+            check_in()
 
         return on_batch
 

@@ -63,11 +63,11 @@ def plan(run: Run) -> Needs:
       run: from `prepare`.
     """
     programs = programs_lib.make_programs(run, loads=False)
-    parameters, tokens, call = programs_lib.abstract_rollout_arguments(run)
-    lowered = programs.rollout.lower(parameters, tokens, call)
+    parameters, tokens, rollout_args = programs_lib.abstract_rollout_arguments(run)
+    lowered = programs.rollout.lower(parameters, tokens, rollout_args)
     arguments = programs_lib.abstract_update_arguments(run, lowered)
     evaluation = {
-        name: evaluator.rollout.lower(parameters, evaluator.tokens, call)
+        name: evaluator.rollout.lower(parameters, evaluator.tokens, rollout_args)
         for name, evaluator in validation.programs_of(run)
     }
     return count(

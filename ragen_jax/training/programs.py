@@ -118,7 +118,7 @@ def update_plan(run: Run) -> UpdatePlan:
 
 def abstract_rollout_arguments(run: Run) -> tuple:
     """The arguments of `Programs.rollout` as ShapeDtypeStructs, to lower it with."""
-    call = RolloutArgs(
+    rollout_args = RolloutArgs(
         seed=_scalar(run, jnp.uint32),
         split=_scalar(run, jnp.int32),
         iteration=_scalar(run, jnp.int32),
@@ -126,7 +126,7 @@ def abstract_rollout_arguments(run: Run) -> tuple:
         temperature=_scalar(run, jnp.float32),
         policy_version=_scalar(run, jnp.int32),
     )
-    return weights.abstract_parameters(run.model), run.tokens, call
+    return weights.abstract_parameters(run.model), run.tokens, rollout_args
 
 
 def abstract_update_arguments(
@@ -202,7 +202,7 @@ def compile_run(run: Run, earlier: Compiled | None) -> Compiled:
             run, rollouts=evaluation.rollouts, prompts=evaluation.prompts
         )
     programs, validators = compile_ahead(run, made, evaluators)
-    monitor = monitor_lib.make_monitor(run, update_plan(run))
+    monitor = monitor_lib.make_monitor(run, run.model.tokenizer, update_plan(run))
     monitor = compile_indicators(run, programs, monitor)
     return Compiled(run.settings, programs, validators, monitor)
 

@@ -143,7 +143,7 @@ def changed_dtype(dtype: str, saved_dtype: str | None) -> str:
     return (
         f"warning: the checkpoint was computed in {saved_dtype} and the run continues"
         f" in {dtype}, as model.compute_dtype = 'auto' means on these devices: the"
-        " whole will not equal a run in the one or the other"
+        " result will differ from that of a run in either alone"
     )
 
 
@@ -160,5 +160,5 @@ def changed_code(code: Mapping[str, str], saved_code: Mapping[str, str]) -> str:
     have = "has" if len(changed) == 1 else "have"
     return (
         f"warning: {', '.join(changed)} {have} changed since the checkpoint was saved:"
-        " the whole will not equal a run of the one or the other"
+        " the result will differ from that of a run with either version alone"
     )

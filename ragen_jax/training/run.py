@@ -72,7 +72,7 @@ class Run:
         return tasks_lib.rollout_context(self.model, self.tasks, is_training=True)
 
 
-def texts_mark(tokens: Any) -> str:
+def texts_fingerprint(tokens: Any) -> str:
     """A digest by which processes compare their environments' texts.
 
     Args:
@@ -133,7 +133,7 @@ def prepare(
     return Run(model, tasks, tokens, evaluated, plan)
 
 
-def check_levels_come(run: Run) -> None:
+def check_levels_of_run(run: Run) -> None:
     """Draws a level of each split that a run will play. To be called before training.
 
     Raises:
@@ -149,5 +149,5 @@ def check_levels_come(run: Run) -> None:
         (evaluated, settings.evaluated_tasks(), other, (VALIDATION, TEST)),
     ):
         for task, chosen in zip(tasks, named, strict=True):
-            key = f"{section}.{chosen.label}.name" if section else "env.name"
+            key = f"{tasks_lib.key_of(chosen, section)}.name"
             first_levels.check_levels_come(task.env, splits, chosen.name, key)

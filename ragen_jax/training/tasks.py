@@ -10,7 +10,7 @@ from ragen_jax.envs.base import Environment
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
-from ragen_jax.rollout import rollout as rollout_lib
+from ragen_jax.rollout.plan import make_plan
 from ragen_jax.rollout.rollout import RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens
 from ragen_jax.rollout.types import RolloutOptions, RolloutPlan
@@ -45,12 +45,8 @@ def make_task(
         be said has no room.
     """
     settings = model.settings
-    env = envs.make(
-        env_task.name,
-        env_task.options,
-        f"{section}.{env_task.label}." if section else "env.",
-    )
-    where = f"{section}.{env_task.label}" if section else "env"
+    where = key_of(env_task, section)
+    env = envs.make(env_task.name, env_task.options, f"{where}.")
     envs.check_file(env, env_task.name, f"{where}.name")
     _check_actions(env, env_task, section)
     limits = TurnLimits(
@@ -80,10 +76,15 @@ def make_task(
     return task, tokens
 
 
+def key_of(env_task: TaskSettings, section: str) -> str:
+    """The dotted key of an environment's settings; `section` as for `make_task`."""
+    return f"{section}.{env_task.label}" if section else "env"
+
+
 def _check_actions(env: Environment, env_task: TaskSettings, section: str) -> None:
     """Raises UserError if a reply is asked for more actions than can be read of it."""
     if 0 < env.most_actions < env_task.actions_per_turn:
-        key = f"{section}.{env_task.label}" if section else "rollout"
+        key = key_of(env_task, section) if section else "rollout"
         raise UserError(
             f"{env_task.label}: actions_per_turn = {env_task.actions_per_turn}, and of"
             f" one reply {env.name} reads {env.most_actions} at most: set"
@@ -128,7 +129,7 @@ def training_plan(
 ) -> RolloutPlan:
     """Sizes of one shard's rollout of a training batch, as `settings.rollout` says."""
     rollout = model.settings.rollout
-    return rollout_lib.make_plan(
+    return make_plan(
         tasks,
         tokens,
         rollout_options(model.settings, is_training=True),

@@ -34,7 +34,7 @@ from ragen_jax.training.interrupts import (
 )
 from ragen_jax.training.loop import OpenWorkdir, Outputs, RolledBack
 from ragen_jax.training.programs import Compiled
-from ragen_jax.training.run import Run, texts_mark
+from ragen_jax.training.run import Run, texts_fingerprint
 from ragen_jax.training.workdir import (
     check_same_everywhere,
     check_same_texts,
@@ -83,7 +83,7 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
     check_same_everywhere(fingerprint)
     if jax.process_count() > 1:
         evaluated = [tokens for _, tokens in run.evaluated]
-        check_same_texts(texts_mark((run.tokens, evaluated)))
+        check_same_texts(texts_fingerprint((run.tokens, evaluated)))
     gloo_groups.connect(run.model.mesh)
     folder = workdir / checkpoints.FOLDER
     if steps := checkpoints.scores(folder):
@@ -104,11 +104,9 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
         code = user_modules.digests(run.settings.files())
         open_workdir = OpenWorkdir(workdir, saved, fingerprint, code)
         with StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog:
-            compiled = _train_from_checkpoint(
-                run, open_workdir, console, command, watchdog
-            )
-            while compiled is not None:  # After a rollback to an earlier checkpoint.
-                compiled = _train_from_checkpoint(
+            compiled, again = None, True
+            while again:  # Once, and once more after each rollback.
+                compiled, again = _train_from_checkpoint(
                     run, open_workdir, console, command, watchdog, compiled
                 )
 
@@ -119,11 +117,16 @@ def _train_from_checkpoint(
     console: Console,
     command: str,
     watchdog: StallWatchdog,
-    compiled: Compiled | None = None,
-) -> Compiled | None:
-    """Trains from the last checkpoint to the end, where it returns None.
+    compiled: Compiled | None,
+) -> tuple[Compiled | None, bool]:
+    """Trains from the last checkpoint to the end, a signal or a rollback.
 
-    Or to a rollback, where it returns the programs to call it with again.
+    Args:
+      run, workdir, console, command, watchdog: of the process.
+      compiled: the programs of before a rollback, if there was one.
+
+    Returns:
+      The programs, if any were needed, and whether to call it again: after a rollback.
     """
     rollbacks, settings = loop.count_rollbacks(workdir.path), run.settings
     run = resumed.remedied_run(run, rollbacks)
@@ -153,27 +156,17 @@ def _train_from_checkpoint(
             console.line(str(rollback))
             # Asked now, since the next InterruptHandler knows nothing of a signal
             # before.
-            if not interrupts.should_stop():
-                return compiled
-            console.line(messages.saved(rollback.to, command))
-            return None
+            is_stopped = interrupts.should_stop()
+            if is_stopped:
+                console.line(messages.saved(rollback.to, command))
+            return compiled, not is_stopped
         last_words = messages.saved(int(state.iteration), command)
         if is_finished:
             base = compiled and compiled.base
-            is_finished = final_test.report(
-                run,
-                state,
-                base,
-                workdir.path,
-                writer,
-                console,
-                interrupts,
-                watchdog,
-                last_words,
-            )
+            is_finished = final_test.report(run, state, base, outputs, last_words)
         if not is_finished:
             console.line(last_words)
-    return None
+    return compiled, False
 
 
 def _compile_if_needed(

@@ -152,7 +152,7 @@ def check_same_texts(mark: str) -> None:
     """Refuses processes whose environments have other texts. Called by all together.
 
     Args:
-      mark: of this process's, from `run.texts_mark`.
+      mark: of this process's, from `run.texts_fingerprint`.
 
     Raises:
       UserError: naming the processes whose texts differ from those of process 0.

@@ -104,7 +104,7 @@ def load(name: str, setting: str, others: str = "") -> ModuleType:
     try:
         # Not by the module's loader, which might run an outdated .pyc file instead.
         code = compile(source, path, "exec", dont_inherit=True)
-        with telling(f"{setting} = {name!r}: executing the file"):
+        with warn_if_slow(f"{setting} = {name!r}: executing the file"):
             exec(code, module.__dict__)
     except (Exception, SystemExit) as error:  # sys.exit in the file is an error too.
         del sys.modules[unique]
@@ -137,7 +137,7 @@ def refusing_exits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def telling(what: str) -> Iterator[None]:
+def warn_if_slow(what: str) -> Iterator[None]:
     """A context of the user's code, which may loop for ever: stderr tells it once.
 
     It is not ended, as a file may have much to read or to import.

@@ -95,7 +95,7 @@ class KeptStages:
         self.folder = None
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def adding_remedy(self) -> Iterator[None]:
         """A context whose end by a mistake or a signal says how to go on."""
         with endings.listening(self._stop):
             try:

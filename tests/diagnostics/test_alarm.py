@@ -345,9 +345,10 @@ def test_a_rollback_that_keeps_fewer_groups_leaves_the_learning_rates_as_they_we
     # Half of what would be expected without a rollback was made before it.
     made = update_counts.updates_expected(settings) // 2
     assert update_counts.updates_expected(tighter) <= made
-    for kind in ("", "linear"):
+    for of_critic in (False, True):
         before, after = (
-            schedules.learning_rate(one, 1.0, kind)(made) for one in (settings, tighter)
+            schedules.learning_rate(one, 1.0, of_critic=of_critic)(made)
+            for one in (settings, tighter)
         )
         assert after == before == pytest.approx(0.5)
 

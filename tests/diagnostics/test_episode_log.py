@@ -125,12 +125,11 @@ def test_the_first_episodes_of_a_test_are_recorded(
     tmp_path, monkeypatch, every, levels
 ):
     """Those of the first batch alone; its environment is the second of the run's."""
-    monkeypatch.setattr(monitor, "readers_of", lambda run, tasks: (READER,) * 2)
-    tasks = [(types.SimpleNamespace(label=label), None) for label in ("other", "lake")]
+    monkeypatch.setattr(monitor, "readers_of", lambda tokenizer, tasks: (READER,) * 2)
+    tasks = [types.SimpleNamespace(label=label) for label in ("other", "lake")]
     options = types.SimpleNamespace(record_every=every, record_episodes=2)
     settings = types.SimpleNamespace(health=options)
-    run = types.SimpleNamespace(evaluated=tasks, settings=settings)
-    on_batch = monitor.recorder(run, tmp_path, "before", 3)
+    on_batch = monitor.recorder(settings, None, tasks, tmp_path, "before", 3)
     rows, episodes = record()
     for first in (0, 3):
         second = episodes.replace(environment=np.ones(3, np.int32))

@@ -245,7 +245,7 @@ def test_groups_without_spread_are_counted_by_the_return_that_the_filter_sees(
     episodes = episodes.replace(
         reward=jnp.zeros_like(episodes.reward), is_valid=is_valid
     )
-    measure = monitor.make_monitor(run, None).measure
+    measure = monitor.make_monitor(run, None, None).measure
     assert float(measure(rows, episodes, ())["zero_spread_groups"]) == share
 
 

@@ -62,7 +62,7 @@ def test_a_run_asks_for_the_splits_that_it_plays(monkeypatch):
         "check_levels_come",
         lambda env, splits, *names: asked.append((env.name, splits, *names)),
     )
-    run_lib.check_levels_come(runs.prepare())
+    run_lib.check_levels_of_run(runs.prepare())
     assert asked == [
         ("frozen_lake", (base.TRAIN,), "frozen_lake", "env.name"),
         ("frozen_lake", (base.VALIDATION, base.TEST), "frozen_lake", "env.name"),

@@ -23,6 +23,7 @@ from ragen_jax.evaluation import recording
 from ragen_jax.evaluation.report import Played
 from ragen_jax.parallel.mesh import AXES
 from ragen_jax.reporting.console import Console
+from ragen_jax.rollout import plan as plan_lib
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.types import RolloutOptions
 from ragen_jax.text.prompts import TurnLimits
@@ -197,11 +198,14 @@ def test_every_batch_gives_shards_whole_levels_or_equal_parts_of_one(task, monke
     plans = []
 
     def make_plan(*args, **sizes):
-        plans.append(rollout_lib.make_plan(*args, **sizes))
+        plans.append(plan_lib.make_plan(*args, **sizes))
         return plans[-1]
 
     known = types.SimpleNamespace(
-        make_plan=make_plan, make_rollout=lambda context, plan: (context.tasks, plan)
+        make_rollout=lambda context, plan: (context.tasks, plan)
+    )
+    monkeypatch.setattr(
+        evaluator_lib, "plan_lib", types.SimpleNamespace(make_plan=make_plan)
     )
     monkeypatch.setattr(evaluator_lib, "rollout_lib", known)
     mesh = models.one_device()  # Nothing is compiled here, so that any will do.

@@ -23,6 +23,7 @@ from ragen_jax.models.io import partial_reads
 from ragen_jax.models.io.sources import Source
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import mesh as meshes
+from ragen_jax.rollout import plan as plan_lib
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout import tasks as tasks_lib
 from ragen_jax.rollout.rollout import Rollout, RolloutContext
@@ -84,10 +85,10 @@ class Task:
 
 
 def make_plan(tasks, tokens, **sizes: Any) -> RolloutPlan:
-    """`rollout.make_plan`, with the fields of its options among the sizes."""
+    """`plan.make_plan`, with the fields of its options among the sizes."""
     names = [field.name for field in dataclasses.fields(RolloutOptions)]
     options = {name: sizes.pop(name) for name in names if name in sizes}
-    return rollout_lib.make_plan(tasks, tokens, RolloutOptions(**options), **sizes)
+    return plan_lib.make_plan(tasks, tokens, RolloutOptions(**options), **sizes)
 
 
 @functools.cache

@@ -127,7 +127,7 @@ def test_filter_and_penalty_of_a_record_take_the_iteration_of_the_state(monkeypa
     watch(starpo.shaping, "token_rewards", 4)
     blank = jnp.zeros(updates.record()[0].tokens.shape)[:8]
     before = OldScores(*[blank] * 3)
-    monkeypatch.setattr(starpo.forward, "score_before", lambda *_: before)
+    monkeypatch.setattr(starpo.forward, "old_scores", lambda *_: before)
 
     def score(state):
         starpo.score(plan, state, {}, {}, *updates.record())

@@ -95,7 +95,7 @@ def test_how_far_the_policy_has_moved_is_counted_from_the_one_that_sampled():
     @functools.partial(jax.jit, compiler_options=updates.QUICK_TO_COMPILE)
     def compute(state, kept):
         own = forward.policy_scores(plan, state.actor, rows.tokens, rows.is_reply, ())
-        before = forward.score_before(plan, state, {}, {}, kept)
+        before = forward.old_scores(plan, state, {}, {}, kept)
         return own.logprobs, before
 
     own, before = compute(state, kept)

@@ -138,11 +138,11 @@ def test_the_critic_can_have_a_schedule_of_its_own():
     chosen = updates.settings(
         optimizer__schedule="constant", optimizer__critic_schedule="linear"
     )
+    same = updates.settings(optimizer__schedule="constant")
     last = update_counts.updates_expected(chosen)
-    kind = chosen.optimizer.critic_schedule
     assert schedules.learning_rate(chosen, 1.0)(last) == 1.0
-    assert schedules.learning_rate(chosen, 1.0, kind)(last) == 0.0
-    assert schedules.learning_rate(chosen, 1.0, "same")(last) == 1.0
+    assert schedules.learning_rate(chosen, 1.0, of_critic=True)(last) == 0.0
+    assert schedules.learning_rate(same, 1.0, of_critic=True)(last) == 1.0
 
 
 def test_a_rate_rises_while_it_warms_up_and_then_falls_for_as_long_as_was_asked_for():
@@ -165,7 +165,7 @@ def test_the_actors_schedule_ends_with_the_run_though_the_critic_warms_up_first(
     last = update_counts.updates_expected(chosen)
     assert schedules.learning_rate(chosen, 1.0)(last // 4) == 0.5
     assert schedules.learning_rate(chosen, 1.0)(last // 2) == 0.0
-    assert schedules.learning_rate(chosen, 1.0, "same")(last // 2) == 0.5
+    assert schedules.learning_rate(chosen, 1.0, of_critic=True)(last // 2) == 0.5
 
 
 def test_the_actor_has_the_share_of_a_schedule_that_its_iterations_have():
@@ -176,7 +176,8 @@ def test_the_actor_has_the_share_of_a_schedule_that_its_iterations_have():
         optimizer__schedule="linear",
     )
     assert update_counts.actor_share(chosen, 50) == 20
-    rate, of_critic = (schedules.learning_rate(chosen, 1.0, k) for k in ("", "same"))
+    rate = schedules.learning_rate(chosen, 1.0)
+    of_critic = schedules.learning_rate(chosen, 1.0, of_critic=True)
     found = [rate(10), rate(19), rate(20)]
     np.testing.assert_allclose(found, [0.5, 0.05, 0.0], rtol=1e-5)
     np.testing.assert_allclose([of_critic(25), of_critic(50)], [0.5, 0.0])

@@ -83,6 +83,7 @@ def test_the_rate_that_is_reported_is_that_of_the_actors_last_step():
     )
     settings = updates.settings(**chosen)
     state = updates.new_state(settings).replace(updates=jnp.int32(3))
+    assert metrics(state, 1, **chosen)["update/actor_lr"] == 0
     optimizer = train_state.actor_optimizer(settings)
     gradients = jax.tree.map(jnp.ones_like, state.actor)
     _, moved = optimizer.update(gradients, state.actor_optimizer, state.actor)

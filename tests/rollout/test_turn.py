@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import models
 
+from ragen_jax.envs import base
 from ragen_jax.envs.base import NO_ACTION
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
@@ -135,7 +136,7 @@ def test_the_feedback_says_what_came_of_the_turn(is_valid, stopped_itself):
         env, texts, after, played, jnp.array(is_valid), jnp.array(stopped_itself)
     )
     warning = "Your last reply had no valid answer or an unknown action.\n"
-    assert texts.text(ids.tolist()) == (
+    assert base.text_of(texts.phrases, ids.tolist()) == (
         ("" if stopped_itself else "<|im_end|>")
         + "\n<|im_start|>user\nReward: 0.0\n"
         + ("" if is_valid else warning)

@@ -18,7 +18,7 @@ from ragen_jax.testing import check_helpers, play_report
 from ragen_jax.testing import check_splits as splits
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing.check_env import CheckError, check_env, main
-from ragen_jax.testing.check_splits import check_levels_come, check_splits
+from ragen_jax.testing.check_splits import check_every_split_comes, check_splits
 
 # Settings of each environment in which every part of its observation, or its end,
 # is seen.
@@ -273,7 +273,7 @@ def test_a_search_for_a_level_that_never_ends_is_found(lake, monkeypatch):
         endless.without_levels(lake, base.VALIDATION) as env,
         pytest.raises(CheckError, match="has drawn no validation level in 0.5 s"),
     ):
-        check_levels_come(env)
+        check_every_split_comes(env)
 
 
 def test_numbers_that_are_not_finite_are_found(plays):

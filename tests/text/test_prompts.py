@@ -172,7 +172,7 @@ def test_later_messages_give_reward_warning_state_turn_and_actions_left(task):
 
 def _same(task, expected: str, ids, tokens):
     """Text from ids, text of the tokens, and the whole text's tokens: all agree."""
-    assert task.texts.text(ids) == expected
+    assert base.text_of(task.texts.phrases, ids) == expected
     assert task.tokenizer.decode(tokens) == expected
     whole = task.tokenizer.encode(expected, add_special_tokens=False)
     assert whole == tokens.tolist()
@@ -227,7 +227,9 @@ def test_a_board_full_of_holes_fits_the_capacities(tasks):
     first, worst = jax.device_get(messages(state))
     for ids, tokens, length in (first, worst):
         assert length <= len(tokens)  # One slot for each token of the capacity.
-        assert task.tokenizer.decode(tokens[:length]) == task.texts.text(ids)
+        assert task.tokenizer.decode(tokens[:length]) == base.text_of(
+            task.texts.phrases, ids
+        )
 
 
 def test_a_conversation_tokenized_as_a_whole_gives_the_recorded_tokens(grid):
@@ -273,7 +275,9 @@ def message(tasks):
     )
 
     def text(reward=0.0, is_valid=True, stopped_itself=True):
-        return task.texts.text(np.asarray(ids(reward, is_valid, stopped_itself)))
+        return base.text_of(
+            task.texts.phrases, np.asarray(ids(reward, is_valid, stopped_itself))
+        )
 
     return text
 

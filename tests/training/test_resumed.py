@@ -133,7 +133,9 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         saved.save(60, state, info, score=None)
         workdir = OpenWorkdir(tmp_path, saved, {}, {})
         with StallWatchdog() as watchdog:
-            trainer._train_from_checkpoint(run, workdir, Console(said), "", watchdog)
+            trainer._train_from_checkpoint(
+                run, workdir, Console(said), "", watchdog, None
+            )
     assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
 
 

@@ -249,7 +249,9 @@ def test_indicators_that_compile_ahead_are_those_that_compile_when_called(
     state = weights.new_state(run)
     args = training_rollout_args(run.settings, state.iteration, state.updates)
     rollout = programs.rollout(state.actor, run.tokens, args)
-    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    monitor = monitor_lib.make_monitor(
+        run, run.model.tokenizer, programs_lib.update_plan(run)
+    )
     wanted = monitor_lib.measure(monitor, run, rollout)
     assert "health/distinct_thoughts" in wanted
     ahead = programs_lib.compile_indicators(run, programs, monitor)
@@ -269,7 +271,9 @@ def test_where_all_compiles_first_the_scores_of_recorded_episodes_do_too(
     monkeypatch.setattr(backend_choices, "choices", lambda: first)
     made = programs_lib.make_programs(run)
     programs, _ = programs_lib.compile_ahead(run, made, {})
-    monitor = monitor_lib.make_monitor(run, programs_lib.update_plan(run))
+    monitor = monitor_lib.make_monitor(
+        run, run.model.tokenizer, programs_lib.update_plan(run)
+    )
     ahead = programs_lib.compile_indicators(run, programs, monitor)
     state, _, rollout = starpo.iterate(run, programs, weights.new_state(run))
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)

@@ -47,7 +47,7 @@ def test_code_that_may_never_end_is_named_while_it_is_waited_for(
         f"reward.hook = {str(file)!r}: executing the file takes more than 0.05 s: if it"
         " never ends, interrupt this command and look for a loop\n"
     )
-    with user_modules.telling("what ends at once"):
+    with user_modules.warn_if_slow("what ends at once"):
         pass
     file.write_text("import time\n\ntime.sleep(0.1)\n")
     monkeypatch.setattr(user_modules, "PATIENCE", 60)

@@ -37,21 +37,21 @@ def test_a_mistake_after_a_stage_says_how_to_go_on_and_so_does_the_next_command(
     tmp_path,
 ):
     keeper = kept.KeptStages(tmp_path / "out", None)
-    with pytest.raises(UserError, match=r"^lower the rate$"), keeper.told():
+    with pytest.raises(UserError, match=r"^lower the rate$"), keeper.adding_remedy():
         raise UserError("lower the rate")
     keeper.keep("lake_boards", _write)
-    with pytest.raises(UserError) as caught, keeper.told():
+    with pytest.raises(UserError) as caught, keeper.adding_remedy():
         raise UserError("lower the rate")
     folder = tmp_path / "out.after_lake_boards"
     flags = f"--start={folder} --first_stage=lake_dialogues"
     remedy = f"go on from it by the same command with {flags}"
     assert str(caught.value) == f"lower the rate; lake_boards is done, {remedy}"
     full = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-    with pytest.raises(UserError) as caught, keeper.told():
+    with pytest.raises(UserError) as caught, keeper.adding_remedy():
         raise full
     assert "lower rows, or context, of the stage; lake_boards is" in str(caught.value)
     assert remedy in str(caught.value)
-    with pytest.raises(RuntimeError, match="^else$"), keeper.told():
+    with pytest.raises(RuntimeError, match="^else$"), keeper.adding_remedy():
         raise RuntimeError("else")
     (tmp_path / "out.after_party").mkdir()  # Of another kind, and left alone.
     with pytest.raises(UserError, match="lake_boards") as caught:
@@ -70,7 +70,7 @@ def test_two_commands_for_one_folder_lose_nothing(tmp_path):
     one.keep("bandit_mixed", _write)
     other.keep("bandit_mixed", _write)
     one.finish()
-    with pytest.raises(UserError) as caught, other.told():
+    with pytest.raises(UserError) as caught, other.adding_remedy():
         other.finish()
     folder = tmp_path / "out.after_bandit_mixed_2"
     assert str(caught.value).endswith(
@@ -85,7 +85,7 @@ def test_a_signal_after_a_stage_says_how_to_go_on(tmp_path, monkeypatch):
     listening = lambda policy: contextlib.nullcontext(policies.append(policy))
     monkeypatch.setattr(endings, "listening", listening)
     keeper = kept.KeptStages(tmp_path / "out", None)
-    with keeper.told():
+    with keeper.adding_remedy():
         policies[0](signal.SIGTERM)
         keeper.keep("lake_boards", _write)
         policies[0](signal.SIGTERM)

@@ -10,9 +10,9 @@ from scipy import stats
 
 from ragen_jax.studies import measures
 from ragen_jax.studies.across import numbers
-from ragen_jax.studies.across.numbers import counted
 from ragen_jax.studies.across.pool import Pool, Trained
 from ragen_jax.studies.run_record import RunRecord
+from ragen_jax.utils.words import counted
 
 _GRID = np.linspace(0, 1, 201)  # of success
 _STD = "filter/reward_std"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ragen_jax.studies.across import numbers
-from ragen_jax.studies.across.numbers import Mean, counted, points
+from ragen_jax.studies.across.numbers import Mean, points
 from ragen_jax.studies.across.pool import Pool, Trained
+from ragen_jax.utils.words import counted
 
 _Arm = Mapping[int, Trained]  # seed -> run
 

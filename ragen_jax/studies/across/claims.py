@@ -7,9 +7,9 @@ import numpy as np
 
 from ragen_jax.studies import measures, statistics
 from ragen_jax.studies.across import numbers
-from ragen_jax.studies.across.numbers import counted
 from ragen_jax.studies.across.pool import Pool
 from ragen_jax.studies.definition import Claim
+from ragen_jax.utils.words import counted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,17 +162,6 @@ def share(hits: int, count: int) -> str:
     )
 
 
-def counted(count: int, thing: str) -> str:
-    """As "1 seed" or "3 seeds"."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def listed(things: Sequence[str]) -> str:
-    """As "a, b and c"."""
-    *first, last = things
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table's lines and an empty one."""
     lines = [head, ["---"] * len(head), *rows]

@@ -11,9 +11,9 @@ from ragen_jax.studies.across import (
     shared_draws,
     signs,
 )
-from ragen_jax.studies.across.numbers import counted
 from ragen_jax.studies.across.pool import Pool, load
 from ragen_jax.utils import atomic_files
+from ragen_jax.utils.words import counted
 
 NAME = "across.md"
 COMMAND = "python launch/study.py --across"

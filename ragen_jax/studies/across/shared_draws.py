@@ -9,6 +9,7 @@ from ragen_jax.studies import measures
 from ragen_jax.studies.across import numbers
 from ragen_jax.studies.across.numbers import Mean, points, shown
 from ragen_jax.studies.across.pool import Pool, Trained
+from ragen_jax.utils.words import listed
 
 _TREND = 41  # iterations of the centred mean that is a series' trend
 _OTHER_TREND = 21  # for comparison
@@ -144,7 +145,7 @@ def section(pool: Pool) -> list[str]:
     apart = [c.environment for c in found if c.same.low > c.different.high]
     said = "in none of these environments"
     if apart:
-        said = f"on {numbers.listed(apart)}"
+        said = f"on {listed(apart)}"
     lines += [
         f"**Finding.** Arms of a seed rise and fall together, beyond both intervals"
         f" more than runs of different seeds, {said}.",
@@ -175,8 +176,6 @@ def _of_falls(pool: Pool) -> list[str]:
             narrower.append(name)
         if cleared.side and other[name][1].side == cleared.side:
             decided.append(f"{name} {'falls' if cleared.side > 0 else 'rises'}")
-    said = (
-        f"narrows the interval of {numbers.listed(narrower) if narrower else 'no arm'}"
-    )
-    then = numbers.listed(decided) if decided else "none of the falls is decided"
+    said = f"narrows the interval of {listed(narrower) if narrower else 'no arm'}"
+    then = listed(decided) if decided else "none of the falls is decided"
     return [*lines, f"**Finding.** Subtracting the shared draw {said}; {then}.", ""]

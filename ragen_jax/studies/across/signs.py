@@ -9,9 +9,10 @@ import numpy as np
 
 from ragen_jax.studies import measures
 from ragen_jax.studies.across import bandit_std, numbers
-from ragen_jax.studies.across.numbers import counted, share
+from ragen_jax.studies.across.numbers import share
 from ragen_jax.studies.across.pool import Pool, Trained
 from ragen_jax.studies.run_record import RunRecord
+from ragen_jax.utils.words import counted, listed
 
 _FEWEST = 8  # validations of a run that is looked at
 _MARGIN = 0.1  # of success, below the best validation
@@ -144,17 +145,17 @@ def _environment(name: str, runs: Sequence[Trained], pool: Pool) -> list[str]:
 def _finding(name: str, found: Sequence[Sign]) -> str:
     if not found[0].declining:
         alarms = [sign.name for sign in found if sign.at_all]
-        said = numbers.listed(alarms) if alarms else "none"
+        said = listed(alarms) if alarms else "none"
         return (
             f"**Finding.** On {name} no run declines; signs that come all the same:"
             f" {said}."
         )
     told = [sign.name for sign in found if sign.is_told_apart]
     if told:
-        said = f"{numbers.listed(told)} more often before a decline than without one"
+        said = f"{listed(told)} more often before a decline than without one"
         return f"**Finding.** On {name} there is {said}."
     silent = [sign.name for sign in found if sign.before == sign.at_all == 0]
-    also = f" ({numbers.listed(silent)} never)" if silent else ""
+    also = f" ({listed(silent)} never)" if silent else ""
     return (
         f"**Finding.** On {name} no sign comes before a decline more often, beyond both"
         f" intervals, than where none follows{also}."

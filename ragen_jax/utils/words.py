@@ -1,0 +1,14 @@
+"""Counts and lists in sentences."""
+
+from collections.abc import Sequence
+
+
+def counted(count: int, thing: str) -> str:
+    """As "1 seed" or "3 seeds"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def listed(things: Sequence[str]) -> str:
+    """As "a, b and c"."""
+    *first, last = things
+    return f"{', '.join(first)} and {last}" if first else last
