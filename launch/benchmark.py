@@ -55,7 +55,7 @@ _FORECASTS = flags.DEFINE_enum(
 )
 _OTHERS = flags.DEFINE_boolean("peers", False, "Measure other libraries too.")
 _SIZES = {
-    name: flags.DEFINE_integer(name, usual, help, lower_bound=1)
+    name: flags.DEFINE_integer(name, usual, help, 1, 1_000_000)
     for name, usual, help in [
         ("repeats", 3, "How often each conversation is timed."),
         ("batch", 8, "Conversations in a batch."),

@@ -67,6 +67,9 @@ _OUT = flags.DEFINE_string(
     "out", None, "File for trajectories, .jsonl; default WORKDIR/evaluations/..."
 )
 _SHOW = flags.DEFINE_integer("show", 0, "Episodes to print.", lower_bound=0)
+# What --verify would not read.
+_UNVERIFIED = ("config", "model", "policy", "env", "prompts", "rollouts")
+_UNVERIFIED += ("temperature", "seed", "split", "out", "show")
 _VERIFY = flags.DEFINE_boolean(
     "verify", False, "Only read the checkpoints, and name the damaged ones."
 )
@@ -76,6 +79,7 @@ def main() -> None:
     if _VERIFY.value:
         if not _CHECKPOINT.value:
             raise UserError("--verify needs --checkpoint: a workdir or a step's folder")
+        cli.refuse_unread(_UNVERIFIED, beside="verify")
         return verification.verify(_CHECKPOINT.value)
     evaluation.evaluate(
         evaluation.Request(

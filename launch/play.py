@@ -86,6 +86,7 @@ def main() -> None:
             )
             for task in settings.tasks()
         ]
+    pictures = _PICTURE.value and str(cli.local_path("picture", _PICTURE.value))
     games, split = [], SPLITS.index(_SPLIT.value)
     for section, label, name, options, limit in tasks:
         env = envs.make(name, options, section)
@@ -101,7 +102,7 @@ def main() -> None:
             actions=_ACTIONS.value or limit,
             seed=seed if _SEED.value is None else _SEED.value,
             split=_SPLIT.value,
-            pictures=_PICTURE.value,
+            pictures=pictures,
         )
         if leaves:
             return

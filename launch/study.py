@@ -23,6 +23,7 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax import cli
+from ragen_jax.errors import UserError
 from ragen_jax.studies.definition import SCALES
 
 _STUDY = flags.DEFINE_string("study", None, "Python file that defines get_study().")
@@ -67,7 +68,8 @@ def main() -> None:
             written = page.write(root, Path(_PAGES.value).expanduser())
         print(f"wrote {written}")
         return
-    cli.refuse_unread(("run", "retry_failed"), beside="report")
+    cli.refuse_unread(("run", "retry_failed", "jobs", "only"), beside="report")
+    cli.refuse_unread(("report", "retry_failed", "jobs"), beside="list")
     with cli.user_mistakes():
         chosen = study.Choice(
             path=_STUDY.value,
@@ -79,13 +81,16 @@ def main() -> None:
             run=_RUN.value,
         )
         plan = study.prepare(chosen)
+        if not _REPORT.value:
+            study.check_settings(plan)
     console = Console(sys.stdout)
     if _LIST.value:
         console.line(study.listing(plan))
         return
+    failed = []
     if not _REPORT.value:
         cli.check_alone("a study")  # Each run would look for those of its cluster.
-        study.run(
+        failed = study.run(
             plan,
             jobs=_JOBS.value,
             retry_failed=_RETRY.value,
@@ -94,6 +99,11 @@ def main() -> None:
         )
     if _RUN.value is None:
         console.line(f"wrote {study.write_page(plan)}")
+    if len(failed) == len(plan.runs):
+        raise UserError(
+            "every run of this command failed: read the logs named above, mend the"
+            " cause, and add --retry_failed"
+        )
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ from ragen_jax.cli.flags import (  # noqa: E402
     refuse_unread,
 )
 from ragen_jax.cli.help_text import group as group_flags
+from ragen_jax.cli.outputs import check_out, check_out_folder
 from ragen_jax.cli.planning import PlanFlags, plan_for_target
 from ragen_jax.cli.startup import (
     check_alone,
-    check_out,
-    check_out_folder,
     enable_compilation_cache,
     local_path,
     make_workdir,

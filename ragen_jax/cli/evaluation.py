@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli import startup, subjects
+from ragen_jax.cli import outputs, startup, subjects
 from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
+from ragen_jax.settings.limits import LEAST_TEMPERATURE
 from ragen_jax.settings.schema import LIMITS
 
 # What an evaluation reads of the config: sections, and single keys.
@@ -102,11 +103,11 @@ def _check_temperature(request: Request) -> None:
         )
     # It is float32 in the compiled program, as that of the settings, and at least this.
     if temperature and (
-        temperature < 1e-6 or settings_lib.type_remedy(temperature, float)
+        temperature < LEAST_TEMPERATURE or settings_lib.type_remedy(temperature, float)
     ):
         raise UserError(
             f"--temperature={temperature:g} cannot be used: choose 0, for the"
-            " likeliest token, or a positive number from 1e-6 to 1e38"
+            f" likeliest token, or a number from {LEAST_TEMPERATURE:g} to 1e38"
         )
 
 
@@ -341,6 +342,8 @@ def _prepare_out(request: Request, subject: Subject) -> Path:
     """The path of the trajectories, in a folder that exists and is writable."""
     path = request.out or str(subject.folder / _default_name(request, subject))
     out = startup.local_path("out", path)
+    outputs.refuse_files_of_a_run(out)
+    outputs.refuse_files_of_a_run(out.with_suffix(".json"))
     for file in (out, out.with_suffix(".json")):
         if file.is_dir():
             raise UserError(

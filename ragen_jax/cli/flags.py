@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict, FrozenConfigDict, config_dict, config_flags
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli import environment_keys, flag_files, help_text
@@ -167,6 +167,26 @@ def load_config(path_and_variant: str) -> ConfigDict:
             f"--config={path_and_variant}: there is no file {path!r} in {os.getcwd()}:"
             f" pass --config={_EXAMPLE}, or the path of your own config"
         )
+    config = _get_config(path_and_variant, path, *variant)
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"--config={path_and_variant}: get_config of {path} returns"
+            f" {type(config).__name__}: let it return a ConfigDict, as {_EXAMPLE} does"
+        )
+    if isinstance(config, FrozenConfigDict):
+        config = ConfigDict(config)
+    try:
+        config.to_dict()
+    except config_dict.RequiredValueError as error:
+        raise UserError(
+            f"--config={path_and_variant}: a required_placeholder in it has no value:"
+            " give it one in the file"
+        ) from error
+    return config.lock()
+
+
+def _get_config(path_and_variant: str, path: str, *variant: str) -> Any:
+    """What get_config of the file at `path` returns. Raises UserError."""
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None:
         raise UserError(f"--config={path_and_variant}: choose a file that ends in .py")
@@ -175,33 +195,38 @@ def load_config(path_and_variant: str) -> ConfigDict:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UserError(
-            f"--config={path_and_variant}: {error.filename} is not Python from line"
-            f" {error.lineno} on ({error.msg}): fix that line"
+            f"--config={path_and_variant}: {error.filename or path} is not Python from"
+            f" line {error.lineno or 1} on ({error.msg}): fix that line"
         ) from None
-    except SystemExit:
-        raise _exits(path_and_variant) from None
-    get_config = getattr(module, "get_config", None)
-    if get_config is None:
-        raise UserError(
-            f"--config={path_and_variant}: {path} has no function get_config: add one,"
-            f" as {_EXAMPLE} does"
-        )
-    if variant and not inspect.signature(get_config).parameters:
-        raise UserError(
-            f"--config={path_and_variant}: {path} has no variants: pass --config={path}"
-        )
-    try:
-        config = get_config(*variant)
     except ValueError as error:
         raise UserError(f"--config={path_and_variant}: {one_line(error)}") from error
     except SystemExit:
         raise _exits(path_and_variant) from None
-    if not isinstance(config, ConfigDict):
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
         raise UserError(
-            f"--config={path_and_variant}: get_config of {path} returns"
-            f" {type(config).__name__}: let it return a ConfigDict, as {_EXAMPLE} does"
+            f"--config={path_and_variant}: {path} has no function get_config: add one,"
+            f" as {_EXAMPLE} does"
         )
-    return config.lock()
+    signature = inspect.signature(get_config)
+    if variant and not signature.parameters:
+        raise UserError(
+            f"--config={path_and_variant}: {path} has no variants: pass --config={path}"
+        )
+    try:
+        signature.bind(*variant)
+    except TypeError as error:
+        raise UserError(
+            f"--config={path_and_variant}: get_config of {path} cannot be called with"
+            f" {'a variant' if variant else 'nothing'} ({error}): give its parameters"
+            " defaults, as the configs of the package do"
+        ) from None
+    try:
+        return get_config(*variant)
+    except ValueError as error:
+        raise UserError(f"--config={path_and_variant}: {one_line(error)}") from error
+    except SystemExit:
+        raise _exits(path_and_variant) from None
 
 
 def _exits(config: str) -> UserError:

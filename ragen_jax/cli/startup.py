@@ -24,7 +24,7 @@ from ragen_jax.cli.help_text import group
 from ragen_jax.errors import ProcessAbsent, RunStopped, SettingsError, UserError
 from ragen_jax.parallel import distributed, heartbeat
 from ragen_jax.settings import Settings
-from ragen_jax.utils import atomic_files, endings, machine_errors, user_modules
+from ragen_jax.utils import endings, machine_errors, user_modules
 
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, at any free port."
@@ -255,60 +255,6 @@ def make_workdir(path: str | None) -> Path:
             " that is writable, on a disk with free space"
         ) from error
     return workdir
-
-
-def check_out(path: str) -> Path:
-    """The path of --out, after checking that a file can be written there.
-
-    Raises:
-      UserError: if it is a folder, a device, or nothing can be written there.
-    """
-    out = local_path("out", path)
-    with user_mistakes():
-        _exists(out)
-        atomic_files.check_replaceable(out)
-    try:
-        make_workdir(str(out.parent))
-    except UserError as error:
-        raise UserError(
-            f"--out={path} cannot be written ({error.__cause__}): name a file in a"
-            " folder that is writable, on a disk with free space"
-        ) from None
-    return out
-
-
-def check_out_folder(path: str) -> Path:
-    """The path of --out, after checking that a new folder can be made there.
-
-    Raises:
-      UserError: if it holds anything, is a file, or cannot be made.
-    """
-    out = local_path("out", path)
-    with user_mistakes():
-        if _exists(out) and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"--out={path} exists and is not empty: name a new folder")
-    place = next(folder for folder in out.parents if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--out={path} cannot be written ({error.strerror}): name a new folder in"
-            " one that is writable, on a disk with free space"
-        ) from None
-    return out
-
-
-def _exists(path: Path) -> bool:
-    """`Path.exists`, but raises the errors that it hides.
-
-    Such as those of circular links and of names that are too long.
-    """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # Its parent is checked later.
-        return False
-    return True
 
 
 def enable_compilation_cache() -> None:

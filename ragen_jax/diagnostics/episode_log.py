@@ -23,12 +23,14 @@ from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
 from ragen_jax.text.reply_automaton import END_THINK, THINK
 from ragen_jax.trajectory import Episodes, Rows
-from ragen_jax.utils import atomic_files
+from ragen_jax.utils import atomic_files, json_files
 from ragen_jax.utils.finite import finite
 
 FILE = "episodes.jsonl.gz"
 MOST_EPISODES = 2000
 PHASES = ("train", "before", "after")  # training; test before and after it
+# How each write begins: gzip's mark, deflate, no flags, and no time.
+_HEADER = b"\x1f\x8b\x08\x00" + bytes(4)
 _DIGITS = 3  # of log-probabilities and the like
 
 
@@ -276,25 +278,38 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
 def _read(path: Path) -> _Log:
     if not path.exists():
         return _Log([], 0, False)
-    data, found = path.read_bytes(), []
+    try:
+        data, found = json_files.read_bytes(path), []
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}; move it away") from error
     whole, is_damaged = len(data), False
     while data:
         unpacker = zlib.decompressobj(wbits=31)  # One gzip member.
         try:
             text = unpacker.decompress(data)
             if not unpacker.eof:
+                is_damaged = any(data) and not _is_cut_short(data)
                 break
             found += [_episode(line) for line in text.splitlines()]
-        except (zlib.error, ValueError, KeyError, TypeError, RecursionError):
+        except (zlib.error, ValueError, KeyError, TypeError):
             is_damaged = any(data)  # A loss of power leaves zeros, and costs a write.
             break
         data = unpacker.unused_data
     return _Log(found, whole - len(data), is_damaged)
 
 
+def _is_cut_short(data: bytes) -> bool:
+    """Whether an unfinished write is the begin of one. A damaged header seems so, too.
+
+    Its flags may have what follows skipped, up to the end of the file.
+    """
+    begin = _HEADER[: len(data)]
+    return data.startswith(begin) and _HEADER not in data[1:]
+
+
 def _episode(line: bytes) -> dict[str, Any]:
     """The episode in a line; raises what `_read` expects if there is none."""
-    episode = json.loads(line)
+    episode = json_files.parse(line)
     if type(episode["iteration"]) is not int or episode["phase"] not in PHASES:
         raise ValueError("no episode")
     return episode

@@ -9,6 +9,7 @@ from typing import Any
 
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
+from ragen_jax.utils import json_files
 from ragen_jax.utils.atomic_files import new_file
 
 FILE = "rollbacks.json"  # in a workdir
@@ -25,9 +26,9 @@ def read_rollbacks(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
+        parsed = json_files.read(path)
         is_sound = isinstance(parsed, list) and all(map(is_rollback, parsed))
-    except (ValueError, RecursionError):
+    except ValueError:
         is_sound = False
     if not is_sound:
         raise UserError(
@@ -46,7 +47,7 @@ def is_rollback(entry: Any) -> bool:
     texts = entry.get("why"), entry.get("remedy", "")
     numbers = entry.get("from"), entry.get("to")
     return all(isinstance(text, str) for text in texts) and all(
-        isinstance(number, int) for number in numbers
+        isinstance(number, int) and 0 <= number < 2**31 for number in numbers
     )
 
 

@@ -206,7 +206,8 @@ def as_read(name: str) -> bytes:
 
     Other letters keep their case, since replies are read byte by byte.
     """
-    return name.encode().strip().lower()
+    # Half a character is refused later, with its place (`traced_checks`).
+    return name.encode(errors="surrogatepass").strip().lower()
 
 
 def action_kind(action: jax.Array, env: Environment) -> jax.Array:

@@ -13,6 +13,8 @@ import numpy as np
 from ragen_jax.envs.base import Environment, Outcome
 from ragen_jax.utils import tracing
 
+# Fields that hold texts which the model reads or writes.
+_TEXTS = "instruction", "action_names", "phrases", "example_actions", "reply_phrases"
 # The fields of an Outcome, all of them scalars.
 _TYPES = {"reward": jnp.float32, "success": jnp.bool_, "done": jnp.bool_}
 
@@ -33,11 +35,13 @@ def check_functions(env: Environment) -> None:
     """Traces the environment's functions on one episode and, as in runs, on a batch.
 
     Raises:
-      InterfaceError: if a step changes the types of the state, an outcome is no scalar,
-        observations, actions or landmarks are not of the declared shape and type, or a
-        function reads a traced value that was stored outside the state.
+      InterfaceError: if a text holds half of a character, a step changes the types of
+        the state, an outcome is no scalar, observations, actions or landmarks are not
+        of the declared shape and type, or a function reads a traced value that was
+        stored outside the state.
       FunctionError: if one of them raises.
     """
+    _check_texts(env)
     key = jax.eval_shape(jax.random.key, 0)
     action = jax.ShapeDtypeStruct(
         (env.action_size,) if env.action_size else (), jnp.int32
@@ -79,6 +83,21 @@ def check_functions(env: Environment) -> None:
     )
     _check_optional(env, first, action)
     _check_batches(env, key, split, first, action)
+
+
+def _check_texts(env: Environment) -> None:
+    """Checks that the texts can be written: half of a surrogate pair has no bytes."""
+    for part in _TEXTS:
+        for text in (env.instruction,) if part == "instruction" else getattr(env, part):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                at = error.start
+                near = text[max(0, at - 20) : at + 20]
+                raise InterfaceError(
+                    f"{part} holds {text[at]!r} in {near!r}, half of a character: write"
+                    " the whole one"
+                ) from None
 
 
 def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) -> None:

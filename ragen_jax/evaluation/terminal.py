@@ -95,7 +95,7 @@ def _picture_folder(env: Environment, path: str) -> Path:
         raise UserError(
             f"--picture: the environment {env.name} draws no pictures: leave it out"
         )
-    folder = Path(path).expanduser()
+    folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -130,7 +130,8 @@ def check_hook(path: str, count: int, turns: int) -> None:
             f"reward.hook = {path!r}: turn_rewards(episodes) fails: {line}"
         ) from error
     shape, kind = getattr(result, "shape", None), getattr(result, "dtype", None)
-    is_real = kind is not None and not jnp.issubdtype(kind, jnp.complexfloating)
+    numbers = (jnp.bool_, jnp.integer, jnp.floating)
+    is_real = kind is not None and any(jnp.issubdtype(kind, of) for of in numbers)
     if shape != (count, turns) or not is_real:
         sizes = ", ".join(map(str, shape or ()))
         given = result if kind is None else f"{kind}[{sizes}]"

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import math
 import os
+import select
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
@@ -15,6 +16,7 @@ WIDTH = 119
 HEADER_EVERY = 20  # lines
 _RECENT = 20  # iterations from which the time left is estimated
 _GAP = "  "
+_PIECE = 1000  # characters, of up to 4 bytes each: fewer than a stream's buffer holds
 OUTPUT = "the output"  # the name of the stream, in errors
 
 
@@ -231,8 +233,7 @@ class Console:
         if self.lost is not None:
             return
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            self._put(text)
         except OSError as error:
             is_hung_up = self._is_terminal and error.errno == errno.EIO
             number = errno.EPIPE if is_hung_up else error.errno
@@ -242,6 +243,22 @@ class Console:
                 raise lost from error
             self.lost = lost
             self._notice()
+
+    def _put(self, text: str) -> None:
+        """Writes text and flushes it, also into a full pipe that does not block.
+
+        Such a pipe keeps what it has no room for in the stream's buffer, whose size no
+        piece may exceed.
+        """
+        for start in range(0, len(text), _PIECE):
+            with contextlib.suppress(BlockingIOError):
+                self._stream.write(text[start : start + _PIECE])
+            while True:
+                try:
+                    self._stream.flush()
+                    break
+                except BlockingIOError:
+                    select.select([], [self._stream.fileno()], [])
 
     def _wiped(self) -> str:
         """The characters that erase the status line; "" if there is none."""

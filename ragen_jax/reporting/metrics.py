@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
-
 from ragen_jax.errors import UserError
-from ragen_jax.utils import atomic_files
+from ragen_jax.reporting import tensorboard
+from ragen_jax.utils import atomic_files, json_files
 
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -217,13 +215,13 @@ class MetricsWriter:
             return
         self._workdir.mkdir(parents=True, exist_ok=True)
         trim(workdir, first_iteration - 1)
-        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.open(self._workdir / FILE, append, 0o644)
-        self._events = _open_events(self._workdir / TENSORBOARD, first_iteration)
+        self._file = self._open()
+        events = self._workdir / TENSORBOARD
+        self._events = tensorboard.open_events(events, first_iteration)
         self._draw_after = 0.0  # seconds of time.monotonic
 
     def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one record: on disk, as a whole line, when this returns.
+        """Appends one record: in the file, as a whole line, when this returns.
 
         Args:
           iteration: finished iterations; 0 is before training. Never falls; results
@@ -240,22 +238,29 @@ class MetricsWriter:
             return
         record = {name: _number(name, value) for name, value in metrics.items()}
         line = json.dumps({"iteration": iteration, **record}, allow_nan=False) + "\n"
+        self._reopen_if_replaced()
         _write_all(self._file, line.encode())
-        self._write_events(iteration, record)
+        tensorboard.write(self._events, iteration, record)
         if time.monotonic() >= self._draw_after:
             self.draw()
 
-    def _write_events(self, iteration: int, record: Mapping[str, Any]) -> None:
-        values = [
-            summary_pb2.Summary.Value(tag=name, simple_value=value)
-            for name, value in record.items()
-            if value is not None
-        ]
-        summary = summary_pb2.Summary(value=values)
-        self._events.write_event(
-            event_pb2.Event(wall_time=time.time(), step=iteration, summary=summary)
-        )
-        self._events.flush()
+    def sync(self) -> None:
+        """Has the disk hold all records so far, also if power is lost."""
+        if self._is_writer:
+            os.fsync(self._file)
+
+    def _open(self) -> int:
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return os.open(self._workdir / FILE, append, 0o644)
+
+    def _reopen_if_replaced(self) -> None:
+        """What is written to a file that was deleted or replaced would be lost."""
+        with contextlib.suppress(FileNotFoundError):
+            now = os.stat(self._workdir / FILE)
+            if os.path.samestat(now, os.fstat(self._file)):
+                return
+        replaced, self._file = self._file, self._open()
+        os.close(replaced)
 
     def draw(self) -> None:
         """Draws the picture again from the whole record."""
@@ -308,9 +313,12 @@ def read_file(path: Path) -> list[dict[str, Any]]:
     """The records in a file; a last line cut short by a kill is left out.
 
     Raises:
-      UserError: when an earlier line is not a record.
+      UserError: when an earlier line is not a record, or it is no regular file.
     """
-    *lines, last = path.read_bytes().split(b"\n")
+    try:
+        *lines, last = json_files.read_bytes(path).split(b"\n")
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}; move it away") from error
     with contextlib.suppress(*_NO_RECORD):  # A whole line without its line feed.
         _record(last)
         lines.append(last)
@@ -340,6 +348,19 @@ def _record(line: bytes) -> dict[str, Any]:
     return record
 
 
+def lacking(workdir: str | Path, iteration: int) -> str:
+    """A warning if the file lacks records of iterations up to `iteration`; else ""."""
+    there = {record["iteration"] for record in read(workdir)}
+    missing = [number for number in range(1, iteration + 1) if number not in there]
+    if not missing:
+        return ""
+    return (
+        f"warning: {Path(workdir) / FILE} lacks {len(missing)} of the {iteration}"
+        f" finished iterations, the first of them {missing[0]}, as after a loss of"
+        " power: curves and reports do without them"
+    )
+
+
 def trim(workdir: str | Path, iteration: int) -> None:
     """Drops the records past `iteration`, which a resumed run will write again.
 
@@ -354,23 +375,6 @@ def trim(workdir: str | Path, iteration: int) -> None:
         return
     with atomic_files.new_file(path) as file:
         file.write(lines)
-
-
-def _open_events(folder: Path, first_iteration: int) -> EventsWriter:
-    """A new events file, which hides what earlier ones hold from an iteration on.
-
-    It is written in the caller's thread. tensorboardX's `SummaryWriter` has a thread of
-    its own, which dies if the disk is full, and then `add` blocks for ever.
-    """
-    folder.mkdir(exist_ok=True)
-    # The name's end keeps two processes that start within one second apart.
-    name_end = f".{os.getpid()}.{first_iteration}"
-    events = EventsWriter(str(folder / "events"), name_end)
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    events.write_event(
-        event_pb2.Event(wall_time=time.time(), step=first_iteration, session_log=start)
-    )
-    return events
 
 
 def _number(name: str, value: Any) -> int | float | None:

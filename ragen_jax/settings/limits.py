@@ -10,6 +10,8 @@ from typing import Any
 
 # Adam divides by 1 - beta. A number closer to 1 may be rounded to 1 in float32.
 LARGEST_BELOW_ONE = 0.9999999
+# Logits are divided by it; at far lower ones no gradient is finite in float32.
+LEAST_TEMPERATURE = 1e-6
 BELOW_ONE_REMEDY = f"a number from 0 to below 1, at most {LARGEST_BELOW_ONE}"
 
 
@@ -40,6 +42,11 @@ def between(low: int, high: int, default: Any = dataclasses.MISSING) -> Any:
 
 def above(low: float, default: Any = dataclasses.MISSING) -> Any:
     return leaf(lambda value: value > low, f"a number above {low}", default)
+
+
+def temperature_or_zero() -> Any:
+    allows = lambda value: value == 0 or value >= LEAST_TEMPERATURE
+    return leaf(allows, f"0, or {LEAST_TEMPERATURE:g} or more")
 
 
 def or_constant(allows: Callable[[Any], bool], remedy: str) -> Any:

@@ -119,7 +119,7 @@ class RolloutSettings:
     window: int = limits.at_least(1)  # k, most turns in a row; only for "window"
     # T, tokens of a row; 0: as many as the prompt and all turns can need.
     context: int = limits.at_least(0)
-    temperature: float = limits.above(0)
+    temperature: float = limits.at_least(limits.LEAST_TEMPERATURE)
     stop_at_answer: bool  # a reply ends at </answer>
     layout: str = limits.one_of("replicated", "tensor")  # of the weights while sampling
     # In these two, 0 is chosen for the backend (parallel/backend_choices.py).
@@ -262,7 +262,7 @@ class EvaluationSettings:
 
     prompts: int = limits.at_least(1)  # validation levels
     rollouts: int = limits.at_least(1)  # episodes of each
-    temperature: float = limits.at_least(0)  # 0: greedy
+    temperature: float = limits.temperature_or_zero()  # 0: greedy
     test_prompts: int = limits.at_least(1)
     test_rollouts: int = limits.at_least(1)
     slots: int = limits.at_least(0)  # most episodes decoded at a time; 0: all

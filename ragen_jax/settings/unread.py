@@ -96,6 +96,15 @@ _READERS = {
     "optimizer.schedule_updates": _Reader(
         _decays, "optimizer.schedule", "to 'linear' or 'cosine'"
     ),
+    "filter.zero": _Reader(
+        lambda s: not s.filter.keep_zero, "filter.keep_zero", "to False"
+    ),
+    # A rollback goes back to a checkpoint.
+    "health.on_collapse": _Reader(
+        lambda s: s.health.on_collapse != "rollback" or s.every.checkpoint > 0,
+        "every.checkpoint",
+        "above 0",
+    ),
     "health.remedy": _Reader(
         lambda s: s.health.on_collapse == "rollback",
         "health.on_collapse",

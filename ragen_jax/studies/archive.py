@@ -15,6 +15,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.studies import record_checks
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.studies.run_record import RunRecord
+from ragen_jax.utils import json_files
 
 # Metrics that measures read, and curves of any study: another one than the study that
 # trained a run may show it. What else a study's own curves name is archived too.
@@ -100,6 +101,7 @@ def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
     items: dict[Key, dict[str, Any]] = {}
     for path in sorted(pages.glob("*.json"), key=lambda path: (path.stem == own, path)):
         try:
+            json_files.check_regular(path)
             data = json.loads(path.read_text(encoding="utf-8"))
             runs = data.get("runs", []) if isinstance(data, dict) else None
             if not isinstance(runs, list):

@@ -6,12 +6,13 @@ Files in configs/studies return a `Study`; study.py plans its runs by this.
 import dataclasses
 import importlib.util
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ragen_jax.errors import UserError
-from ragen_jax.studies import measures
+from ragen_jax.studies import measures, study_checks
 
 # "tiny" trains the embedded model, "smoke" is a test of minutes, and "paper" trains
 # Qwen2.5-0.5B on GPUs.
@@ -134,9 +135,14 @@ def load(path: str | Path) -> Study:
 
 def check(study: Study) -> None:
     """Raises UserError for the first mistake in a study."""
-    where = f"study {study.name!r}"
+    where = f"study {reprlib.repr(study.name)}"
+    _check_types(study, where)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", study.name):
         raise UserError(f"{where}: choose a name of small letters, digits and _")
+    if study.name in study_checks.RESERVED_NAMES:
+        raise UserError(
+            f"{where}: {study.name}.md is another page: choose another name"
+        )
     if not study.arms or not study.seeds:
         raise UserError(f"{where} has no arm or no seed: give at least one of each")
     if len(set(study.seeds)) != len(study.seeds):
@@ -144,6 +150,8 @@ def check(study: Study) -> None:
     labels = [PlannedRun(arm, 0, "", {}).label for arm in study.arms]
     if len(set(labels)) != len(labels):
         raise UserError(f"{where}: two arms have one folder name: {sorted(labels)}")
+    for arm in study.paper_arms:
+        _check_one_of(arm, study.arms, f"{where}: arm of paper_arms")
     for name in (*study.measures, *(claim.measure for claim in study.claims)):
         if measures.parse(name)[0] is None:
             names = ", ".join(measures.MEASURES)
@@ -155,6 +163,23 @@ def check(study: Study) -> None:
         _check_one_of(claim.relation, RELATIONS, f"{where}: relation of a claim")
         for arm in filter(None, (claim.left, claim.right)):
             _check_one_of(arm, study.arms, f"{where}: arm of a claim")
+
+
+def _check_types(study: Study, where: str) -> None:
+    study_checks.check_fields(study, study_checks.STUDY, where)
+    for field in ("changes", "smoke", "paper"):
+        study_checks.check_changes(getattr(study, field), f"{where}: {field}")
+    for field in ("arms", "paper_arms"):
+        for arm, changes in getattr(study, field).items():
+            study_checks.check_changes(changes, f"{where}: {field}[{arm!r}]")
+    for number, claim in enumerate(study.claims):
+        if not isinstance(claim, Claim):
+            raise UserError(
+                f"{where}: claims[{number}] is {reprlib.repr(claim)}: give a"
+                " Claim(text=..., left=..., right=...)"
+            )
+        one = f"{where}, claims[{number}]"
+        study_checks.check_fields(claim, study_checks.CLAIM, one)
 
 
 def _check_one_of(name: str, choices, what: str) -> None:
@@ -188,7 +213,7 @@ def planned_runs(
         seeds = study.seeds[:1] if scale == "smoke" else study.seeds
     try:
         arms = [arm for arm in study.arms if re.search(only, arm)]
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UserError(
             f"--only={only} is not a regular expression ({error}): name arms as"
             " --list shows them, and write a backslash before special characters"
@@ -208,7 +233,8 @@ def _planned(
     if scale == "paper":
         changes |= study.paper_arms.get(arm, {})
     config = config_at(scale, changes.pop("config", study.config))
-    return PlannedRun(arm, seed, config, {**changes, "seed": seed}, study.diagnose)
+    changes["seed"] = seed
+    return PlannedRun(arm, seed, config, changes, tuple(study.diagnose))
 
 
 def config_at(scale: str, config: str) -> str:

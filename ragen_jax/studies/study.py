@@ -1,15 +1,26 @@
 """A study from its file to its page: plan, list, run, report. For launch/study.py."""
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import archive, definition, gpus, report, runner
+from ragen_jax.studies import (
+    archive,
+    arm_settings,
+    definition,
+    gpus,
+    report,
+    runner,
+    study_checks,
+)
 from ragen_jax.studies.definition import PlannedRun, Study
 from ragen_jax.studies.run_record import RunRecord, read_run
+from ragen_jax.utils import workdir_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +75,9 @@ def prepare(choice: Choice) -> StudyPlan:
         choice, folder=choice.folder.expanduser(), pages=choice.pages.expanduser()
     )
     for flag, folder in (("folder", choice.folder), ("pages", choice.pages)):
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"--{flag}={folder} is a file: name a folder")
+        place = next(p for p in (folder, *folder.parents) if p.exists())
+        if not place.is_dir():
+            raise UserError(f"--{flag}={folder}: {place} is a file: name a folder")
     study = definition.load(path)
     seeds = None if choice.seeds is None else _read_seeds(choice.seeds)
     planned = definition.planned_runs(
@@ -92,15 +104,46 @@ def prepare(choice: Choice) -> StudyPlan:
 
 
 def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
-    try:
-        seeds = tuple(int(text) for text in texts)
-    except ValueError:
-        seeds = ()
-    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+    # Python's `int` would take 1_0 and the digits of other scripts too.
+    seeds = tuple(int(text) for text in texts if re.fullmatch("[0-9]{1,10}", text))
+    is_of_seeds = seeds and max(seeds) <= study_checks.MOST_SEED
+    if not is_of_seeds or len(set(seeds)) != len(texts):
         raise UserError(
-            f"--seeds={','.join(texts)}: give different whole numbers, as in 0,1,2"
+            f"--seeds={','.join(texts)}: give different whole numbers from 0 to"
+            " 2**32 - 1, as in 0,1,2"
         )
     return seeds
+
+
+def check_settings(plan: StudyPlan) -> None:
+    """Reads the settings of each arm that has a run to train, as the run would.
+
+    Raises:
+      UserError: for a config, or a change of it, that cannot be used.
+    """
+
+    def is_new(run: PlannedRun) -> bool:
+        workdir = runner.workdir_of(plan.folder, run)
+        return not (workdir / workdir_files.SETTINGS).exists()
+
+    missing = [run for run in plan.runs if plan.state_of(run) == runner.MISSING]
+    # Of an arm's runs one will do: a new one, if there is any.
+    for run in {run.arm: run for run in sorted(missing, key=is_new)}.values():
+        try:
+            arm_settings.read(run, is_new=is_new(run))
+        except UserError as error:
+            raise UserError(f"study {plan.study.name!r}, {error}") from error
+
+
+def _make_folder(flag: str, folder: Path) -> None:
+    """Makes the folder of a flag. Raises UserError if it cannot be written to."""
+    try:
+        cli.make_workdir(str(folder))
+    except UserError as error:
+        raise UserError(
+            f"--{flag}={folder} cannot be written to ({error.__cause__}): choose a"
+            " folder that is writable, on a disk with free space"
+        ) from error
 
 
 def listing(plan: StudyPlan) -> str:
@@ -125,8 +168,18 @@ def listing(plan: StudyPlan) -> str:
 
 def run(
     plan: StudyPlan, *, jobs: int, retry_failed: bool, train: Path, console: Console
-) -> None:
-    """Trains the missing runs of a plan; see `runner.run_missing`."""
+) -> list[PlannedRun]:
+    """Trains the missing runs of a plan, and returns those that failed.
+
+    See `runner.run_missing`.
+
+    Raises:
+      UserError: if the runs, or the page that is to follow, could not be written.
+    """
+    if any(plan.state_of(run) != runner.FINISHED for run in plan.runs):
+        _make_folder("folder", plan.choice.folder)
+    if plan.choice.run is None:
+        _make_folder("pages", plan.choice.pages)
     console.line(f"{plan.study.name}: {plan.study.question}")
     remaining = [run for run in plan.runs if archive.key(run) not in plan.archived]
     if len(remaining) < len(plan.runs):
@@ -148,13 +201,18 @@ def run(
             f"{len(failed)} runs failed ({names}): their logs are"
             f" {plan.folder}/RUN/study.log; --retry_failed runs them again"
         )
+    return failed
 
 
 def write_page(plan: StudyPlan) -> Path:
     """Writes the page of all finished runs of the study at its scale.
 
     Data files are read again: others may have been added while the runs trained.
+
+    Raises:
+      UserError: if it cannot be written, or a file of a run is damaged.
     """
+    _make_folder("pages", plan.choice.pages)
     archived = {
         **plan.archived,
         **archive.read(plan.choice.pages, plan.folder.name),

@@ -72,15 +72,9 @@ def cut_pieces(
     Raises:
       UserError: if there is no template, or it does not keep the given texts in order
         with the same text around each turn, or closes a reply with no control token, or
-        the tokenizer lacks one of the ids.
+        one of the ids is of no token, or of one that is a piece of ordinary text.
     """
-    # The highest id, not the number of tokens: ids may have gaps.
-    if more_stops and max(more_stops) > (highest := highest_id(tokenizer)):
-        raise UserError(
-            f"{where}: generation_config.json, or without it config.json, ends replies"
-            f" at token {max(more_stops)}, and the tokenizer's ids reach {highest};"
-            " take both from one model"
-        )
+    _check_stops(tokenizer, more_stops, where)
     if not tokenizer.chat_template:
         raise UserError(
             f"{where} has no chat template; take the instruction-tuned model, whose"
@@ -89,9 +83,12 @@ def cut_pieces(
     # The longer conversation shows whether earlier turns are written like the last.
     longer = (_SYSTEM, _USER, _REPLY, _NEXT, _REPLY, _NEXT, _REPLY, _NEXT)
     shorter = longer[:4]
+    other = ("Be brief.", "How many?", "1", "Why?")
     parts = []
     template = _template_of(tokenizer, where)
-    rest, longer_text = render(template, tokenizer, (shorter, longer), where)
+    rest, longer_text, other_text = render(
+        template, tokenizer, (shorter, longer, other), where
+    )
     for marker in shorter:
         piece, separator, rest = rest.partition(marker)
         if not separator:
@@ -121,7 +118,33 @@ def cut_pieces(
             " last, so a conversation cannot be continued in place; choose a model"
             " whose template writes every turn alike"
         )
+    if pieces.join(other) != other_text:
+        raise UserError(
+            f"{where}: the chat template writes a text twice, or not the same around"
+            " every text, so a conversation cannot be continued in place; choose a"
+            " model whose template writes each text once"
+        )
     return pieces
+
+
+def _check_stops(
+    tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], where: str
+) -> None:
+    """Refuses ids of tokens that the tokenizer lacks, or that spell texts."""
+    source = f"{where}: generation_config.json, or without it config.json, ends replies"
+    # The highest id, not the number of tokens: ids may have gaps.
+    if ids and max(ids) > (highest := highest_id(tokenizer)):
+        raise UserError(
+            f"{source} at token {max(ids)}, and the tokenizer's ids reach {highest};"
+            " take both from one model"
+        )
+    own = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    if ordinary := sorted({*ids} - own):
+        text = tokenizer.convert_ids_to_tokens(ordinary[0])
+        raise UserError(
+            f"{source} at token {ordinary[0]} ({text!r:.40}), which is a piece of"
+            " ordinary text; take both files from one model"
+        )
 
 
 def _end_of_turn(

@@ -319,10 +319,9 @@ def _capacities(dialogue: Dialogue, env: Environment, lengths) -> tuple[int, int
     left = own_lengths[first_left:first_reward].max()
     reward = own_lengths[first_reward:].max()
     env_lengths = lengths[dialogue.env_offset :]
-    if env.longest_observation is None:
-        longest = env_lengths.max() * env.observation_phrases
-    else:
-        longest = env.longest_observation(env_lengths)
+    longest = int(env_lengths.max()) * env.observation_phrases
+    if env.longest_observation is not None:  # Its bound may be a loose one.
+        longest = min(longest, int(env.longest_observation(env_lengths)))
     shared = int(longest + turns + left + own_lengths[_HAND_OVER])
     closing = int(max(own_lengths[_CLOSE_AND_OPEN], own_lengths[_OPEN_AFTER_STOP]))
     opening = int(own_lengths[_OPEN])

@@ -6,6 +6,7 @@ backtrack: a match begins at the first `<think>`, its thought ends at the first
 `</answer>` after that.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ THINK, END_THINK = b"<think>", b"</think>"
 ANSWER, END_ANSWER = b"<answer>", b"</answer>"
 WHITE = b" \t\n\r\v\f"  # Both of re's \s and of bytes.strip.
 LESS, BAR = ord("<"), ord("|")
+_MOST = 2**15  # states, whose numbers are stored as int16; emissions too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +42,14 @@ def build_automaton(
     """The smallest automaton that reads replies after `prefix`.
 
     Raises:
-      ValueError: if the names are ambiguous inside a reply, or `prefix`
-        already holds a whole segment of an answer.
+      ValueError: if the names are ambiguous inside a reply, or too many or too long, or
+        `prefix` already holds a whole segment of an answer.
     """
     names = _read_names(action_names)
+    # No two beginnings of names are equal to what follows, nor are names whose `|` or
+    # beginning of `</answer>` has been read.
+    least = len(names.beginnings) + len(END_ANSWER) * len(action_names)
+    check_count("states", least, len(action_names))
     start = _State("seek think" if thinking else "seek answer")
     for byte in prefix:
         start, emitted = _read(start, byte, names)
@@ -52,13 +58,22 @@ def build_automaton(
                 f"the prompt's prefix {prefix!r} already holds a segment of an"
                 " answer: end it in <think> or <answer>"
             )
-    merged = _merge_equal(_explore(start, names))
+    merged = _merge_equal(*_explore(start, names))
     _, of_byte = _classes(names)
     return dataclasses.replace(
         merged,
         next_state=merged.next_state[:, of_byte],
         emission=merged.emission[:, of_byte],
     )
+
+
+def check_count(what: str, count: int, names: int) -> None:
+    """Raises ValueError if so many names give more states or emissions than can be."""
+    if count > _MOST:
+        raise ValueError(
+            f"{names} action names give at least {count} {what} of a reply, more than"
+            f" {_MOST}: use fewer or shorter names"
+        )
 
 
 def holds_answer(prefix: bytes, thinking: bool) -> bool:
@@ -85,8 +100,9 @@ class _Names(NamedTuple):
 
 def _read_names(action_names: Sequence[str]) -> _Names:
     names = [name.encode().strip().lower() for name in action_names]
+    times = collections.Counter(names)
     for name in names:
-        if not name or names.count(name) > 1 or any(c in name for c in b"<|>"):
+        if not name or times[name] > 1 or any(c in name for c in b"<|>"):
             raise ValueError(
                 f"action names {tuple(action_names)} hold one that is empty, repeated"
                 f" but for case, or contains one of < | >: rename {name.decode()!r}"
@@ -205,10 +221,14 @@ def _classes(names: _Names) -> tuple[list[int], np.ndarray]:
     return first, of_byte
 
 
-def _explore(start: _State, names: _Names) -> Automaton:
+def _explore(start: _State, names: _Names) -> tuple[Automaton, np.ndarray]:
     """Numbers every state that some reply leads to, `start` and closed first.
 
     Its arrays have a column for each of `_classes`, not for each byte.
+
+    Returns:
+      The automaton, and int[S], for `_merge_equal`: of two states with different
+      numbers it is known that they are not equal.
     """
     index_of = {start: 0}
     index_of.setdefault(_CLOSED, len(index_of))
@@ -223,19 +243,32 @@ def _explore(start: _State, names: _Names) -> Automaton:
                 todo.append(reached)
         next_state.append([index_of[reached] for reached, _ in steps])
         emission.append([emitted for _, emitted in steps])
-    return Automaton(
+    # What is missing of a name leads to its action from one beginning alone.
+    unfinished = {beginning[:-1] for beginning in names.beginnings if beginning}
+    number_of: dict[bytes | None, int] = {
+        text: number for number, text in enumerate(sorted(unfinished))
+    }
+    known = np.array([number_of.get(s.segment.text, -1) for s in todo])
+    explored = Automaton(
         next_state=np.array(next_state, np.int32),
         emission=np.array(emission, np.int32),
         is_answer=np.array([s.phase in _OF_ANSWER for s in todo]),
         start=index_of[start],
         closed=index_of[_CLOSED],
     )
+    return explored, known
 
 
-def _merge_equal(automaton: Automaton) -> Automaton:
-    """Joins states that no continuation distinguishes (Moore's refinement)."""
+def _merge_equal(automaton: Automaton, known: np.ndarray) -> Automaton:
+    """Joins states that no continuation distinguishes (Moore's refinement).
+
+    Args:
+      automaton: whose states these are.
+      known: int[S], different only for states that are not equal. By outputs alone
+        long names would be told apart one letter a round.
+    """
     is_closed = np.arange(len(automaton.next_state)) == automaton.closed
-    outputs = [is_closed, automaton.is_answer, automaton.emission]
+    outputs = [is_closed, automaton.is_answer, known, automaton.emission]
     group, count = _group_rows(np.column_stack(outputs))
     while True:
         by_successors = np.column_stack([group, group[automaton.next_state]])

@@ -19,6 +19,7 @@ from ragen_jax.text.reply_automaton import (
     UNKNOWN,
     Automaton,
     build_automaton,
+    check_count,
     holds_answer,
 )
 
@@ -99,11 +100,11 @@ def reply_tables(
             " in <think> or <answer>"
         )
     automaton = build_automaton(action_names, prefix, thinking)
-    _check_ids("states", len(automaton.next_state), action_names)
+    check_count("states", len(automaton.next_state), len(action_names))
     # Emissions met so far, in the order of their ids: (known actions, any unknown).
     emissions: dict[tuple[tuple[int, ...], bool], int] = {((), False): 0}
     next_state, emission, begin = _compose(automaton, token_bytes, emissions)
-    _check_ids("emissions", len(emissions), action_names)
+    check_count("emissions", len(emissions), len(action_names))
 
     longest = max(1, *(len(actions) for actions, _ in emissions))
     emitted = np.full((len(emissions), longest), NO_ACTION, np.int32)
@@ -233,14 +234,6 @@ def fewest_tokens(tables: ReplyTables) -> int:
 def _look_up(table: jax.Array, *index: jax.Array) -> jax.Array:
     """table[index], without bounds checks."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
-def _check_ids(what: str, count: int, action_names: Sequence[str]) -> None:
-    if count > (most := np.iinfo(np.int16).max + 1):
-        raise ValueError(
-            f"{len(action_names)} action names give {count} {what} of a reply, more"
-            f" than {most}: use fewer or shorter names"
-        )
 
 
 def _compose(

@@ -60,13 +60,17 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What a template meets in transformers' `apply_chat_template`, but the clock."""
+    """What a template meets in transformers' `apply_chat_template`.
+
+    But the clock, and what draws at random: prompts would differ each time.
+    """
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
     sandbox.filters["tojson"] = _to_json
+    del sandbox.filters["random"], sandbox.globals["lipsum"]
     sandbox.globals["raise_exception"] = _refuse
     sandbox.globals["dict"] = _Dictionary()
     return sandbox

@@ -9,10 +9,8 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
-import shutil
 import stat
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen_jax.errors import UserError
+from ragen_jax.training import checkpoint_records
 from ragen_jax.training.checkpoint_scores import best
+from ragen_jax.utils import atomic_files, json_files
 
 FOLDER = "checkpoints"  # inside a workdir
 FORMAT = "ragen_jax checkpoint, version 2"
@@ -177,14 +177,8 @@ def read_record(folder: Path) -> dict[str, Any]:
             f" '{FORMAT}'); delete that folder, or give a workdir or a step's folder of"
             " this program."
         )
-    score, info = record.get("score"), record.get("info")
-    is_score = score is None or (
-        isinstance(score, int | float)
-        and not isinstance(score, bool)
-        and math.isfinite(score)
-    )
-    if not is_score or not isinstance(info, dict):
-        raise damage(folder, str(INFO), "has no usable score or info")
+    if problem := checkpoint_records.problem(record):
+        raise damage(folder, str(INFO), problem)
     if record.get("step") != step_of(folder):
         raise DamagedError(
             f"Checkpoint {folder} was saved as step {record.get('step')!r}: give the"
@@ -207,9 +201,10 @@ def is_there(folder: Path) -> bool:
 def delete(folder: Path) -> None:
     """Deletes a step. If interrupted, it leaves nothing that looks like a step."""
     doomed = folder.with_name(folder.name + _DELETING)
+    atomic_files.remove(doomed)
     with contextlib.suppress(FileNotFoundError):  # Deleted by hand already.
         os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    atomic_files.remove(doomed)
 
 
 def set_aside(directory: Path) -> dict[int, Path]:
@@ -226,7 +221,7 @@ def clear_leftovers(directory: Path) -> None:
     """Deletes what was being written or deleted in a folder of steps."""
     for path in directory.iterdir():
         if UNFINISHED in path.name or path.name.endswith(_DELETING):
-            shutil.rmtree(path, ignore_errors=True)
+            atomic_files.remove(path)
 
 
 def has_digests(folder: Path) -> bool:
@@ -248,19 +243,24 @@ def damage(folder: Path, name: str, problem: str) -> DamagedError:
 
 
 def write_digests(folder: Path) -> None:
-    """Writes size and checksum of every file of a step; to be called last."""
+    """Writes size and checksum of every file of a step; to be called last.
+
+    All of the step is on disk then: an older one may be deleted.
+    """
     names = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
         if path.is_file() and path.name not in _NOT_DIGESTED
     )
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        measured = pool.map(lambda name: _measure(folder / name), names)
+        measured = pool.map(lambda name: _measure(folder / name, sync=True), names)
         digests = dict(zip(names, measured, strict=True))
     with (folder / DIGESTS).open("w", encoding="utf-8") as file:
         json.dump({"crc32": digests}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    for path in (folder, *filter(Path.is_dir, folder.rglob("*"))):
+        atomic_files.sync_folder(path)
 
 
 def read_digests(folder: Path) -> dict[str, tuple[int, str]]:
@@ -271,10 +271,9 @@ def read_digests(folder: Path) -> dict[str, tuple[int, str]]:
       UnreadableError: if they cannot be read.
     """
     written = _read_json(folder / DIGESTS)
-    table = written.get("crc32") if isinstance(written, dict) else None
-    if not isinstance(table, dict) or not all(map(_is_digest, table.values())):
+    if (digests := checkpoint_records.digests(written)) is None:
         raise damage(folder, DIGESTS, "is missing or is not as it was written")
-    return {name: (size, checksum) for name, (size, checksum) in table.items()}
+    return digests
 
 
 def fingerprint(folder: Path) -> str:
@@ -369,30 +368,23 @@ def _unreadable(path: Path, error: OSError) -> UnreadableError:
     )
 
 
-def _measure(path: Path) -> tuple[int, str]:
-    """(bytes, CRC-32) of a file; detects damage, not forgery."""
+def _measure(path: Path, *, sync: bool = False) -> tuple[int, str]:
+    """(bytes, CRC-32) of a file; detects damage, not forgery. `sync`: to disk."""
     size = checksum = 0
     with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
         while piece := file.read(_PIECE):
             size += len(piece)
             checksum = zlib.crc32(piece, checksum)
     return size, f"{checksum:08x}"
 
 
-def _is_digest(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[0], int)
-        and isinstance(value[1], str)
-    )
-
-
 def _read_json(path: Path) -> Any:
-    """What a file holds; None if it is not there, or is not JSON of a usual depth."""
+    """What a file holds; None if it is not there, or is no JSON of a usual size."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (*_ABSENT, ValueError, RecursionError):
+        return json_files.read(path)
+    except (*_ABSENT, ValueError):
         return None
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -16,7 +16,6 @@ needs no array is in checkpoint_files.py.
 import functools
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +31,7 @@ from ragen_jax.parallel.agreement import agreed_flag, agreed_step
 from ragen_jax.training import checkpoint_checks as checks
 from ragen_jax.training import checkpoint_files as files
 from ragen_jax.training import checkpoint_leaves as leaves
+from ragen_jax.training import lost_checkpoints
 from ragen_jax.training.checkpoint_files import (
     FOLDER,
     DamagedError,
@@ -44,7 +44,7 @@ from ragen_jax.training.checkpoint_files import (
 from ragen_jax.training.checkpoint_scores import best, kept
 from ragen_jax.training.interrupts import STALLED_SAVING
 from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
-from ragen_jax.utils import machine_errors
+from ragen_jax.utils import atomic_files, machine_errors
 
 __all__ = [
     "FOLDER",
@@ -83,9 +83,14 @@ class Checkpoints:
             newest of all is kept as well.
           keep_best: how many of the steps with the highest score are kept besides.
           every: steps that are due are its multiples, at least 1.
+
+        Raises:
+          UserError: if a file or a link has the name of a step, or the folder is a link
+            to none.
         """
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"need {keep_last=} >= 1 and {keep_best=} >= 0")
+        lost_checkpoints.check_link(Path(directory))
         self.directory = Path(directory).resolve()
         self._keep = functools.partial(
             kept, keep_last=keep_last, keep_best=keep_best, every=every
@@ -94,6 +99,7 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             files.clear_leftovers(self.directory)
         self._scores, self._damaged, self._foreign = survey(self.directory)
+        lost_checkpoints.check_names(self.directory, self._foreign)
         self._pending: dict[int, float | None] = {}  # the save under way: its score
         self._writing = -1  # the step whose files are being written
         ignore_what_is_reported()
@@ -163,6 +169,8 @@ class Checkpoints:
             if not agreed_flag(files.is_there(self.directory / str(step))):
                 raise self._unwritten(step, FileNotFoundError("it is not there"))
             self._scores[step] = score
+            if jax.process_index() == 0:  # The new name is on disk first.
+                atomic_files.sync_folder(self.directory)
             keep = self._keep(self._scores)
             self._delete([step for step in self._scores if step not in keep])
 
@@ -262,7 +270,7 @@ class Checkpoints:
         name = f"{step}{files.DAMAGED}"
         report(f"warning: {sentence}; set aside as {name}")
         if jax.process_index() == 0:
-            shutil.rmtree(folder.with_name(name), ignore_errors=True)
+            atomic_files.remove(folder.with_name(name))
             os.rename(folder, folder.with_name(name))
 
     def delete_after(self, step: int) -> None:
@@ -278,7 +286,7 @@ class Checkpoints:
                 *files.set_aside(self.directory).items(),
             ):
                 if later > step:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    atomic_files.remove(folder)
         self._delete([later for later in self._scores if later > step])
 
     def close(self) -> None:
@@ -306,14 +314,17 @@ class Checkpoints:
     def _unwritten(self, step: int, error: Exception) -> UserError:
         """The error for a step that could not be written; deletes what was."""
         distributed.wait_for_verdict()  # The cause may be a lost process.
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and self.directory.is_dir():
             files.clear_leftovers(self.directory)
-        last = max(self._scores, default=None)
+        last = max(self._still_there(), default=None)
         good = "none is saved yet" if last is None else f"{last} is whole"
+        remedy = "free space there or fix its permissions"
+        if not self.directory.is_dir():
+            good, remedy = "and that folder is gone", "bring it back"
         return UserError(
             f"Checkpoint {step} could not be written to {self.directory}"
-            f" ({machine_errors.brief(error)}), {good}; free space there or fix its"
-            " permissions, then start the same command again."
+            f" ({machine_errors.brief(error)}), {good}; {remedy}, then start the same"
+            " command again."
         )
 
     def _delete(self, steps: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -22,7 +23,11 @@ STALLED_AT_FIRST = 3600.0
 STALLED_AT_LEAST = 600.0
 STALLED_TIMES = 10.0  # not seconds: times the longest so far
 STALLED_SAVING = 3600.0  # a save waits for the disk, and for other processes
+_JUDGED_WITHIN = 0.1  # seconds in which the listening thread has heard a signal
 PATIENCE = 3.0  # seconds that the main thread has to end by itself after a signal
+# Seconds in which further signals belong to the first: a terminal that is closed and a
+# process manager send several.
+ONE_REQUEST = 0.5
 _RESUMES = "the same command resumes from the last checkpoint"
 _STOPPING = "stopping after this iteration, with a saved state ..."
 # Arguments of jax's `reached_preemption_sync_point`. After a signal it fixes one more
@@ -40,8 +45,9 @@ class InterruptHandler:
 
     With several processes jax passes a SIGTERM of any of them on to all and chooses the
     call of `should_stop` at which they stop together; other signals are turned into a
-    SIGTERM. A second Ctrl-C raises KeyboardInterrupt, or ends the process by force if
-    the main thread is stuck in a compiler or a device. Enter it in the main thread,
+    SIGTERM. A second Ctrl-C, later than ONE_REQUEST after the first signal, raises
+    KeyboardInterrupt, or ends the process by force if the main thread is stuck in a
+    compiler or a device. Enter it in the main thread,
     after jax.distributed.initialize.
     """
 
@@ -49,9 +55,13 @@ class InterruptHandler:
         """`report` prints a line, at once when a signal arrives."""
         self._report = report
         self._received = False
+        self._interrupted = False  # whether the main thread has handled a SIGINT
         self._reported = threading.Event()
         self._left = threading.Event()  # set when the `with` block is left
-        self._insisted = False  # whether the listening thread has heard a signal
+        # Of the listening thread, which knows when signals come:
+        self._first_at: float | None = None  # seconds of time.monotonic
+        self._heard_interrupt = False
+        self._insists = threading.Event()  # set by a second SIGINT
         self._last_words = ""  # not "" inside `nothing_to_save`
         self._previous: dict[int, Any] = {}
         self._context = contextlib.ExitStack()
@@ -81,7 +91,7 @@ class InterruptHandler:
         """Whether to save now and end. Every process asks once in every iteration."""
         if not self._several:
             # Heard but not handled: it came just before the handlers were in place.
-            return self._received or self._insisted
+            return self._received or self._first_at is not None
         return multihost_utils.reached_preemption_sync_point(next(_questions))
 
     def ask(self) -> None:
@@ -121,8 +131,11 @@ class InterruptHandler:
 
     def _handle(self, number: int, _frame: object) -> None:
         """In the main thread, as soon as it runs Python."""
-        if self._received and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            # The other thread judges, as this one may be late; it may just be about to.
+            if self._interrupted and self._insists.wait(_JUDGED_WITHIN):
+                raise KeyboardInterrupt
+            self._interrupted = True
         is_first, self._received = not self._received, True
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -140,14 +153,30 @@ class InterruptHandler:
             if not self._left.wait(PATIENCE):
                 self._say(words)
                 endings.exit_at_once(0)
-        elif self._insisted and number == signal.SIGINT:
+        elif self._is_insisting(number):
+            self._insists.set()
             if not self._left.wait(PATIENCE):
                 endings.exit_on_signal(number)
-        elif not self._insisted:
-            self._insisted = True
-            if not self._left.wait(0.5) and not self._reported.is_set():
-                self._reported.set()
-                self._say(_STOPPING)
+
+    def _is_insisting(self, number: int) -> bool:
+        """Whether a signal is the second SIGINT, and not one of the first request."""
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            # In a thread of its own, so that this one hears when the next signal comes.
+            late = threading.Timer(0.5, self._confirm)
+            late.daemon = True
+            late.start()
+        is_interrupt = number == signal.SIGINT
+        again = is_interrupt and self._heard_interrupt
+        self._heard_interrupt |= is_interrupt
+        return again and now - self._first_at >= ONE_REQUEST
+
+    def _confirm(self) -> None:
+        """Says that a signal was heard, where the main thread has not come to it."""
+        if not self._left.is_set() and not self._reported.is_set():
+            self._reported.set()
+            self._say(_STOPPING)
 
     def _say(self, words: str) -> None:
         """Shows words, which may come in the midst of other output, or find no room."""

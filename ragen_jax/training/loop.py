@@ -122,7 +122,7 @@ def train_to_end(
         stops = outputs.interrupts.should_stop()
         score = values.get("validation/success")
         ends = bool(reason or stops)
-        progress = _save_if_due(run, state, outputs.workdir, progress, score, ends)
+        progress = _save_if_due(run, state, outputs, progress, score, ends)
         if reason:
             raise RunStopped(reason)
         if stops:
@@ -288,7 +288,7 @@ def _carry_out(
 def _save_if_due(
     run: Run,
     state: TrainState,
-    workdir: OpenWorkdir,
+    outputs: Outputs,
     progress: Progress,
     score: float | None,
     ends: bool,
@@ -296,7 +296,7 @@ def _save_if_due(
     """Saves a checkpoint where one is due; returns the progress with its score.
 
     Args:
-      run, state, workdir, progress: after the iteration.
+      run, state, outputs, progress: after the iteration.
       score: its validation success; None without a validation.
       ends: whether the run ends here, by a signal or by itself.
     """
@@ -309,6 +309,8 @@ def _save_if_due(
     is_due = _is_due(iteration, settings.every.checkpoint, settings.iterations)
     if not (is_due or is_last or is_best or ends):
         return progress
+    outputs.metrics.sync()  # A resumed run writes none of the records up to here.
+    workdir = outputs.workdir
     info = resumed.info(settings, iteration, score, progress.gaps, progress.health)
     info |= dict(model=workdir.fingerprint, code=workdir.code)
     info |= dict(dtype=run.model.dtype.name)

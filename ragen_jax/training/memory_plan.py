@@ -170,7 +170,9 @@ def check_least(run: Run, limit: int | None = None) -> None:
     if limit is None or (least := sum(parts.values())) <= limit:
         return
     largest = max(parts, key=lambda name: parts[name])
-    keys = _BOUNDED_BY.get(largest, "choose a smaller model, or set lora.rank")
+    rank = run.settings.lora.rank
+    other = f"choose a smaller model, or {'a smaller' if rank else 'set'} lora.rank"
+    keys = _BOUNDED_BY.get(largest, other)
     raise UserError(
         f"this run needs at least {least / 2**30:,.1f} GiB on a device that has"
         f" {limit / 2**30:,.1f} GiB, {parts[largest] / 2**30:,.1f} GiB of it for"

@@ -186,7 +186,11 @@ def beyond(done: int, total: int) -> str:
 
 def last_saved(workdir: Path) -> str:
     """After a fault of the machine: what is safe."""
-    steps = checkpoints.scores(workdir / checkpoints.FOLDER)
+    folder = workdir / checkpoints.FOLDER
+    for place in (workdir, folder):
+        if not place.exists() and (place == workdir or place.is_symlink()):
+            return f"bring back {place}, then start the same command again"
+    steps = checkpoints.scores(folder)
     if not steps:
         return "no checkpoint was saved yet: start the same command again"
     return (

@@ -7,6 +7,7 @@ from typing import Any
 from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import health
 from ragen_jax.diagnostics.health import HealthState
+from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.run import Run
@@ -48,7 +49,7 @@ def info(
 def best_score(saved: Checkpoints) -> float:
     """The highest validation success of the kept checkpoints; -1 without any."""
     step = saved.best_step()
-    score = None if step is None else saved.read_info(step)["validation"]
+    score = None if step is None else saved.read_info(step).get("validation")
     return -1.0 if score is None else score
 
 
@@ -126,9 +127,28 @@ def check_settings(
     if saved_info.get("health", {}).get("rollbacks"):
         # A remedy's values depend also on settings that may differ, as `iterations`.
         for section, names in _REMEDIED.items():
-            was[section] = was[section] | {name: now[section][name] for name in names}
+            was[section] = was.get(section, {}) | {
+                name: now[section][name] for name in names
+            }
     remedy = "Delete that step's folder, if it was copied here,"
     settings_lib.check_same_run(was, now, where, remedy)
+
+
+def check_health(saved_info: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a state of the health monitor that cannot be read.
+
+    Args:
+      saved_info: of the checkpoint.
+      where: the checkpoint, for the message.
+    """
+    try:
+        health.from_json(saved_info.get("health"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{where} holds a state of the health monitor that this version cannot read"
+            " (health in its info.json): take the version that saved it, or delete that"
+            " folder to resume from an older step"
+        ) from error
 
 
 def changed_dtype(dtype: str, saved_dtype: str | None) -> str:

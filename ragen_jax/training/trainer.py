@@ -13,6 +13,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.parallel import gloo_groups, program_cache
 from ragen_jax.parallel.agreement import agreed_number
+from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
 from ragen_jax.reporting.metrics import MetricsWriter
 from ragen_jax.settings import Settings
@@ -139,6 +140,7 @@ def _train_from_checkpoint(
     is_first = jax.process_index() == 0
     if is_first:
         episode_log.trim(workdir.path, iteration, console.line)
+        console.once(metrics.lacking(workdir.path, iteration))
     writer = MetricsWriter(
         workdir.path, is_writer=is_first, first_iteration=iteration + 1
     )
@@ -221,7 +223,9 @@ def _start(
     total = run.settings.iterations
     console.line(f"resuming after iteration {iteration}")
     info = saved.read_info(iteration)
-    resumed.check_settings(settings, info, str(saved.directory / str(iteration)))
+    where = str(saved.directory / str(iteration))
+    resumed.check_settings(settings, info, where)
+    resumed.check_health(info, where)
     was = info.get("settings", {})
     warnings = (
         # Not run.settings, in which a remedy has fixed optimizer.schedule_updates.

@@ -17,8 +17,8 @@ from ragen_jax.errors import UserError
 from ragen_jax.parallel.agreement import who_sees
 from ragen_jax.reporting import metrics
 from ragen_jax.settings import Settings
-from ragen_jax.training import checkpoints
-from ragen_jax.utils import atomic_files, folder_lock, workdir_files
+from ragen_jax.training import checkpoints, lost_checkpoints
+from ragen_jax.utils import atomic_files, folder_lock, json_files, workdir_files
 
 # Files that a run replaces as a whole. Reports and diagnoses are not among them:
 # another process may be writing those.
@@ -41,7 +41,8 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
     beginning, and resumes from there.
 
     Raises:
-      UserError: naming the keys that differ.
+      UserError: naming the keys that differ, or a file that is none or cannot be read;
+        or where the run's checkpoints have vanished.
     """
     absolute = os.path.realpath(workdir)  # Unlike `resolve` it accepts circular links.
     if absolute == Path(absolute).anchor:  # The superuser could write there.
@@ -49,31 +50,43 @@ def check_workdir(workdir: Path, settings: Settings) -> None:
             f"--workdir={workdir} is the root of the file system, where a run's files"
             " would lie among the machine's; choose a folder below it"
         )
+    lost_checkpoints.check_link(workdir / checkpoints.FOLDER)
+    _check_files(workdir)
     path = workdir / workdir_files.SETTINGS
     now = settings_lib.to_dict(settings)
     has_rolled_back = (workdir / rollbacks.FILE).exists()
     if path.exists():
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(saved, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError):
+            saved = json_files.read_object(path)
+        except ValueError:
             raise UserError(
                 f"{path} is not readable as JSON: restore it from a copy (the info.json"
                 " of each checkpoint holds the settings too), or give another --workdir"
             ) from None
-        steps = checkpoints.scores(workdir / checkpoints.FOLDER)
+        found = checkpoints.survey(workdir / checkpoints.FOLDER)
         # Read in any case: a damaged line is named before anything is compiled.
         recorded = metrics.read(workdir)
-        if steps or has_rolled_back or recorded:
+        if found.scores or has_rolled_back or recorded:
             settings_lib.check_same_run(saved, now, str(workdir))
         rollbacks.check_remedy(workdir, settings)
+        noted = rollbacks.read_rollbacks(workdir)
+        lost_checkpoints.check(workdir, found, saved, settings, recorded, noted)
     elif has_rolled_back or (workdir / checkpoints.FOLDER).exists():
         what = rollbacks.FILE if has_rolled_back else "checkpoints"
         raise UserError(
             f"{workdir} holds {what} but no {workdir_files.SETTINGS}, so it is not"
             " known what settings a run had there; give another --workdir"
         )
+
+
+def _check_files(workdir: Path) -> None:
+    """Raises UserError for a folder, a pipe or a device where a run writes a file."""
+    for name in _WRITTEN:
+        if (path := workdir / name).exists() and not path.is_file():
+            raise UserError(
+                f"{path} is a folder, a pipe or a device, where a run writes a file:"
+                " move it away, or choose another --workdir"
+            )
 
 
 @contextlib.contextmanager

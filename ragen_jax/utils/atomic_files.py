@@ -1,6 +1,7 @@
 """Atomic writes: files and folders that appear complete or not at all."""
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -48,8 +49,9 @@ class _NamedFile(io.FileIO):
     """
 
     def __init__(self, scratch: Path, path: Path):
-        super().__init__(scratch, "w")
         self._path = path
+        with self._naming():
+            super().__init__(scratch, "w")
 
     def write(self, data: Any, /) -> int:
         with self._naming():
@@ -95,6 +97,33 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder, or a file or link in its place, as far as that is allowed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Has the disk hold a folder's entries: names of new files, renames, deletions.
+
+    Raises:
+      OSError: if the disk fails or is full. Where folders cannot be synced, as on some
+        network file systems, nothing is done.
+    """
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
+            raise
 
 
 def check_replaceable(path: Path) -> None:

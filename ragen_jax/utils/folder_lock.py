@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -19,6 +20,8 @@ except ImportError:  # Not a POSIX system: folders are not locked.
 FILE = ".lock"
 # The file system has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# Of the lock's name: a link, or what is no regular file.
+_NO_FILE = (errno.ELOOP, errno.ENXIO)
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)  # Another process holds it.
 
 
@@ -45,8 +48,13 @@ def held(folder: Path, what: str, flag: str = "--workdir") -> Iterator[bool]:
     path = folder / FILE
     while True:
         try:
-            file = path.open("a+", encoding="utf-8")
+            file = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
+            if error.errno in _NO_FILE:
+                raise UserError(
+                    f"{path} is a link, a pipe or a device, not the lock of a run:"
+                    " move it away, or choose another folder"
+                ) from error
             raise UserError(
                 f"{path} cannot be written ({error.strerror}): choose a writable"
                 " folder on a disk with free space"
@@ -75,7 +83,7 @@ def is_held(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        file = (folder / FILE).open(encoding="utf-8")
+        file = _open(folder / FILE, os.O_RDONLY)
     except OSError:
         return False
     with file:
@@ -84,6 +92,22 @@ def is_held(folder: Path) -> bool:
         except OSError as error:
             return error.errno in _TAKEN
     return False
+
+
+def _open(path: Path, flags: int) -> IO[str]:
+    """Opens a regular file for reading, and without waiting or following a link.
+
+    Raises:
+      OSError: if it cannot be opened, with an errno of _NO_FILE if it is no such file.
+    """
+    # Not every system has the two.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    number = os.open(path, flags, 0o666)
+    is_regular = stat.S_ISREG(os.fstat(number).st_mode)
+    if not is_regular:
+        os.close(number)
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), str(path))
+    return os.fdopen(number, "r", encoding="utf-8")
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:
@@ -109,7 +133,7 @@ def _take(file: IO[str], folder: Path, what: str, flag: str) -> bool:
             f" choose another {flag}"
         ) from None
     with contextlib.suppress(OSError):  # A full disk does not undo the lock.
-        file.truncate(0)
+        os.ftruncate(file.fileno(), 0)
         entry = {"host": socket.gethostname(), "process": os.getpid(), "what": what}
         # Unbuffered: a failed write would be repeated, and raise, on closing the file.
         os.write(file.fileno(), (json.dumps(entry) + "\n").encode())

@@ -8,29 +8,63 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 100 * 2**20  # Five times the largest tokenizer.json of published models.
+MOST_LEVELS = 100  # Functions that walk through what was read call themselves.
+
+
+def read(path: Path) -> Any:
+    """Reads the JSON value in a file.
+
+    Raises:
+      OSError: if it cannot be read.
+      ValueError: if it is a pipe or a device, longer than MOST_BYTES, nested too
+        deeply, or not a single JSON value.
+    """
+    return parse(read_bytes(path, MOST_BYTES))
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file.
 
     Raises:
-      OSError: if it cannot be read.
-      ValueError: if it is a pipe or a device, longer than MOST_BYTES, nested too
-        deeply, or not a single JSON object.
+      OSError, ValueError: as `read`, and for any other value.
     """
-    check_regular(path, MOST_BYTES)
-    return parse_object(path.read_bytes())
+    return _object(read(path))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
     """Parses a JSON object. Raises ValueError if the text is anything else."""
+    return _object(parse(data))
+
+
+def parse(data: bytes) -> Any:
+    """Parses a JSON value. Raises ValueError if it is none, or nested too deeply."""
     try:
         parsed = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    level = [parsed]
+    for _ in range(MOST_LEVELS):
+        branches = (node for node in level if isinstance(node, dict | list))
+        level = [
+            child
+            for node in branches
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return parsed
+    raise ValueError("it is nested too deeply")
+
+
+def _object(parsed: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError("not an object")
     return parsed
+
+
+def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
+    """The bytes of a regular file. Args, errors: as of `check_regular`."""
+    check_regular(path, most_bytes)
+    return path.read_bytes()
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:

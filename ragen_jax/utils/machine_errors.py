@@ -21,6 +21,8 @@ REMEDIES = {
     errno.EPERM: "fix its permissions, or choose a place that you may write to",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "its links lead in a circle: choose another path",
+    errno.ENOENT: "bring it back if it was moved, deleted or unmounted, or choose"
+    " another path",
     errno.EEXIST: "it is a file, not a folder: choose another path",
     errno.EISDIR: "it is a folder: name a file",
     errno.ENOTDIR: "a part of its path is not a folder: choose another path",

@@ -6,3 +6,15 @@ Here since a study or a report need not load what trains. `checkpoint_files.FOLD
 
 SETTINGS = "settings.json"  # written by training/workdir.py
 TEST = "test.json"  # written by training/final_test.py
+# What a run writes and reads again, or shows: no other command may replace it.
+KEPT = (
+    SETTINGS,
+    TEST,
+    "checkpoints",
+    "curves.png",
+    "episodes.jsonl.gz",
+    "metrics.jsonl",
+    "programs",
+    "rollbacks.json",
+    "tensorboard",
+)

@@ -186,6 +186,10 @@ WRONG = {
     "step": (["--checkpoint={place}/run/checkpoints/9"], "There is no folder"),
     "no model": (["--model={place}/none"], "there is no folder {place}/none; give"),
     "nothing": (["--verify"], "--verify needs --checkpoint: a workdir or a step"),
+    "unread": (
+        ["--verify", "--checkpoint={place}", "--out=a"],
+        "--out has no effect with --verify: leave one out",
+    ),
     "no step": (
         ["--verify", "--checkpoint={place}/none"],
         "{place}/none: there is no such",
@@ -225,6 +229,10 @@ WRONG = {
         ["--policy=random", "--out={place}/figures.jsonl"],
         "{place}/figures.json is a folder: name a file",
     ),
+    "a run's own file": (
+        ["--policy=random", "--prompts=1", "--out={place}/other/settings.jsonl"],
+        "--out={place}/other/settings.json would change what the run in",
+    ),
     "show": (["--policy=random", "--show=1"], "leave out --model and --show"),
     "overrides": (
         ["--checkpoint={place}/run", "--config.env.size=5"],
@@ -239,6 +247,8 @@ def refusals(place):
     """What each wrong command line ends in."""
     (place / "folder.jsonl").mkdir()
     (place / "figures.json").mkdir()
+    (place / "other").mkdir()
+    (place / "other" / "settings.json").write_text("{}")
 
     return {
         name: warm_process.submit(
@@ -264,5 +274,6 @@ def test_nothing_is_left_behind_by_a_refusal(place, refusals):
         "folder.jsonl",
         "figures.json",
         "new",
+        "other",
         "planner.json",
     }

@@ -255,12 +255,33 @@ def test_a_wrong_argument_is_refused_with_a_way_out(arguments, parts):
         ("config.py", "x = 1", "", "has no function get_config"),
         ("config.py", "def get_config():\n  return None", ":a", "has no variants"),
         ("config.txt", "", "", "choose a file that ends in .py"),
+        ("config.py", "get_config = 5", "", "has no function get_config"),
+        ("config.py", "def get_config(a, *, b): 0", ":a", "cannot be called with a v"),
+        ("config.py", "def get_config(a): 0", "", "cannot be called with nothing"),
+        ("config.py", "\0", "", r"config\.py is not Python from line 1 on"),
+        ("config.py", "raise ValueError('no data')", "", r"config\.py: no data$"),
+        (
+            "config.py",
+            "from ml_collections import ConfigDict, config_dict\n"
+            "seed = config_dict.required_placeholder(int)\n"
+            "def get_config(): return ConfigDict(dict(seed=seed))",
+            "",
+            "a required_placeholder in it has no value",
+        ),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, argument, part):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=part):
         cli.load_config(f"{tmp_path / name}{argument}")
+
+
+def test_a_frozen_config_is_read_as_any_other(tmp_path):
+    (tmp_path / "frozen.py").write_text(
+        "from ml_collections import FrozenConfigDict\n"
+        "def get_config(): return FrozenConfigDict(dict(seed=3))"
+    )
+    assert cli.load_config(str(tmp_path / "frozen.py")).to_dict() == {"seed": 3}
 
 
 def test_the_workdir_is_made_and_left_empty(tmp_path):
@@ -289,6 +310,26 @@ def test_a_url_is_refused_where_it_would_name_a_folder_here(tmp_path, monkeypatc
         with pytest.raises(UserError, match=f"--{flag}={url} is a URL"):
             check(url)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["settings.json", "test.json", "metrics.jsonl", "checkpoints/7", "checkpoints"],
+)
+def test_what_a_run_keeps_is_replaced_by_no_other_output(tmp_path, path):
+    for check in (cli.check_out, cli.check_out_folder):
+        assert check(str(tmp_path / path))  # No run is here.
+    (tmp_path / "settings.json").write_text("{}")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    for place in (tmp_path, link):
+        for check in (cli.check_out, cli.check_out_folder):
+            with pytest.raises(
+                UserError, match="would change what the run in .* keeps"
+            ):
+                check(str(place / path))
+    assert cli.check_out(str(tmp_path / "diagnosis.json"))
+    assert (tmp_path / "settings.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("error", [ValueError("no\n such"), OSError("no such")])

@@ -1,6 +1,7 @@
 """The log of a few episodes: what it says of them, and how it is kept."""
 
 import gzip
+import os
 import types
 
 import jax
@@ -227,6 +228,22 @@ DAMAGES = {
     ),
     "a lost piece": lambda w: w[0] + w[1][:-9] + w[2],
     "plain text": lambda w: w[0] + b'{"iteration": 2, "phase": "train"}\n',
+    "a header with other flags": lambda w: (
+        w[0] + w[1][:3] + bytes([w[1][3] ^ 4]) + w[1][4:] + w[2]
+    ),
+    "the last header with other flags": lambda w: (
+        w[0] + w[1][:3] + bytes([w[1][3] ^ 4]) + w[1][4:]
+    ),
+    "nested too deeply": lambda w: (
+        w[0]
+        + gzip.compress(
+            b'{"iteration": 2, "phase": "train", "x": '
+            + b"[" * 800
+            + b"]" * 800
+            + b"}\n",
+            mtime=0,
+        )
+    ),
     "no episode": lambda w: w[0] + gzip.compress(b'{"iteration": "2"}\n') + w[2],
 }
 
@@ -260,3 +277,9 @@ def test_zeros_behind_the_last_write_cost_nothing(tmp_path):
     episode_log.append(tmp_path, [{"iteration": 4, "phase": "train"}])
     assert [e["iteration"] for e in episode_log.read(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == [episode_log.FILE]
+
+
+def test_a_pipe_in_place_of_the_log_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / episode_log.FILE)
+    with pytest.raises(UserError, match="jsonl.gz cannot be read: it is a pipe or a d"):
+        episode_log.read(tmp_path)

@@ -237,6 +237,7 @@ def test_rewards_that_are_no_numbers_are_no_obstacle(tmp_path):
     [
         ("test.json", '{"after": {"succ', "cut off"),
         ("test.json", "[" * 10**5, "cut off"),
+        ("test.json", '{"a": %s}' % ("[" * 800 + "]" * 800), "cut off"),
         ("test.json", "[]", "no object"),
         ("test.json", '{"rooms": 3}', "what was before or after"),
         ("test.json", '{"after": {"success": 1}}', "what was before or after"),
@@ -245,7 +246,7 @@ def test_rewards_that_are_no_numbers_are_no_obstacle(tmp_path):
         (episode_log.FILE, "an episode", "damaged behind its first 0 episodes"),
         ("metrics.jsonl", '{"iteration": 1, "train/success": "1"}\n', "Line 1 of"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_damaged_file_is_named_and_no_part_of_the_page_is_silently_left_out(
     run, name, text, why

@@ -139,6 +139,24 @@ def test_functions_that_an_environment_may_have_are_looked_at_too(
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("part", ["instruction", "action_names", "phrases"])
+def test_half_a_character_in_a_text_is_shown_where_it_stands(write, part):
+    env = envs.make(name := write(SOUND), ())
+    text = "Le\ud800"
+    changed = text if part == "instruction" else (text, *getattr(env, part)[1:])
+    said = rf"^env.name = 'my_env.py': {part} holds '\\ud800' in 'Le\\ud800', half of"
+    with pytest.raises(SettingsError, match=said):
+        envs.check_file(dataclasses.replace(env, **{part: changed}), name)
+
+
+def test_half_a_character_in_an_action_name_of_a_file_is_shown_where_it_stands(write):
+    """It is read when the environment is made, before it is looked at."""
+    changed = SOUND.replace('("Left", ', '("\\ud800", ')
+    name = write(changed)
+    with pytest.raises(SettingsError, match=r"instruction holds '\\ud800' in"):
+        envs.check_file(envs.make(name, ()), name)
+
+
 @pytest.mark.parametrize("case", FAULTY)
 def test_functions_that_break_their_promise_are_refused_before_compiling(write, case):
     (old, new), message = FAULTY[case]

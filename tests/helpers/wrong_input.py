@@ -176,7 +176,9 @@ NUMBERS = {
     "negative rate": train("actor_lr = -0.1", "0 or more", optimizer__actor_lr=-0.1),
     "nan rate": train("critic_lr = nan", "finite", optimizer__critic_lr="nan"),
     "infinite rate": train("actor_lr = inf", "finite", optimizer__actor_lr="inf"),
-    "temperature": train("rollout.temperature = 0.0", "above", rollout__temperature=0),
+    "temperature": train(
+        "rollout.temperature = 0.0", "1e-06 or more", rollout__temperature=0
+    ),
     "clip": train("loss.clip_low = 1.0", "from 0 to below 1", loss__clip_low=1),
     "gamma": train("gamma = 1.5", "from 0 to 1", advantage__gamma=1.5),
     "fraction": train("filter.fraction = 0.0", "above 0", filter__fraction=0),

@@ -205,6 +205,11 @@ def test_a_hook_of_ones_own_adds_to_the_turns_that_were_played(tmp_path):
         ),
         ("def turn_rewards(x):\n  return 3", r"gives .*: let it give float32\[4, 2\]"),
         (
+            "import jax\n\n\ndef turn_rewards(x):\n"
+            "  return jax.random.split(jax.random.key(0), x.reward.shape)",
+            r"gives key<fry>\[4, 2\]: let it give float32",
+        ),
+        (
             "LAST = 0.0\n\n\ndef turn_rewards(x):\n  global LAST\n"
             "  LAST = 0.9 * LAST + 0.1 * x.reward.mean()\n  return x.reward - LAST",
             "depends on earlier calls, through a variable outside it such as a running"

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import io
 import os
+import threading
+import time
 
 import pytest
 
@@ -250,3 +252,25 @@ def test_a_closed_pipe_is_an_error_to_who_does_not_outlive_it():
     with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as stream:
         with pytest.raises(BrokenPipeError):
             console_lib.Console(stream).line("unheard")
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for_and_loses_nothing():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    lines = [f"{number} " + "x" * 3000 + "é" for number in range(200)]
+    heard = bytearray()
+
+    def listen():
+        time.sleep(0.1)  # Until the pipe is full.
+        while piece := os.read(read, 5000):
+            heard.extend(piece)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with os.fdopen(write, "w", encoding="utf-8") as stream:
+        console = console_lib.Console(stream)
+        for line in lines:
+            console.line(line)
+    thread.join()
+    os.close(read)
+    assert heard.decode().splitlines() == lines

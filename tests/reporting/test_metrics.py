@@ -45,6 +45,46 @@ def test_a_record_is_on_disk_before_the_run_is_closed(tmp_path):
     assert text == '{"iteration": 1, "train/return": 0.5}\n'
 
 
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+def test_records_do_not_go_to_a_file_that_was_deleted_or_replaced(change, tmp_path):
+    path = tmp_path / metrics.FILE
+    with _metrics_writer(tmp_path) as metrics_writer:
+        metrics_writer.write(1, {"train/return": 0.5})
+        if change == "deleted":
+            path.unlink()
+        else:  # As `sed -i` does.
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            (tmp_path / "new").rename(path)
+        metrics_writer.write(2, {"train/return": 0.5})
+    reached = [record["iteration"] for record in metrics.read(tmp_path)]
+    assert reached == ([2] if change == "deleted" else [1, 2])
+
+
+def test_records_of_finished_iterations_that_are_missing_are_told(tmp_path):
+    assert metrics.lacking(tmp_path, 0) == ""
+    assert "lacks 2 of the 2 finished iter" in metrics.lacking(tmp_path, 2)
+    (tmp_path / metrics.FILE).write_bytes(_lines(1, 4, 4))
+    said = metrics.lacking(tmp_path, 4)
+    assert "lacks 2 of the 4 finished iterations, the first of them 2, as" in said
+    assert metrics.lacking(tmp_path, 1) == ""
+
+
+def test_what_was_written_is_on_disk_after_a_sync(tmp_path, monkeypatch):
+    synced = []
+    with _metrics_writer(tmp_path) as metrics_writer:
+        metrics_writer.write(1, {"train/return": 0.5})
+        monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_ino))
+        metrics_writer.sync()
+        monkeypatch.undo()
+    assert synced == [(tmp_path / metrics.FILE).stat().st_ino]
+
+
+def test_a_pipe_in_place_of_the_metrics_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / metrics.FILE)
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read: it is a pipe"):
+        metrics.read(tmp_path)
+
+
 def test_a_value_that_is_not_finite_is_null_and_stays_out_of_the_views(tmp_path):
     with _metrics_writer(tmp_path) as metrics_writer:
         metrics_writer.write(1, {"update/kl": math.nan, "train/success": 0.5})

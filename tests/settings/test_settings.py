@@ -174,7 +174,12 @@ WRONG = [
     # 1 in float32: the first step of Adam would divide by 0.
     (dict(optimizer__beta1=1 - 1e-8), ["beta1 = 0.99999999", "at most 0.9999999"]),
     (dict(optimizer__clip_norm=0), ["optimizer.clip_norm = 0", "above 0"]),
-    (dict(rollout__temperature=0.0), ["rollout.temperature = 0.0", "above 0"]),
+    (dict(rollout__temperature=0.0), ["rollout.temperature = 0.0", "1e-06 or more"]),
+    (dict(rollout__temperature=1e-37), ["rollout.temperature = 1e-37", "1e-06 or"]),
+    (
+        dict(evaluation__temperature=1e-7),
+        ["evaluation.temperature = 1e-07", "choose 0, or 1e-06 or more"],
+    ),
     (dict(rollout__turns=0), ["rollout.turns = 0", "1 or more"]),
     (dict(rollout__reply_tokens=-5), ["rollout.reply_tokens = -5", "1 or more"]),
     (dict(iterations=0), ["iterations = 0", "1 or more"]),

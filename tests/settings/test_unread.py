@@ -81,6 +81,16 @@ def test_a_change_that_does_nothing_is_refused(changes, chooser, other):
             "above 0",
         ),
         (["health.remedy=filter"], "health.on_collapse = 'warn'", "to 'rollback'"),
+        (
+            ["every.checkpoint=0", "health.on_collapse=rollback"],
+            "every.checkpoint = 0",
+            "above 0",
+        ),
+        (
+            ["filter.keep_zero=True", "filter.zero=0.1"],
+            "filter.keep_zero = True",
+            "to False",
+        ),
         (["estimator=rloo", "reward.normalize=mean"], "estimator = 'rloo'", "to 'ppo'"),
         (
             ["estimator=grpo", "reward.normalize=mean_std"],

@@ -1,6 +1,7 @@
 """What a study says of a run's files that are damaged, or hold something else."""
 
 import json
+import os
 
 import pytest
 
@@ -148,3 +149,8 @@ def test_a_file_that_is_no_data_is_left_as_it_is(choice, text):
     path.write_text(text)
     assert "move it away, or restore it" in refusal(choice)
     assert path.read_text() == text
+
+
+def test_a_pipe_among_the_data_files_is_refused_and_not_waited_for(choice):
+    os.mkfifo(choice.pages / "aa.json")
+    assert "aa.json is not the data of a study (it is a pipe" in refusal(choice)

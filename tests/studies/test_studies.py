@@ -1,7 +1,9 @@
 """Studies: what runs, and what happens when a run fails or is interrupted."""
 
 import io
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from helpers.study_records import STUDY
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import definition, runner
+from ragen_jax.studies import definition, runner, study_checks
 from ragen_jax.studies.definition import Claim, Study, planned_runs
 from ragen_jax.studies.run_record import read_run
 
@@ -49,11 +51,54 @@ def test_a_grid_goes_seed_by_seed_with_an_arms_changes_over_the_studys():
         (dict(measures=("tests",)), "measure 'tests' is unknown"),
         (dict(claims=(Claim("x", "nobody"),)), "arm of a claim 'nobody'"),
         (dict(claims=(Claim("x", "one", relation="equal"),)), "relation"),
+        # Another type than the field's.
+        (dict(name=5), "study 5: name is 5: give a text"),
+        (dict(question=None), "question is None: give a text"),
+        (dict(notes=5), "notes is 5: give a text"),
+        (dict(arms=["a", "b"]), r"arms is \['a', 'b'\]: give a dict of dicts"),
+        (dict(arms={"a": None}), r"arms\['a'\] is None: give a dict of settings"),
+        (dict(arms={"a": {"iterations": {1}}}), r"\['a'\] sets iterations to \{1\}"),
+        (dict(arms={"a": {"config": 5}}), "sets config to 5: give a text"),
+        (dict(paper_arms=("one",)), "paper_arms is .*: give a dict of dicts"),
+        (dict(changes=None), "changes is None: give a dict of settings"),
+        (dict(paper={5: 1}), "paper is .*: give a dict of settings"),
+        (dict(seeds=3), "seeds is 3: give a tuple of whole numbers"),
+        (dict(seeds=(-1,)), "seeds is .*: give a tuple of whole numbers from 0 to"),
+        (dict(seeds=(2**32,)), "seeds is .*: give a tuple of whole numbers from 0"),
+        (dict(seeds=(0.5,)), "seeds is .*: give a tuple of whole numbers"),
+        (dict(measures=(5,)), r"measures is \(5,\): give a tuple of texts"),
+        (dict(claims=(("x", "one"),)), r"claims\[0\] is .*: give a Claim"),
+        (dict(claims=(Claim("x", "one", margin="x"),)), r"\[0\]: margin is 'x': give"),
+        (dict(claims=(Claim("x", "one", margin=math.nan),)), "margin is nan: give"),
+        (dict(claims=(Claim("x", 5),)), "left is 5: give the label of an arm"),
+        # What would have no effect, or fail behind the training.
+        (dict(arms={"a": {"seed": 5}}), r"arms\['a'\] sets the seed, to no effect"),
+        (dict(smoke={"seed": 5}), "smoke sets the seed, to no effect"),
+        (dict(paper_arms={"b": {}}), "arm of paper_arms 'b' is unknown"),
+        (dict(diagnose="--samples=3"), "diagnose is '--samples=3': give a tuple of"),
+        (dict(diagnose=("--sample=3",)), "give a tuple of flags of launch/diagnose"),
+        (dict(diagnose=("--out=x",)), "give a tuple of flags of launch/diagnose"),
+        (dict(name="across"), "across.md is another page"),
+        (dict(name="readme"), "readme.md is another page"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused_in_a_sentence(changes, message):
     with pytest.raises(UserError, match=message):
         definition.check(Study(**{**vars(STUDY), **changes}))
+
+
+def test_a_study_may_have_every_flag_of_a_diagnosis_but_those_that_it_sets_itself():
+    files = ("launch/diagnose.py", "ragen_jax/cli/trust.py")
+    text = "".join((ROOT / file).read_text() for file in files)
+    names = re.findall(r'DEFINE_\w+\(\s*"([\w-]+)"', text)
+    assert {"samples", "trust-code"} < set(names)
+    forms = ("--{}", "--no{}", "--{}=3", "--{}=quantile")
+    taken = {
+        name
+        for name in names
+        if any(study_checks.is_diagnose_flag(form.format(name)) for form in forms)
+    }
+    assert taken == set(names) - {"checkpoint", "out"}
 
 
 TRAIN = """

@@ -4,28 +4,15 @@ import dataclasses
 import json
 
 import pytest
-from absl import flags
 from helpers.paths import ROOT
 
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli.flags import changed_keys, define_config, parse, read_settings
 from ragen_jax.envs import registry
 from ragen_jax.errors import UserError
-from ragen_jax.studies import archive, definition, runner, study
-from ragen_jax.studies.definition import PlannedRun, planned_runs
+from ragen_jax.studies import archive, arm_settings, definition, runner, study
+from ragen_jax.studies.definition import planned_runs
 
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.py"))
-
-
-def settings_of(run: PlannedRun) -> settings_lib.Settings:
-    """What launch/train.py reads from a new run's arguments."""
-    values = flags.FlagValues()
-    define_config(flag_values=values)
-    parse(["train.py", *run.arguments()], values)
-    config = values["config"].value
-    settings = read_settings(config)
-    settings_lib.check_changed(settings, changed_keys(config))
-    return settings
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -43,7 +30,7 @@ def test_every_run_of_every_study_could_start(path, monkeypatch, tmp_path):
     for scale in definition.SCALES:
         found = {}
         for run in planned_runs(found_study, scale=scale, seeds=(0,)):
-            settings = found[run.arm] = settings_of(run)
+            settings = found[run.arm] = arm_settings.read(run)
             settings_lib.check_devices(settings, 1)
             # What a finished run's settings are compared with.
             folder = runner.workdir_of(tmp_path / scale, run)
@@ -72,7 +59,7 @@ def test_a_run_of_an_arm_that_was_edited_since_is_neither_taken_for_it_nor_conti
     )[:1]
     folder = runner.workdir_of(tmp_path, run)
     folder.mkdir(parents=True)
-    saved = settings_lib.to_dict(settings_of(run))
+    saved = settings_lib.to_dict(arm_settings.read(run))
     (folder / "settings.json").write_text(json.dumps(saved))
     (folder / left).parent.mkdir(parents=True, exist_ok=True)
     (folder / left).write_text("{}")
@@ -94,7 +81,7 @@ def test_the_arms_of_the_slip_sweep_slip_as_often_as_their_names_say():
     assert len(runs) == 42
     for run in runs:
         percent = float(run.arm.split()[1])
-        options = dict(settings_of(run).env.options)
+        options = dict(arm_settings.read(run).env.options)
         assert options["success_probability"] == pytest.approx(1 - percent / 100)
 
 
@@ -136,6 +123,6 @@ def test_a_study_at_the_papers_scale_takes_the_papers_variant(monkeypatch):
     reuse = definition.load("configs/studies/reuse.py")
     run = planned_runs(reuse, scale="paper")[1]
     assert run.config == "configs/bandit.py:paper"
-    settings = settings_of(run)
+    settings = arm_settings.read(run)
     assert settings.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
     assert settings.optimizer.reuse == 2 and settings.iterations == 100

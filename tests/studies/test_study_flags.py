@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def get_study():
         source="nothing",
         config="configs/frozenlake.py",
         changes={"iterations": 2},
-        arms={"one": {}, "other": {"seed": 5}},
+        arms={"one": {}, "other": {"rollout.turns": 5}},
         seeds=(0, 1),
     )
 """
@@ -34,9 +35,18 @@ def get_study():
     ("changes", "message"),
     [
         (dict(only="["), r"--only=\[ is not a regular expression .*: name arms"),
+        (dict(only="a{99999999999}"), "--only=a.* is not a regular expression"),
+        (dict(only="(" * 10**4), "--only=.* is not a regular expression"),
+        (dict(seeds=["1_0"]), "--seeds=1_0: give different whole numbers"),
+        (dict(seeds=["٣"]), "--seeds=٣: give different whole numbers"),
+        (dict(seeds=["0", "-1"]), "--seeds=0,-1: give different whole numbers"),
+        (dict(seeds=["4294967296"]), "--seeds=4294967296: give different whole"),
         (dict(folder="file"), "--folder=.*file is a file: name a folder"),
+        (dict(folder="file/x"), "--folder=.*file/x: .*file is a file: name a folder"),
         (dict(pages="file"), "--pages=.*file is a file: name a folder"),
+        (dict(pages="file/x"), "--pages=.*file/x: .*file is a file: name a folder"),
     ],
+    ids=range(11),
 )
 def test_a_study_begins_nothing_where_a_flag_cannot_be_used(tmp_path, changes, message):
     (tmp_path / "file").write_text("")
@@ -58,6 +68,58 @@ def test_a_flag_that_another_leaves_without_effect_is_refused(tmp_path):
     ended = warm_process.attempt(script, report, tmp_path)
     assert ended.code == 2
     assert "--run has no effect with --report: leave one out" in ended.errors
+    for flag in ("--jobs=1", "--only=a"):
+        ended = warm_process.attempt(script, [*report[:2], flag], tmp_path)
+        assert ended.code == 2 and "no effect with --report" in ended.errors
+    for flag in ("--report", "--jobs=3", "--retry_failed"):
+        ended = warm_process.attempt(script, [report[0], "--list", flag], tmp_path)
+        assert ended.code == 2 and "no effect with --list" in ended.errors
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Runs a copy of launch/study.py, beside a train.py that does nothing but fail."""
+    script = tmp_path / "study.py"
+    script.write_text((ROOT / "launch" / "study.py").read_text())
+    (tmp_path / "train.py").write_text("import sys; sys.exit('error: no luck')")
+    given = ["--study=kept.py", "--folder=runs", "--pages=pages"]
+
+    def launch(text, *arguments):
+        text = text.replace("configs/", f"{ROOT}/configs/").replace("(0, 1)", "(0,)")
+        (tmp_path / "kept.py").write_text(text)
+        return warm_process.attempt(script, [*given, *arguments], tmp_path)
+
+    return launch
+
+
+@pytest.mark.parametrize("flag", ["--folder", "--pages"])
+def test_a_study_whose_folder_cannot_be_written_trains_nothing(launch, flag):
+    ended = launch(STUDY_FILE, f"{flag}=/proc/x")
+    assert ended.code == 2 and "failed" not in ended.output
+    assert f"{flag}=/proc/x cannot be written to" in ended.errors
+    report = launch(STUDY_FILE, f"{flag}=/proc/x", "--report")
+    assert report.code == (2 if flag == "--pages" else None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"other": {', '"other": {"rollout.nosuch": 1, ', "arm 'other': unknown key"),
+        ('"iterations": 2', '"iterations": "many"', "arm 'one': iterations = 'many'"),
+        ("frozenlake.py", "frozen.py", "arm 'one': --config=.*there is no file"),
+    ],
+)
+def test_an_arm_that_could_not_start_is_refused_before_any_run(launch, old, new, said):
+    for wanted in ([], ["--list"]):
+        ended = launch(STUDY_FILE.replace(old, new), *wanted)
+        assert ended.code == 2 and re.search(said, ended.errors), ended.errors
+        assert not [name for name in ended.made if name.startswith(("runs", "pages"))]
+
+
+def test_a_study_whose_every_run_failed_says_so_in_its_exit_code(launch):
+    ended = launch(STUDY_FILE)
+    assert ended.code == 2 and "every run of this command failed" in ended.errors
+    assert "pages/two.md" in ended.made and "wrote pages/two.md" in ended.output
 
 
 def test_the_paths_of_a_study_may_begin_with_the_users_home(tmp_path, monkeypatch):
@@ -97,8 +159,8 @@ def test_a_study_loads_neither_jax_nor_what_draws_to_list_its_runs(tmp_path):
     (tmp_path / "kept.py").write_text(STUDY_FILE)
     command = [sys.executable, "-X", "importtime", ROOT / "launch" / "study.py"]
     ended = subprocess.run(
-        [*command, "--study=kept.py", "--list"],
-        cwd=tmp_path,
+        [*command, f"--study={tmp_path}/kept.py", f"--pages={tmp_path}", "--list"],
+        cwd=ROOT,  # Where its config is.
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

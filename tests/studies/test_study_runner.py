@@ -22,7 +22,7 @@ STUDY = Study(
     source="nothing",
     config="configs/frozenlake.py",
     changes={},
-    arms={"one": {}, "other": {"seed": 5}},
+    arms={"one": {}, "other": {}},
     seeds=(0,),
 )
 TRAIN = """

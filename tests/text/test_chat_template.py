@@ -32,6 +32,22 @@ REFUSED = {
         f"{{%- for message in messages | reverse -%}}{_MESSAGE}{_END}",
         "drops or reorders",
     ),
+    "writes the system prompt twice": (
+        f"{{{{- messages[0]['content'] -}}}}{_START}{_MESSAGE}{_END}",
+        "a text twice",
+    ),
+    "writes how long a text is": (
+        f"{{{{- messages[0]['content'] | length -}}}}{_START}{_MESSAGE}{_END}",
+        "not the same around every text",
+    ),
+    "draws at random": (
+        f"{{{{- ['a'] | random -}}}}{_START}{_MESSAGE}{_END}",
+        "'random'",
+    ),
+    "draws words at random": (
+        f"{{{{- lipsum(1) -}}}}{_START}{_MESSAGE}{_END}",
+        "'lipsum'",
+    ),
     "drops earlier replies": (
         f"{_START}{{%- if message['role'] != 'assistant' -%}}{_MESSAGE}{{%- endif -%}}"
         f"{_END}",
@@ -156,7 +172,7 @@ def test_an_end_of_text_token_stops_a_reply_too():
 def test_what_the_models_makers_stop_at_stops_a_reply_too_if_the_tokenizer_has_it():
     tokenizer = tokenizer_with(LLAMA)
     own = chat_template.cut_pieces(tokenizer, "m").stop_tokens
-    another = next(i for i in range(len(tokenizer)) if i not in own)
+    another = next(i for i in tokenizer.added_tokens_decoder if i not in own)
     pieces = chat_template.cut_pieces(tokenizer, "m", (*own, another))
     assert pieces.stop_tokens == tuple(sorted({*own, another}))
     with pytest.raises(UserError, match=r"^m: generation_config\.json, or"):
@@ -169,12 +185,22 @@ def test_a_token_behind_a_gap_among_the_ids_may_end_a_reply():
 
     def with_a_gap(written: dict) -> None:
         written["model"]["vocab"]["<|stop|>"] = highest
+        stop = written["added_tokens"][-1] | {"content": "<|stop|>", "id": highest}
+        written["added_tokens"].append(stop)
 
     gapped = _edited(tokenizer_with(LLAMA), with_a_gap)
     assert len(gapped) < highest
     assert highest in chat_template.cut_pieces(gapped, "m", (highest,)).stop_tokens
     with pytest.raises(UserError, match=f"ids reach {highest}; take both from one"):
         chat_template.cut_pieces(gapped, "m", (highest + 1,))
+
+
+def test_a_piece_of_ordinary_text_does_not_end_replies():
+    tokenizer = tokenizer_with(LLAMA)
+    letter = tokenizer.convert_tokens_to_ids("e")
+    said = rf"ends replies at token {letter} \('e'\), which is a piece of ordinary text"
+    with pytest.raises(UserError, match=said):
+        chat_template.cut_pieces(tokenizer, "m", (letter,))
 
 
 def test_a_text_before_the_end_of_turn_is_refused_though_the_token_swallows_it():

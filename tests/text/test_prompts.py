@@ -195,6 +195,16 @@ def test_capacities_add_up_the_longest_of_each_kind_of_phrase(grid):
     assert found == (opening + hand_over, closing + later, opening + later)
 
 
+def test_a_loose_bound_of_the_observation_takes_no_more_room_than_its_phrases(grid):
+    lengths = np.ones(len(grid.texts.phrases), int)
+    loose = dataclasses.replace(grid.env, longest_observation=lambda _: 10**30)
+    none = dataclasses.replace(grid.env, longest_observation=None)
+    found, wanted = (
+        prompts_lib._capacities(grid.texts, env, lengths) for env in (loose, none)
+    )
+    assert found == wanted
+
+
 def test_a_message_closes_the_reply_with_the_end_of_turn_where_it_has_none(grid):
     closing = prompts_lib.closing_lengths(grid.tokens).tolist()
     text = "\n<|im_start|>user\n"

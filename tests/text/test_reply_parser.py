@@ -217,6 +217,28 @@ def test_rejects_names_that_a_reply_cannot_distinguish(names):
         reply_parser.reply_tables((b"a",), names, b"<think>", True)
 
 
+def test_long_names_are_told_apart_in_a_few_rounds(monkeypatch):
+    group_rows, rounds = reply_automaton._group_rows, []
+    monkeypatch.setattr(
+        reply_automaton, "_group_rows", lambda x: rounds.append(0) or group_rows(x)
+    )
+    names = ["left" * 100, "left" * 50, "right"]
+    built = reply_automaton.build_automaton(names, b"<answer>", thinking=False)
+    assert len(rounds) < 12
+    # Beginnings; after each name blank, for one it is the end of; other text; a `|` and
+    # a beginning of `</answer>` after each name, nothing and other text; closed.
+    assert len(built.next_state) == (1 + 400 + 5) + 1 + 1 + 9 * 5 + 1
+
+
+def test_too_many_names_are_refused_before_their_states_are_built(monkeypatch):
+    monkeypatch.delattr(reply_automaton, "_explore")
+    names = [f"w{number}" for number in range(4000)]
+    with pytest.raises(
+        ValueError, match="^4000 action names give at least 40[0-9]* st"
+    ):
+        reply_parser.reply_tables((b"a",), names, b"<think>", True)
+
+
 def test_rejects_a_prefix_that_already_holds_an_action():
     with pytest.raises(ValueError, match="end it in <think> or <answer>"):
         reply_parser.reply_tables((b"a",), NAMES, b"<answer>left||", False)

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ragen_jax.errors import UserError
 from ragen_jax.training import checkpoints
+from ragen_jax.training import interrupts as interrupts_lib
 from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -335,7 +336,10 @@ def not_behind_nohup():
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number, not_behind_nohup):
+def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(
+    number, not_behind_nohup, monkeypatch
+):
+    monkeypatch.setattr(interrupts_lib, "ONE_REQUEST", 0.0)
     handlers = [signal.getsignal(n) for n in ENDING]
     printed = []
     with InterruptHandler(printed.append) as interrupts:
@@ -343,10 +347,28 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_insists(number, not_behind_no
         os.kill(os.getpid(), number)
         assert interrupts.should_stop() and interrupts.should_stop()
         os.kill(os.getpid(), signal.SIGTERM)  # a second SIGTERM changes nothing
+        if number != signal.SIGINT:
+            os.kill(os.getpid(), signal.SIGINT)  # The first: it changes nothing, too.
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert printed == ["stopping after this iteration, with a saved state ..."]
     assert handlers == [signal.getsignal(n) for n in ENDING]
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_signals_that_come_together_are_one_request(number, not_behind_nohup):
+    with InterruptHandler(lambda line: None) as interrupts:
+        for following in (number, signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), following)
+            time.sleep(0.02)
+        assert interrupts.should_stop()
+
+
+def test_a_ctrl_c_that_also_ends_the_reader_of_the_output_insists_on_nothing():
+    with InterruptHandler(lambda line: None) as interrupts:
+        interrupts.ask()  # `tee` ended first.
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.should_stop()
 
 
 def test_one_process_asks_itself_to_stop_without_a_signal(monkeypatch):

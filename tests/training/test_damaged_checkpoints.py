@@ -63,6 +63,15 @@ def without(key: str):
     return lambda record: {k: v for k, v in record.items() if k != key}
 
 
+def replace(path: Path, make) -> None:
+    path.unlink()
+    make(path)
+
+
+def nested(levels: int) -> list:
+    return [nested(levels - 1)] if levels else []
+
+
 def first(folder: Path, pattern: str) -> Path:
     return next(path for path in sorted(folder.glob(pattern)) if path.is_file())
 
@@ -125,7 +134,27 @@ DAMAGE = {
         lambda f: write_record(f, lambda record: {**record, "score": "high"}),
         "info.json has no usable score or info",
     ),
+    "a score of 400 digits": (
+        lambda f: write_record(f, lambda record: {**record, "score": 10**400}),
+        "info.json has no usable score or info",
+    ),
     "no step": (lambda f: write_record(f, without("step")), "saved as step None"),
+    "a pipe of a record": (
+        lambda f: replace(f / "info/info.json", os.mkfifo),
+        "is not a ragen_jax",
+    ),
+    "a pipe of digests": (
+        lambda f: replace(f / "digests.json", os.mkfifo),
+        "digests.json is missing or is not",
+    ),
+    "a device of digests": (
+        lambda f: replace(f / "digests.json", lambda p: p.symlink_to("/dev/zero")),
+        "digests.json is missing or is not",
+    ),
+    "deeper than is walked": (
+        lambda f: write_record(f, lambda record: record | {"x": nested(800)}),
+        "is not a ragen_jax checkpoint",
+    ),
 }
 
 
@@ -147,19 +176,41 @@ def test_a_damaged_step_is_named_and_the_one_before_it_is_resumed(directory, nam
     assert told[0].endswith("set aside as 4.damaged")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *(("health", value) for value in ([], None, "x", {"rollbacks": "1"})),
+        *((name, v) for name in ("settings", "code", "model") for v in ([], None, "x")),
+        ("settings", {"evaluation": []}),
+        ("logprob_gaps", None),
+        ("logprob_gaps", [None]),
+        ("validation", "0.5"),
+        ("dtype", 32),
+    ],
+)
+def test_a_part_of_the_record_of_another_type_is_damage_and_is_named(
+    part, value, directory
+):
+    """Whoever wrote the digests: they are not signed."""
+    change = lambda record: {**record, "info": {**record["info"], part: value}}
+    write_record(directory / "4", change)
+    with pytest.raises(DamagedError, match=f"info.json has no usable {part}; delete"):
+        checkpoints.read_info(directory, 4)
+
+
 @pytest.mark.parametrize("name", ["info/info.json", "digests.json"])
 def test_what_cannot_be_read_ends_the_run_and_is_not_set_aside(
     directory, monkeypatch, name
 ):
     """A host that has lost its disk says nothing of what lies on it."""
-    read = Path.read_text
+    read = Path.read_bytes
 
-    def fail(path, *given, **options):
+    def fail(path):
         if path == directory / "4" / name:
             raise LOST_DISK
-        return read(path, *given, **options)
+        return read(path)
 
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
     for look in (checkpoints.find, lambda d: checkpoints.restore(d, 4, ABSTRACT)):
         with pytest.raises(UserError, match="cannot be read .*output error") as caught:
             look(directory)
@@ -309,10 +360,23 @@ def test_a_file_or_a_dangling_link_with_a_steps_name_is_no_step(make, directory)
     assert checkpoints.find(directory) == (directory, 4, "best")
     with pytest.raises(UserError, match=r"There is no checkpoint .*/9; the steps in"):
         checkpoints.restore(directory, 9, ABSTRACT)
-    told: list[str] = []
+    said = "/9 is no folder but has the name of a step, .*: move it away, then"
+    with pytest.raises(UserError, match=said):  # Not only when 9 is to be saved.
+        Checkpoints(directory, keep_last=9, keep_best=0)
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda p: p.symlink_to("nowhere")])
+def test_what_takes_the_name_of_a_folder_that_is_deleted_or_set_aside_gives_way(
+    make, directory
+):
+    for name in ("4.damaged", "2.deleting", "7.orbax-checkpoint-tmp"):
+        make(directory / name)
+    (directory / "4" / "state" / "_METADATA").unlink()
     with Checkpoints(directory, keep_last=9, keep_best=0) as saved:
-        assert saved.restore_newest(ABSTRACT, told.append)[0] == 4
-    assert told == [f"{directory / '9'} is not a step's folder: it is ignored"]
+        assert saved.restore_newest(ABSTRACT, lambda line: None)[0] == 2
+        make(directory / "2.deleting")
+        saved.delete_after(1)
+    assert list(directory.iterdir()) == []
 
 
 def test_a_step_that_a_run_deletes_while_it_is_looked_for_is_passed_over(

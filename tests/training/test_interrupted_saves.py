@@ -1,5 +1,8 @@
 """What a save that did not end well leaves on disk: all that was whole before it."""
 
+import os
+import shutil
+
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
@@ -86,3 +89,45 @@ def test_a_step_that_is_not_there_when_it_should_be_replaces_none(
         with pytest.raises(UserError, match="Checkpoint 2 could not .*, 1 is whole"):
             saved.save(2, STATE, {}, score=None, wait=True)
     assert list(checkpoint_files.scores(directory)) == [1]
+
+
+def test_all_of_a_step_is_on_disk_before_an_older_one_is_deleted(
+    directory, monkeypatch
+):
+    """A loss of power may cost whatever was not synced, and all that was deleted."""
+    synced, deleted, fsync = set(), [], os.fsync
+
+    def record(number):
+        synced.add(os.fstat(number).st_ino)
+        fsync(number)
+
+    with _open(directory) as saved:
+        saved.save(1, STATE, {}, score=None, wait=True)
+        monkeypatch.setattr(os, "fsync", record)
+
+        def delete(folder):
+            new = directory / "2"
+            late = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Not read.
+            places = [p for p in new.rglob("*") if p.name not in late]
+            deleted.append(
+                (
+                    folder.name,
+                    [
+                        str(p)
+                        for p in (directory, new, *places)
+                        if p.stat().st_ino not in synced
+                    ],
+                )
+            )
+
+        monkeypatch.setattr(checkpoint_files, "delete", delete)
+        saved.save(2, STATE, {}, score=None, wait=True)
+    assert deleted == [("1", [])]
+
+
+def test_no_step_is_called_whole_when_its_disk_is_gone(directory):
+    with pytest.raises(UserError, match="and that folder is gone; bring it back, then"):
+        with _open(directory) as saved:
+            saved.save(1, STATE, {}, score=None, wait=True)
+            shutil.rmtree(directory)
+            raise saved._unwritten(2, FileNotFoundError("gone"))

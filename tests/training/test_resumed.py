@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -128,7 +129,8 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
     monkeypatch.setattr(trainer.final_test, "report", lambda *given: True)
     with Checkpoints(tmp_path / "steps", keep_last=1, keep_best=0) as saved:
         was = settings_lib.to_dict(runs.settings(iterations=30, **changes))
-        info = {"settings": was, "health": {"rollbacks": 1}}
+        rolled_back = health.to_json(health.HealthState(rollbacks=1))
+        info = {"settings": was, "health": rolled_back}
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
         workdir = OpenWorkdir(tmp_path, saved, {}, {})
@@ -137,6 +139,21 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
                 run, workdir, Console(said), "", watchdog, None
             )
     assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
+    # Which its workdir never held.
+    assert "lacks 60 of the 60 finished iterations" in said.getvalue()
+
+
+def test_the_records_of_a_checkpoints_iterations_are_on_disk_before_it():
+    done = []
+    saved = types.SimpleNamespace(save=lambda *a, **k: done.append("saved"))
+    writer = types.SimpleNamespace(sync=lambda: done.append("synced"))
+    workdir = OpenWorkdir(None, saved, {}, {})
+    outputs = loop.Outputs(workdir, writer, None, None, None)
+    run = runs.prepare()
+    state = types.SimpleNamespace(iteration=run.settings.iterations)
+    progress = loop.Progress(health.HealthState(), [], -1.0)
+    loop._save_if_due(run, state, outputs, progress, None, ends=True)
+    assert done == ["synced", "saved"]
 
 
 def test_a_run_whose_rollbacks_are_lost_does_not_go_on_as_if_there_were_none(tmp_path):
@@ -147,3 +164,20 @@ def test_a_run_whose_rollbacks_are_lost_does_not_go_on_as_if_there_were_none(tmp
         said = "2 knows of more rollbacks than .*rollbacks.json, 1 instead of 0: re"
         with pytest.raises(UserError, match=said):
             trainer._end_rollback(saved, tmp_path, rollbacks=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"alarm": {"train/success": [1]}},
+        {"alarm": 5},
+        {"stops": {"baseline": [], "new": 1}},
+        {"stops": {}},
+    ],
+)
+def test_a_state_of_the_monitor_that_cannot_be_read_is_told_in_one_sentence(change):
+    sound = health.to_json(health.HealthState())
+    resumed.check_health({}, "4")
+    resumed.check_health({"health": sound}, "4")
+    with pytest.raises(UserError, match="4 holds a state of the health monitor that"):
+        resumed.check_health({"health": sound | change}, "4")

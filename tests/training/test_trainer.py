@@ -476,7 +476,8 @@ def test_a_gap_that_is_no_number_hides_no_others(run):
     assert safety.recent_gaps(gaps, state, math.inf)[-1] == math.inf
 
 
-def test_a_second_ctrl_c_ends_the_run_at_once():
+def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch):
+    monkeypatch.setattr(interrupts, "ONE_REQUEST", 0.0)
     printed = []
     with interrupts.InterruptHandler(printed.append) as handler:
         os.kill(os.getpid(), signal.SIGINT)

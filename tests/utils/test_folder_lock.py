@@ -118,3 +118,14 @@ def test_scraps_of_processes_that_are_gone_are_cleared_and_of_others_kept(tmp_pa
         (tmp_path / name).touch()
     atomic_files.clear_scraps(tmp_path, ["settings.json", "a", "b"])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("mine.txt")])
+def test_a_lock_that_is_no_file_is_refused_and_what_it_leads_to_is_left(make, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    make(tmp_path / folder_lock.FILE)
+    with pytest.raises(UserError, match=r"\.lock is a link, a pipe or a device, not"):
+        with folder_lock.held(tmp_path, "trains"):
+            pass
+    assert not folder_lock.is_held(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"

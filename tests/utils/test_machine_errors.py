@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from ragen_jax.utils import machine_errors
+from ragen_jax.utils import atomic_files, machine_errors
 
 # Files may not grow beyond 4 KiB here, as on a disk that is full.
 WRITES = """
@@ -76,3 +76,12 @@ def test_what_is_no_failed_system_call_stays_as_it_is(tmp_path):
     ):
         raise Exception("No space left on device (os error 28)")  # noqa: TRY002
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_folder_that_was_unmounted_is_named_and_is_to_be_brought_back(tmp_path):
+    with pytest.raises(OSError) as caught:
+        atomic_files.write_text(tmp_path / "gone" / "curves.png", "x")
+    assert machine_errors.sentence(caught.value) == (
+        f"{tmp_path / 'gone' / 'curves.png'}: No such file or directory: bring it back"
+        " if it was moved, deleted or unmounted, or choose another path"
+    )

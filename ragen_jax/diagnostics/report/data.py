@@ -9,7 +9,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.diagnostics import alarm, episode_log, rollbacks
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import metrics
-from ragen_jax.utils import workdir_files
+from ragen_jax.utils import json_files, workdir_files
 from ragen_jax.utils.finite import finite
 
 # (title, metric) of the charts in order; one that no run has is left out.
@@ -203,8 +203,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        parsed = json_files.read(path)
+    except ValueError:
         raise _unusable(path, "it is no JSON, or was cut off") from None
     if not isinstance(parsed, dict):
         raise _unusable(path, "it is no object")

@@ -260,14 +260,15 @@ def _check_features(file: GgufFile, family: str) -> None:
         "attention.causal": True,
         "expert_count": 0,
     }
-    if metadata.get(f"{family}.rope.scaling.type") == "none":
+    scaling = metadata.get(f"{family}.rope.scaling.type")
+    if isinstance(scaling, str) and scaling == "none":
         del usual["rope.scaling.factor"]  # Without a meaning then.
     for key, value in usual.items():
         stored = metadata.get(f"{family}.{key}", value)
         if isinstance(stored, np.ndarray | list) or stored != value:
             raise UserError(
-                f"{file.path}: {family}.{key} = {stored!r} is not supported; choose a"
-                f" model where it is {value!r} or absent"
+                f"{file.path}: {family}.{key} = {stored!r:.60} is not supported; choose"
+                f" a model where it is {value!r} or absent"
             )
 
 

@@ -35,6 +35,9 @@ KINDS = tuple(
     " IQ4_XS".split()
 )
 _DAMAGED = "copy or download it again"
+# Elements of a list: ten times the largest published vocabulary. A file with a hole can
+# be long, and hold any number of empty texts, without taking room on the disk.
+_MOST_ELEMENTS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +157,11 @@ class _Cursor:
         if kind != _ARRAY:
             return self.number(_number_form(kind))
         inner, count = self.number("<u4"), self.number("<u8")
+        # Each takes a byte or more; a text 8, which tell its length.
+        room = (len(self.data) - self.at) // (8 if inner == _TEXT else 1)
+        if count > min(room, _MOST_ELEMENTS):
+            raise ValueError(f"a list of {count} elements exceeds the file, or any use")
         if inner == _TEXT:
-            if count > len(self.data):
-                raise ValueError(f"a list of {count} texts exceeds the file")
             return [self.text() for _ in range(count)]
         return self.numbers(_number_form(inner), count)
 
@@ -179,11 +184,13 @@ def _parse(path: Path, data: mmap.mmap, package: ModuleType) -> GgufFile:
     metadata = {}
     for _ in range(pair_count):
         key = cursor.text()
+        if key in metadata:
+            raise ValueError(f"the key {key!r:.40} stands there twice")
         metadata[key] = cursor.value(cursor.number("<u4"))
     listed = [_read_tensor(cursor, package) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
-    if alignment not in (2**power for power in range(17)):
-        raise ValueError(f"general.alignment = {alignment!r}")
+    if type(alignment) is not int or alignment not in (2**n for n in range(17)):
+        raise ValueError(f"general.alignment = {alignment!r:.40}")
     start = -(-cursor.at // alignment) * alignment
     tensors = {}
     for tensor in listed:

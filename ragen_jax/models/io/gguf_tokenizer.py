@@ -1,8 +1,5 @@
 """Tokenizers from the metadata of GGUF files, built without torch."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import tokenizers
 from tokenizers import (
     AddedToken,
@@ -29,7 +26,7 @@ _ENDS = frozenset(
         *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>"),
     ]
 )
-_END_IDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_END_NAMES = ("eot", "eom")  # beside "eos", parts of keys
 _REMEDY = "take another GGUF file of the model, or its Hugging Face folder"
 # Cuts words, numbers of up to N digits, signs and white space from each other, as the
 # tokenizer.json of Qwen2 (N = 1) and Llama 3 (N = 3) do.
@@ -60,8 +57,8 @@ def build(file: GgufFile) -> PreTrainedTokenizerFast:
             f" model whose text is cut as by {', '.join(_PRE_TOKENIZERS)}"
         )
     try:
-        return _wrap(_byte_level(metadata, pre), metadata)
-    except (KeyboardInterrupt, SystemExit):
+        return _wrap(_byte_level(file, pre), file)
+    except (KeyboardInterrupt, SystemExit, UserError):
         raise
     except BaseException as error:  # Damaged metadata may raise anything, a panic too.
         raise UserError(
@@ -78,7 +75,7 @@ def stop_tokens(file: GgufFile) -> tuple[int, ...]:
     the others are known by their texts.
 
     Raises:
-      UserError: if it names what is no token of it.
+      UserError: if it names what is no token of it, or a piece of ordinary text.
     """
     metadata = file.metadata
     texts = metadata.get("tokenizer.ggml.tokens", ())
@@ -88,20 +85,39 @@ def stop_tokens(file: GgufFile) -> tuple[int, ...]:
         for index, (text, kind) in enumerate(zip(texts, types, strict=False))
         if kind == _CONTROL and text in _ENDS
     }
-    for key in _END_IDS:
-        index = metadata.get(key)
+    end_of_text = _token_id(file, "eos")
+    for name in _END_NAMES:
+        index = _token_id(file, name)
         if index is None:
             continue
-        if type(index) is not int or not 0 <= index < len(texts):
+        kind = types[index] if index < len(types) else None
+        if kind not in (_CONTROL, _USER_DEFINED) and index != end_of_text:
             raise UserError(
-                f"{file.path}: {key} = {index!r} is none of its {len(texts)} tokens;"
-                f" {_REMEDY}"
+                f"{file.path}: tokenizer.ggml.{name}_token_id = {index} is"
+                f" {texts[index]!r:.40}, a piece of ordinary text; {_REMEDY}"
             )
         ends.add(index)
     return tuple(sorted(ends))
 
 
-def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
+def _token_id(file: GgufFile, name: str) -> int | None:
+    """The id of the token that has this part: "bos", "eos", ... None: no token has.
+
+    Raises:
+      UserError: if it is the id of no token.
+    """
+    key = f"tokenizer.ggml.{name}_token_id"
+    count = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    index = file.metadata.get(key)
+    if index is None or (type(index) is int and 0 <= index < count):
+        return index
+    raise UserError(
+        f"{file.path}: {key} = {index!r:.40} is none of its {count} tokens; {_REMEDY}"
+    )
+
+
+def _byte_level(file: GgufFile, pre: str) -> tokenizers.Tokenizer:
+    metadata = file.metadata
     texts = metadata["tokenizer.ggml.tokens"]
     types = list(metadata.get("tokenizer.ggml.token_type", [1] * len(texts)))
     merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
@@ -125,7 +141,7 @@ def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
         ]
         add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
         add(added)
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    bos = _token_id(file, "bos")
     if bos is not None and metadata.get(
         "tokenizer.ggml.add_bos_token", pre == "llama-bpe"
     ):
@@ -135,22 +151,17 @@ def _byte_level(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _wrap(
-    tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any]
-) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer: tokenizers.Tokenizer, file: GgufFile) -> PreTrainedTokenizerFast:
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    ids = {
-        f"{ours}_token": metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-        for ours, theirs in names.items()
-    }
-    texts = metadata["tokenizer.ggml.tokens"]
+    ids = {f"{ours}_token": _token_id(file, theirs) for ours, theirs in names.items()}
+    texts = file.metadata["tokenizer.ggml.tokens"]
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         **{name: texts[index] for name, index in ids.items() if index is not None},
     )
     wrapped.chat_template = pinned_date.change_each(
-        metadata.get("tokenizer.chat_template"), agent_template.original
+        file.metadata.get("tokenizer.chat_template"), agent_template.original
     )
     return wrapped
 

@@ -228,7 +228,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     text into pieces, silently, and a model trained with another reads rubbish.
 
     Raises:
-      UserError: if there is none.
+      UserError: if there is none, or one that cuts texts at random or changes them.
     """
     remedy = "copy the model's tokenizer.json and tokenizer_config.json into it"
     # Without this check some families are given a tokenizer that knows no words.
@@ -238,14 +238,18 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         for name in TOKENIZER_FILES:
             if (folder / name).exists():
                 json_files.check_regular(folder / name, json_files.MOST_BYTES)
+        tokenizer_files.check(path := folder / "tokenizer.json")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            tokenizer_file=str(path),  # tokenizer_config.json may name another.
         )
         tokenizer.chat_template = pinned_date.change_each(
             tokenizer.chat_template, agent_template.original
         )
         return tokenizer
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, UserError):
         raise
     except BaseException as error:  # A damaged file may raise anything, a panic too.
         raise UserError(

@@ -1,6 +1,7 @@
 """GGUF files: weights and shapes against those that were converted, and refusals."""
 
 import dataclasses
+import os
 import struct
 import sys
 from pathlib import Path
@@ -161,6 +162,15 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("value", [[1.0, 2.0], ["none", "none"]])
+def test_a_list_of_kinds_of_scaling_is_refused_by_name(tmp_path, value):
+    key = "llama.rope.scaling.type"
+    message = refusal(
+        gguf.read_config, write(tmp_path / "m", LLAMA, {}, **{key: value})
+    )
+    assert f"{key} = " in message and "choose a model where it is 'none'" in message
+
+
 @pytest.mark.parametrize("key", FAULTS)
 def test_metadata_that_cannot_be_used_are_refused_by_name(tmp_path, key):
     value, message = FAULTS[key]
@@ -252,6 +262,23 @@ def test_a_file_cut_anywhere_is_one_sentence(tmp_path):
         path.write_bytes(whole[:length])
         message = refusal(gguf.read_config, path)
         assert message.startswith(f"{path} is damaged (") and "again" in message
+
+
+@pytest.mark.parametrize("kind", [0, 8])
+def test_a_long_hole_in_a_file_is_not_read_as_a_list_of_elements(tmp_path, kind):
+    """2^33 bytes that take no room on the disk: 2^28 empty texts, or numbers."""
+    start = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a"
+    (tmp_path / "m").write_bytes(start + struct.pack("<IIQ", 9, kind, 2**28))
+    os.truncate(tmp_path / "m", 2**33)
+    message = refusal(gguf.read_config, tmp_path / "m")
+    assert "is damaged (a list of 268435456 elements exceeds the file, or" in message
+
+
+def test_a_long_hole_in_a_file_is_not_read_as_pairs_of_empty_keys(tmp_path):
+    (tmp_path / "m").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2**28))
+    os.truncate(tmp_path / "m", 2**33)
+    message = refusal(gguf.read_config, tmp_path / "m")
+    assert "is damaged (the key '' stands there twice)" in message
 
 
 def test_a_file_with_any_byte_of_its_header_changed_is_read_or_refused(tmp_path):

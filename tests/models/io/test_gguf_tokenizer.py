@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import types
 
 import pytest
 import tokenizers
@@ -10,7 +11,7 @@ from helpers.gguf_files import refusal, write
 from helpers.paths import GOLDEN
 from tokenizers import decoders, normalizers, pre_tokenizers, trainers
 
-from ragen_jax.models.io import gguf, sources
+from ragen_jax.models.io import gguf, gguf_tokenizer, sources
 
 TEXTS = runpy.run_path(str(GOLDEN / "make_smollm2.py"))["TEXTS"]
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -135,12 +136,21 @@ def test_an_end_that_a_file_names_ends_a_reply_if_it_is_a_token(name, tmp_path):
     assert f"n.gguf: {key} = {len(texts)} is none of its {len(texts)} tokens" in message
 
 
+def test_a_file_cannot_end_replies_at_a_piece_of_ordinary_text(tmp_path):
+    metadata = metadata_of(reference("qwen2"), "qwen2")
+    letter = metadata["tokenizer.ggml.tokens"].index("e")
+    metadata["tokenizer.ggml.eot_token_id"] = letter
+    path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata)
+    message = refusal(gguf.read_stop_tokens, path)
+    assert f"eot_token_id = {letter} is 'e', a piece of ordinary text; take" in message
+
+
 BAD_TOKENIZERS = {
     "tokenizer.ggml.model": ("llama", "tokenizer.ggml.model = 'llama' is not support"),
     "tokenizer.ggml.pre": ("falcon", "tokenizer.ggml.pre = 'falcon' is not supported"),
     "tokenizer.ggml.merges": (["xyz"], "has no tokenizer that can be read"),
     "tokenizer.ggml.tokens": (["a"], "has no tokenizer that can be read"),
-    "tokenizer.ggml.eos_token_id": (9999, "has no tokenizer that can be read"),
+    "tokenizer.ggml.eos_token_id": (9999, "eos_token_id = 9999 is none of its"),
 }
 
 
@@ -150,3 +160,12 @@ def test_a_tokenizer_that_cannot_be_built_is_one_sentence(tmp_path, key):
     metadata = metadata_of(reference("smollm"), "smollm") | {key: value}
     path = write(tmp_path / "m.gguf", QWEN2, {}, **metadata)
     assert message in refusal(gguf.read_tokenizer, path)
+
+
+@pytest.mark.parametrize("index", [-1, 2, True, 1.0, "b", ["a", "b"]])
+def test_an_id_that_is_of_no_token_is_refused_by_name(index):
+    key = "tokenizer.ggml.bos_token_id"
+    metadata = {"tokenizer.ggml.tokens": ["a", "b"], key: index}
+    file = types.SimpleNamespace(path="m.gguf", metadata=metadata)
+    said = refusal(gguf_tokenizer._token_id, file, "bos")
+    assert said.startswith(f"m.gguf: {key} = {index!r} is none of its 2 tokens; take")

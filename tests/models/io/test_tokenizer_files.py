@@ -6,6 +6,7 @@ import json
 import pytest
 from helpers import models
 
+from ragen_jax.errors import UserError
 from ragen_jax.models.io import fingerprint, hugging_face, tokenizer_files
 from ragen_jax.models.presets import EMBEDDED
 from ragen_jax.text import chat_template
@@ -53,6 +54,53 @@ def test_a_written_tokenizer_has_the_names_and_tokens_that_it_had(tmp_path):
     assert back.extra_special_tokens == ["<|one|>", "<|two|>"]
     assert back.all_special_tokens == tokenizer.all_special_tokens
     assert back.encode(TEXT + "<|two|>") == tokenizer.encode(TEXT + "<|two|>")
+
+
+def _written(folder, **changes) -> dict:
+    """A good folder's tokenizer.json, with changes in it."""
+    tokenizer_files.write(folder, models.make_tokenizer())
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["normalizer"] = changes.get("normalizer")
+    written["model"]["dropout"] = changes.get("dropout")
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    return written
+
+
+_LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+REFUSED = {
+    "longer": (dict(normalizer=_LONGER), "its normalizer 'Replace' is not supported"),
+    "in a sequence": (
+        dict(
+            normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, _LONGER]}
+        ),
+        "its normalizer 'Replace' is not supported",
+    ),
+    "of no type": (dict(normalizer=_LONGER | {"type": None}), "its normalizer None is"),
+    "dropout": (dict(dropout=0.9), "with model.dropout = 0.9 texts are cut into"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_tokenizer_that_changes_texts_or_cuts_them_at_random_is_not_loaded(
+    case, tmp_path, monkeypatch
+):
+    changes, said = REFUSED[case]
+    _written(tmp_path, **changes)
+    monkeypatch.delattr(hugging_face, "PreTrainedTokenizerFast")
+    with pytest.raises(UserError, match=rf"tokenizer\.json: {said}"):
+        hugging_face.read_tokenizer(tmp_path)
+
+
+def test_unicodes_forms_are_read_and_no_others_file_is_taken(tmp_path):
+    forms = [{"type": "NFC"}, {"type": "Sequence", "normalizers": []}]
+    changes = dict(normalizer={"type": "Sequence", "normalizers": forms}, dropout=0.0)
+    written = _written(tmp_path, **changes)
+    other = json.dumps(written | {"normalizer": {"type": "Lowercase"}})
+    (tmp_path / "tokenizer.5.0.0.json").write_text(other)
+    named = config_of(tmp_path) | {"fast_tokenizer_files": ["tokenizer.5.0.0.json"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    found = hugging_face.read_tokenizer(tmp_path)
+    assert found.encode(TEXT) == models.make_tokenizer().encode(TEXT)
 
 
 # In the manner of Llama 3.2.
