@@ -70,6 +70,8 @@ def main() -> None:
         return
     cli.refuse_unread(("run", "retry_failed", "jobs", "only"), beside="report")
     cli.refuse_unread(("report", "retry_failed", "jobs"), beside="list")
+    if not (_REPORT.value or _LIST.value):
+        cli.check_alone("a study")  # Each run would look for those of its cluster.
     with cli.user_mistakes():
         chosen = study.Choice(
             path=_STUDY.value,
@@ -89,7 +91,6 @@ def main() -> None:
         return
     failed = []
     if not _REPORT.value:
-        cli.check_alone("a study")  # Each run would look for those of its cluster.
         failed = study.run(
             plan,
             jobs=_JOBS.value,

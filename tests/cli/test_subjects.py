@@ -62,10 +62,17 @@ def test_an_agent_is_played_without_a_kernel_that_only_its_device_had(
     assert settings.model.attention == settings.rollout.decode_attention == played
 
 
-@pytest.mark.parametrize("info", [{}, {"settings": None}, {"settings": [1]}])
-def test_a_checkpoint_of_something_else_than_a_run_is_refused(info, tmp_path):
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({}, "/1 was saved without settings: give a check"),
+        ({"settings": None}, "/1 is damaged: info/info.json has no usable settings"),
+        ({"settings": [1]}, "/1 is damaged: info/info.json has no usable settings"),
+    ],
+)
+def test_a_checkpoint_of_something_else_than_a_run_is_refused(info, message, tmp_path):
     directory = tmp_path / checkpoints.FOLDER
     with checkpoints.Checkpoints(directory, keep_last=1, keep_best=0) as saved:
         saved.save(1, {"actor": jnp.zeros(1)}, info, score=None)
-    with pytest.raises(UserError, match=r"/1 was saved without settings: give a check"):
+    with pytest.raises(UserError, match=message):
         subjects.find_checkpoint(str(tmp_path))
