@@ -55,7 +55,9 @@ def measure(
     weights.check_weights(run.model)
     traced = programs_lib.make_programs(run)
     programs, _ = programs_lib.compile_ahead(run, traced, {})
-    health_monitor = monitor.make_monitor(run, programs_lib.update_plan(run))
+    health_monitor = monitor.make_monitor(
+        run, run.model.tokenizer, programs_lib.update_plan(run)
+    )
     state, remembered = weights.new_state(run), HealthState()
     spent: dict[str, list[tuple[float, float]]] = {}
     for index in range(iterations + 1):
