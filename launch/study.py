@@ -3,8 +3,8 @@ r"""Runs a study: a grid of training runs with seeds, a page of figures and verd
   python launch/study.py --study=configs/studies/stabilized.py --jobs=2
 
 Runs what is missing, each run in its own process; after an interruption, the same
-command resumes. Then writes docs/studies/NAME.md with its figure and data. On SLURM, an
-array job does one run per task:
+command resumes. Then writes NAME.md with its figure and data: to docs/studies, or, of a
+study of your own, beside its runs. On SLURM, an array job does one run per task:
 
   sbatch --array=0-11 --wrap='python launch/study.py --study=FILE --scale=paper \
       --run=$SLURM_ARRAY_TASK_ID'
@@ -24,12 +24,16 @@ from absl import flags
 
 from ragen_jax import cli
 from ragen_jax.errors import UserError
+from ragen_jax.studies import places
 from ragen_jax.studies.definition import SCALES
 
 _STUDY = flags.DEFINE_string("study", None, "Python file that defines get_study().")
-_FOLDER = flags.DEFINE_string("folder", "runs/studies", "Folder for the runs.")
+_FOLDER = flags.DEFINE_string("folder", places.RUNS, "Folder for the runs.")
 _PAGES = flags.DEFINE_string(
-    "pages", "docs/studies", "Folder for the page, its figure and its data."
+    "pages",
+    None,
+    "Folder for the page, its figure and its data. Default: docs/studies; for a study"
+    " outside configs/studies, that of its runs, FOLDER/NAME.",
 )
 _JOBS = flags.DEFINE_integer(
     "jobs", 2, "Runs at a time; at most the number of GPUs, if any.", lower_bound=1
@@ -58,14 +62,15 @@ def main() -> None:
     from ragen_jax.studies import study
 
     for name in ("folder", "pages"):
-        cli.local_path(name, flags.FLAGS[name].value)  # Refuses a URL.
+        cli.local_path(name, flags.FLAGS[name].value or "")  # Refuses a URL.
     if _ACROSS.value:
         cli.refuse_unread(_OF_A_STUDY, beside="across")
         from ragen_jax.studies.across import page
 
         root = Path(__file__).resolve().parent.parent
         with cli.user_mistakes():
-            written = page.write(root, Path(_PAGES.value).expanduser())
+            pages = Path(_PAGES.value or places.PUBLISHED)
+            written = page.write(root, pages.expanduser())
         print(f"wrote {written}")
         return
     cli.refuse_unread(("run", "retry_failed", "jobs", "only"), beside="report")
@@ -76,7 +81,7 @@ def main() -> None:
         chosen = study.Choice(
             path=_STUDY.value,
             folder=Path(_FOLDER.value),
-            pages=Path(_PAGES.value),
+            pages=Path(_PAGES.value) if _PAGES.value else None,
             scale=_SCALE.value,
             seeds=_SEEDS.value,
             only=_ONLY.value,

@@ -72,7 +72,7 @@ def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str
         if len(values):
             short = [float(f"{value:.6g}") for value in values]
             series[name] = [iterations.tolist(), short]
-    return {
+    item = {
         "arm": run.arm,
         "seed": run.seed,
         "arguments": run.arguments(),
@@ -82,6 +82,7 @@ def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str
         "diagnoses": list(record.diagnoses),
         "rollbacks": list(record.rollbacks),
     }
+    return {**item, "code": dict(record.code)} if record.code else item
 
 
 def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
@@ -154,7 +155,10 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "test": record_checks.check_test,
     "diagnoses": record_checks.check_diagnoses,
     "rollbacks": record_checks.check_rollbacks,
+    "code": record_checks.check_code,
 }
+# Older data files have no rollbacks; runs of no own file have no code.
+_OPTIONAL = ("rollbacks", "code")
 
 
 def _check(number: int, item: Any) -> None:
@@ -162,7 +166,7 @@ def _check(number: int, item: Any) -> None:
     if not isinstance(item, dict):
         raise ValueError(f"run {number} is no object")
     for name, check in _CHECKS.items():
-        if name == "rollbacks" and name not in item:  # Older data files have none.
+        if name in _OPTIONAL and name not in item:
             continue
         try:
             check(item.get(name))
@@ -177,5 +181,11 @@ def _record(item: dict[str, Any]) -> RunRecord:
         for iteration, value in zip(iterations, values, strict=True):
             rows.setdefault(iteration, {"iteration": iteration})[name] = value
     records = [rows[iteration] for iteration in sorted(rows)]
-    rollbacks = item.get("rollbacks", ())  # Older data files have none.
-    return RunRecord(item["seed"], records, item["test"], item["diagnoses"], rollbacks)
+    return RunRecord(
+        seed=item["seed"],
+        records=records,
+        test=item["test"],
+        diagnoses=item["diagnoses"],
+        rollbacks=item.get("rollbacks", ()),
+        code=item.get("code", {}),
+    )

@@ -57,6 +57,24 @@ def check_words(found: Any) -> None:
     _demand(is_words, "it is no list of texts")
 
 
+def check_start(found: Any) -> None:
+    """Raises ValueError unless it is the record of a run's start, or an older one."""
+    if isinstance(found, list):
+        check_words(found)
+        return
+    check_object(found)
+    check_words(found.get("arguments"))
+    check_code(found.get("code"))
+
+
+def check_code(found: Any) -> None:
+    """Raises ValueError unless it has a digest of each file that it names."""
+    is_code = isinstance(found, dict) and all(
+        isinstance(digest, str) for digest in found.values()
+    )
+    _demand(is_code, "it is no object of digests")
+
+
 def check_test(test: Any) -> None:
     """Raises ValueError unless it holds what a measure of tests reads, or less."""
     check_object(test)

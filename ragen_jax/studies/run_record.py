@@ -24,6 +24,8 @@ class RunRecord:
     test: Mapping[str, Any]  # of test.json; with several environments, by label
     diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
     rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
+    # Digest of each Python file of the user's that its settings name, of `start_record`
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(iterations, values) of a metric where it was written."""

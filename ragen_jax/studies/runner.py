@@ -7,7 +7,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -21,15 +20,12 @@ from typing import TypeVar
 from ragen_jax.errors import UserError
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
-from ragen_jax.studies import gpus, record_checks, run_record
+from ragen_jax.studies import failures, gpus, run_record, start_record
 from ragen_jax.studies.definition import PlannedRun
-from ragen_jax.training import checkpoint_files
-from ragen_jax.utils import atomic_files, endings, folder_lock, workdir_files
+from ragen_jax.utils import endings, folder_lock, workdir_files
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _TRAINING = "training"  # in another process, of another command
-_LOG, _FAILURE = "study.log", "study_failure.json"
-_ARGUMENTS = "study_run.json"  # the arguments that a run was started with
 _LOOK_EVERY = 2.0  # seconds between two looks at running processes
 _KILL_AFTER = 60.0  # seconds that an interrupted run has to save itself
 T = TypeVar("T")
@@ -60,64 +56,7 @@ def state_of(folder: Path, run: PlannedRun) -> str:
     workdir = workdir_of(folder, run)
     if not _missing_steps(workdir, run):
         return FINISHED
-    return FAILED if (workdir / _FAILURE).is_file() else MISSING
-
-
-def failure_of(folder: Path, run: PlannedRun) -> str:
-    """Why a FAILED run failed: its exit code and the last line of its log."""
-    path = workdir_of(folder, run) / _FAILURE
-    failure = record_checks.read_json(
-        path, "a run's failure", record_checks.check_object
-    )
-    return f"exit code {failure.get('exit_code')}: {failure.get('last_line')}"
-
-
-def check_begun(folder: Path, run: PlannedRun) -> None:
-    """Raises UserError if the workdir of a run holds one with other settings.
-
-    A folder is named after its arm, whose changes may have been edited since.
-    """
-    workdir = workdir_of(folder, run)
-    if not ((workdir / workdir_files.TEST).is_file() or _has_checkpoint(workdir)):
-        return
-    if (workdir / _ARGUMENTS).is_file():
-        earlier = record_checks.read_json(
-            workdir / _ARGUMENTS, "a list of arguments", record_checks.check_words
-        )
-        gone = [argument for argument in earlier if argument not in _arguments(run)]
-        new = [argument for argument in _arguments(run) if argument not in earlier]
-        if gone or new:
-            raise UserError(
-                f"{workdir} was made with {' '.join(gone) or 'less'}, and the study now"
-                f" asks for {' '.join(new) or 'less'}: move the folder away to make"
-                " the run again"
-            )
-    if not (workdir / workdir_files.SETTINGS).is_file():
-        return
-    # Older folders lack that file: compare the settings that the study sets today.
-    settings = record_checks.read_json(
-        workdir / workdir_files.SETTINGS, "a run's settings", record_checks.check_object
-    )
-    changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
-    for key, chosen in changes.items():
-        value = settings
-        for part in key.split("."):
-            value = value.get(part, chosen) if isinstance(value, dict) else chosen
-        if value != chosen:
-            raise UserError(
-                f"{workdir} was trained with {key}={value}, and the study now asks for"
-                f" {key}={chosen}: move the folder away to make the run again"
-            )
-
-
-def _has_checkpoint(workdir: Path) -> bool:
-    steps = workdir / checkpoint_files.FOLDER
-    return steps.is_dir() and any(entry.name.isdecimal() for entry in steps.iterdir())
-
-
-def _arguments(run: PlannedRun) -> list[str]:
-    """The arguments that define a run, of its training and of its diagnosis."""
-    return [*run.arguments(), *run.diagnose]
+    return FAILED if (workdir / failures.FILE).is_file() else MISSING
 
 
 def _missing_steps(
@@ -146,9 +85,10 @@ def run_missing(
 ) -> list[PlannedRun]:
     """Trains the unfinished runs, `jobs` at a time, and returns those that failed.
 
-    A failed run is reported, its last line is kept in its folder, and the others go on.
-    A run that another process is training is skipped. An interrupt stops the runs,
-    which save themselves, and is raised again.
+    A failed run is reported, its last line is kept in its folder, and the others go on;
+    so do they where a run cannot be started, of which nothing is kept. A run that
+    another process is training is skipped. An interrupt stops the runs, which save
+    themselves, and is raised again.
 
     Args:
       runs: of one study, in the order of training.
@@ -211,23 +151,41 @@ def _run_all(
         while queue or running:
             while queue and len(running) < jobs:
                 run = queue.pop(0)
-                started = start(run, running)
-                if isinstance(started, _Running):
-                    running.append(started)
-                else:
-                    states[run] = _report_elsewhere(run, started, console)
+                states[run] = _begin(run, running, start, console)
             time.sleep(_LOOK_EVERY)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
-                next_step = start(item.run, running) if _is_halfway(item) else None
-                if isinstance(next_step, _Running):
-                    running.append(next_step)
+                if _is_halfway(item):
+                    states[item.run] = _begin(item.run, running, start, console)
                 else:
                     states[item.run] = _finish(item, console)
             console.status(_progress(running, states, len(queue)))
     except BaseException:
         _stop(running)
         raise
+
+
+def _begin(
+    run: PlannedRun,
+    running: list[_Running],
+    start: Callable[[PlannedRun, Sequence[_Running]], _Running | str],
+    console: console_lib.Console,
+) -> str:
+    """Starts the next step of a run; returns its state, reported if it does not run.
+
+    Args: as of `_run_all`; `running` gets the run.
+    """
+    try:
+        started = start(run, running)
+    except (OSError, UserError) as error:
+        # Such as a file where its folder should be: the other runs can do without it.
+        why = failures.why_not_started(error)
+        console.line(f"failed    {run.label}  (not started): {why}")
+        return FAILED
+    if isinstance(started, _Running):
+        running.append(started)
+        return MISSING
+    return _report_elsewhere(run, started, console)
 
 
 def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -294,13 +252,12 @@ def _start(
     if not steps or folder_lock.is_held(workdir):
         return _TRAINING if steps else FINISHED
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / _FAILURE).unlink(missing_ok=True)
+    (workdir / failures.FILE).unlink(missing_ok=True)
     if steps[0][0] == str(train):
-        record = json.dumps(_arguments(run)) + "\n"
-        atomic_files.write_text(workdir / _ARGUMENTS, record)
+        start_record.write(workdir, run)
     free_gpus = _first_free(gpu_sets, [item.gpus for item in running])
     variables = {} if free_gpus is None else {gpus.VARIABLE: free_gpus}
-    with open(workdir / _LOG, "ab") as log:
+    with open(workdir / failures.LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *steps[0]],
             stdin=subprocess.DEVNULL,
@@ -350,11 +307,7 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
     if code in _STOPPED:
         console.line(f"stopped   {label}  (after {took}): the same command resumes it")
         return MISSING
-    log = (item.workdir / _LOG).read_text(encoding="utf-8", errors="replace")
-    lines = log.strip().splitlines()
-    last = lines[-1] if lines else ""
-    record = {"exit_code": code, "last_line": last}
-    atomic_files.write_text(item.workdir / _FAILURE, json.dumps(record) + "\n")
+    last = failures.keep(item.workdir, code)
     console.line(f"failed    {label}  (exit code {code} after {took}): {last}")
     return FAILED
 

@@ -13,14 +13,18 @@ from ragen_jax.studies import (
     archive,
     arm_settings,
     definition,
+    failures,
     gpus,
+    places,
     report,
     runner,
+    start_record,
     study_checks,
 )
 from ragen_jax.studies.definition import PlannedRun, Study
 from ragen_jax.studies.run_record import RunRecord, read_run
 from ragen_jax.utils import workdir_files
+from ragen_jax.utils.words import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Choice:
 
     path: str | None  # of the study's file
     folder: Path  # of all studies' runs
-    pages: Path  # folder of pages and data files
+    pages: Path | None  # folder of pages and data files; None: as `places` says
     scale: str = "tiny"  # one of definition.SCALES
     seeds: Sequence[str] | None = None  # None: the study's own
     only: str = ""  # regular expression of arms
@@ -45,6 +49,7 @@ class StudyPlan:
     runs: tuple[PlannedRun, ...]  # to do now
     reported: tuple[PlannedRun, ...]  # on the page
     folder: Path  # of this study's runs
+    pages: Path  # folder of its page and data file
     archived: Mapping[archive.Key, RunRecord]  # finished runs in data files
 
     def state_of(self, planned: PlannedRun) -> str:
@@ -57,7 +62,8 @@ class StudyPlan:
         """A finished run's record, from its workdir or else from a data file."""
         if runner.state_of(self.folder, planned) == runner.FINISHED:
             workdir = runner.workdir_of(self.folder, planned)
-            return read_run(workdir, planned.seed)
+            record = read_run(workdir, planned.seed)
+            return dataclasses.replace(record, code=start_record.code(workdir))
         return self.archived[archive.key(planned)]
 
 
@@ -66,15 +72,20 @@ def prepare(choice: Choice) -> StudyPlan:
 
     Raises:
       UserError: for a file, folder, scale, seed, arm or number that cannot be used, or
-        a run that was begun with other settings than the study now has.
+        a run that was begun with other settings, or another version of a file of the
+        user's that they name, than the study now has.
     """
     if (path := choice.path) is None:
         raise UserError("--study is missing: name a file, as in configs/studies/*.py")
     # A shell does not expand the ~ of --folder=~/runs.
     choice = dataclasses.replace(
-        choice, folder=choice.folder.expanduser(), pages=choice.pages.expanduser()
+        choice,
+        folder=choice.folder.expanduser(),
+        pages=choice.pages and choice.pages.expanduser(),
     )
-    for flag, folder in (("folder", choice.folder), ("pages", choice.pages)):
+    for flag in ("folder", "pages"):
+        if (folder := getattr(choice, flag)) is None:
+            continue
         place = next(p for p in (folder, *folder.parents) if p.exists())
         if not place.is_dir():
             raise UserError(f"--{flag}={folder}: {place} is a file: name a folder")
@@ -92,15 +103,39 @@ def prepare(choice: Choice) -> StudyPlan:
         runs = [planned[choice.run]]
     scale = "" if choice.scale == "tiny" else f"-{choice.scale}"
     folder = choice.folder / f"{study.name}{scale}"
-    archived = archive.read(choice.pages, folder.name)
-    earlier = archive.entries(choice.pages / f"{folder.name}.json")
+    pages = choice.pages or places.default_pages(path, folder)
+    archived = archive.read(pages, folder.name)
+    earlier = archive.entries(pages / f"{folder.name}.json")
     # A page shows all seeds: the study's, this command's, and the earlier page's.
     further = (*(seeds or ()), *(item["seed"] for item in earlier))
     all_seeds = tuple(dict.fromkeys((*study.seeds, *further)))
     reported = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     for run in reported:
-        runner.check_begun(folder, run)
-    return StudyPlan(study, choice, tuple(runs), tuple(reported), folder, archived)
+        start_record.check(runner.workdir_of(folder, run), run)
+    plan = StudyPlan(
+        study, choice, tuple(runs), tuple(reported), folder, pages, archived
+    )
+    _check_code(plan)
+    return plan
+
+
+def _check_code(plan: StudyPlan) -> None:
+    """Refuses finished runs of another version of an own file than today's.
+
+    Results of two environments would else stand side by side on one page.
+    """
+    in_folders, in_data = {}, {}
+    for run in plan.reported:
+        workdir = runner.workdir_of(plan.folder, run)
+        in_folders[run.label] = start_record.code(workdir)
+        if record := plan.archived.get(archive.key(run)):
+            in_data[run.label] = record.code
+    remedy = (
+        f"move the folders of such runs in {plan.folder} away, and delete their lines"
+        f' of "runs" in the data files of {plan.pages}, to make them again'
+    )
+    start_record.check_code(in_folders, remedy)
+    start_record.check_code(in_data, remedy)
 
 
 def _read_seeds(texts: Sequence[str]) -> tuple[int, ...]:
@@ -156,7 +191,9 @@ def listing(plan: StudyPlan) -> str:
     choice = plan.choice
     command = ["python", "launch/study.py", f"--study={choice.path}"]
     command += [f"--scale={choice.scale}"]
-    command += [f"--folder={choice.folder}", f"--pages={choice.pages}"]
+    command.append(f"--folder={choice.folder}")
+    if choice.pages is not None:
+        command.append(f"--pages={choice.pages}")
     if choice.seeds is not None:
         command.append(f"--seeds={','.join(choice.seeds)}")
     if choice.only:
@@ -179,12 +216,12 @@ def run(
     if any(plan.state_of(run) != runner.FINISHED for run in plan.runs):
         _make_folder("folder", plan.choice.folder)
     if plan.choice.run is None:
-        _make_folder("pages", plan.choice.pages)
+        _make_folder("pages", plan.pages)
     console.line(f"{plan.study.name}: {plan.study.question}")
     remaining = [run for run in plan.runs if archive.key(run) not in plan.archived]
     if len(remaining) < len(plan.runs):
         count = len(plan.runs) - len(remaining)
-        console.line(f"{count} runs are in the data files of {plan.choice.pages}")
+        console.line(f"{count} runs are in the data files of {plan.pages}")
     failed = runner.run_missing(
         remaining,
         plan.folder,
@@ -198,8 +235,8 @@ def run(
     if failed:
         names = ", ".join(run.label for run in failed)
         console.line(
-            f"{len(failed)} runs failed ({names}): their logs are"
-            f" {plan.folder}/RUN/study.log; --retry_failed runs them again"
+            f"{counted(len(failed), 'run')} failed ({names}): the log of one that began"
+            f" is {plan.folder}/RUN/study.log; --retry_failed runs them again"
         )
     return failed
 
@@ -212,12 +249,10 @@ def write_page(plan: StudyPlan) -> Path:
     Raises:
       UserError: if it cannot be written, or a file of a run is damaged.
     """
-    _make_folder("pages", plan.choice.pages)
-    archived = {
-        **plan.archived,
-        **archive.read(plan.choice.pages, plan.folder.name),
-    }
+    _make_folder("pages", plan.pages)
+    archived = {**plan.archived, **archive.read(plan.pages, plan.folder.name)}
     plan = dataclasses.replace(plan, archived=archived)
+    _check_code(plan)  # A file may have been edited while the runs trained.
     runs: dict[str, list[RunRecord]] = {arm: [] for arm in plan.study.arms}
     failed: dict[str, str] = {}
     entries = []
@@ -228,16 +263,17 @@ def write_page(plan: StudyPlan) -> Path:
             runs[planned.arm].append(record)
             entries.append(archive.entry(planned, record, plan.study.curves))
         elif state == runner.FAILED:
-            failed[planned.label] = runner.failure_of(plan.folder, planned)
+            workdir = runner.workdir_of(plan.folder, planned)
+            failed[planned.label] = failures.why(workdir)
     # Entries of the earlier file that this page does not report, as of former arms.
     reported = {archive.key(planned) for planned in plan.reported}
-    earlier = archive.entries(plan.choice.pages / f"{plan.folder.name}.json")
+    earlier = archive.entries(plan.pages / f"{plan.folder.name}.json")
     entries += [item for item in earlier if archive.key_of(item) not in reported]
     return report.write(
         plan.study,
         runs,
         failed,
-        plan.choice.pages,
+        plan.pages,
         command=_command(plan),
         scale=plan.choice.scale,
         entries=entries,
@@ -245,10 +281,13 @@ def write_page(plan: StudyPlan) -> Path:
 
 
 def _command(plan: StudyPlan) -> str:
-    """The command that trains the reported runs, without folders and --jobs."""
-    command = ["python", "launch/study.py", f"--study={plan.choice.path}"]
-    if plan.choice.scale != "tiny":
-        command.append(f"--scale={plan.choice.scale}")
+    """The command that trains the reported runs and writes this page."""
+    choice = plan.choice
+    assert choice.path is not None  # Or there were no plan.
+    command = ["python", "launch/study.py", f"--study={choice.path}"]
+    command += places.flags(choice.path, choice.folder, plan.folder, plan.pages)
+    if choice.scale != "tiny":
+        command.append(f"--scale={choice.scale}")
     seeds = tuple(dict.fromkeys(planned.seed for planned in plan.reported))
     if seeds != tuple(plan.study.seeds):
         command.append(f"--seeds={','.join(map(str, seeds))}")

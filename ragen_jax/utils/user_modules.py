@@ -61,6 +61,13 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def digest_if_there(name: str) -> str:
+    """The digest of a file that a config names; "" where none can be read."""
+    with contextlib.suppress(SettingsError, OSError):
+        return digest(resolved(name))
+    return ""
+
+
 def digests(names: Iterable[str]) -> dict[str, str]:
     """The digest of each file, by its name in the config."""
     return {name: digest(resolved(name)) for name in names}

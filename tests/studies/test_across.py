@@ -240,6 +240,14 @@ def test_a_sign_counts_before_a_decline_and_anywhere_without_one(monkeypatch):
     assert "no sign comes before" in signs._finding("Bandit", [found])
 
 
+def test_one_run_declines_and_two_decline():
+    runs = [trained("a", seed, success=(0.9, 0.9, 0.5, 0.5)) for seed in (0, 1)]
+    one, *_ = signs._environment("Bandit", runs[:1], pool_of(runs[0]))
+    both, *_ = signs._environment("Bandit", runs, pool_of(*runs))
+    assert "1 run of 1 seed, of which 1 declines (1 of `invented`)" in one
+    assert "2 runs of 2 seeds, of which 2 decline (2 of `invented`)" in both
+
+
 def test_the_std_on_bandit_is_the_sum_over_what_a_group_may_return():
     values = bandit_std.expected(0.15, 0.25, 2)
     # Two that pull the high-risk arm differ, by 1, in 3 of 8 cases.

@@ -17,7 +17,7 @@ from helpers.study_records import STUDY
 
 from ragen_jax.errors import UserError
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import definition, runner, study_checks
+from ragen_jax.studies import definition, failures, runner, study_checks
 from ragen_jax.studies.definition import Claim, Study, planned_runs
 from ragen_jax.studies.run_record import read_run
 
@@ -136,7 +136,7 @@ def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
     assert states == ["finished", "finished", "failed", "finished"]
     assert "failed    one-seed1  (exit code 2" in out.getvalue()
     assert "error: no luck" in out.getvalue()
-    assert runner.failure_of(folder, failed[0]) == "exit code 2: error: no luck"
+    assert failures.why(folder / failed[0].label) == "exit code 2: error: no luck"
     out.seek(0)
     out.truncate()
     assert [run.label for run in go()] == ["one-seed1"]

@@ -9,7 +9,14 @@ from helpers.paths import ROOT
 from ragen_jax import settings as settings_lib
 from ragen_jax.envs import registry
 from ragen_jax.errors import UserError
-from ragen_jax.studies import archive, arm_settings, definition, runner, study
+from ragen_jax.studies import (
+    archive,
+    arm_settings,
+    definition,
+    runner,
+    start_record,
+    study,
+)
 from ragen_jax.studies.definition import planned_runs
 
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.py"))
@@ -38,7 +45,7 @@ def test_every_run_of_every_study_could_start(path, monkeypatch, tmp_path):
             saved = json.dumps(settings_lib.to_dict(settings))
             (folder / "settings.json").write_text(saved)
             (folder / "test.json").write_text("{}")
-            runner.check_begun(tmp_path / scale, run)
+            start_record.check(folder, run)
             for task in (*settings.tasks(), *settings.evaluated_tasks()):
                 registry.make(task.name, task.options)
         is_paper = {s.model.path != "tiny" for s in found.values()}
@@ -65,15 +72,15 @@ def test_a_run_of_an_arm_that_was_edited_since_is_neither_taken_for_it_nor_conti
     (folder / left).write_text("{}")
     started = [*reversed(run.arguments()), *run.diagnose]  # The order is no change.
     (folder / "study_run.json").write_text(json.dumps(started))
-    runner.check_begun(tmp_path, run)
+    start_record.check(folder, run)
     started.append("--config.loss.entropy=0.1")  # A change that the arm no longer has.
     (folder / "study_run.json").write_text(json.dumps(started))
     with pytest.raises(UserError, match="made with --config.loss.entropy=0.1, and the"):
-        runner.check_begun(tmp_path, run)
+        start_record.check(folder, run)
     (folder / left).unlink()
     if (folder / left).parent != folder:
         (folder / left).parent.rmdir()
-    runner.check_begun(tmp_path, run)  # Nothing is there that could be continued.
+    start_record.check(folder, run)  # Nothing is there that could be continued.
 
 
 def test_the_arms_of_the_slip_sweep_slip_as_often_as_their_names_say():

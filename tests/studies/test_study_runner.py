@@ -12,7 +12,7 @@ import pytest
 from helpers.paths import ROOT
 
 from ragen_jax.reporting.console import Console
-from ragen_jax.studies import runner, study
+from ragen_jax.studies import runner, start_record, study
 from ragen_jax.studies.definition import Study, planned_runs
 from ragen_jax.utils import folder_lock
 
@@ -129,9 +129,28 @@ def test_a_disk_that_is_full_leaves_what_a_run_was_started_with(
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     monkeypatch.setattr(runner, "_start", start_on_a_full_disk)
-    with pytest.raises(OSError):
-        go(TRAIN.format(waits=False))
-    runner.check_begun(tmp_path, run)
+    failed, _ = go(TRAIN.format(waits=False))
+    assert [run.arm for run in failed] == ["one", "other"]
+    start_record.check(tmp_path / run.label, run)
+
+
+def test_a_file_where_a_runs_folder_should_be_stops_no_other_run(tmp_path, go):
+    (tmp_path / "one-seed0").write_text("")
+    failed, said = go(TRAIN.format(waits=False))
+    assert [run.arm for run in failed] == ["one"]
+    line = next(line for line in said.splitlines() if line.startswith("failed"))
+    assert "(not started)" in line and f"{tmp_path}/one-seed0 cannot be used" in line
+    assert "move away what stands there" in line
+    assert "finished  other-seed0" in said
+    (tmp_path / "one-seed0").unlink()  # It never began: no flag is needed.
+    assert go(TRAIN.format(waits=False))[0] == []
+
+
+def test_a_run_whose_folder_vanished_fails_alone(tmp_path, go):
+    vanish = "import shutil\nif 'one' in folder.name:\n    shutil.rmtree(folder)\n"
+    head, tail = TRAIN.format(waits=False).split("if ", 1)
+    failed, said = go(f"{head}{vanish}if {tail}")
+    assert [run.arm for run in failed] == ["one"] and "finished  other-seed0" in said
 
 
 def test_a_run_that_was_finished_elsewhere_meanwhile_is_not_started(

@@ -121,12 +121,13 @@ def section(pool: Pool) -> list[str]:
 def _environment(name: str, runs: Sequence[Trained], pool: Pool) -> list[str]:
     found = tally([run.record for run in runs])
     first, seeds = found[0], {run.seed for run in runs}
+    verb = "declines" if first.declining == 1 else "decline"
     declining = [run for run in runs if not math.isnan(decline(run.record))]
     studies = collections.Counter(map(pool.study_of, declining)).most_common()
     of_which = ", ".join(f"{count} of `{study}`" for study, count in studies)
     lines = [
         f"{name}: {counted(len(runs), 'run')} of {counted(len(seeds), 'seed')}, of"
-        f" which {first.declining} decline{f' ({of_which})' if of_which else ''}.",
+        f" which {first.declining} {verb}{f' ({of_which})' if of_which else ''}.",
         "",
     ]
     head = ["sign", "before a decline", "without a decline, at all", "by the median"]

@@ -1,0 +1,129 @@
+"""What a run was started with, kept in its folder and compared with the study's plan.
+
+A folder is named after its arm, whose changes may have been edited since. So may the
+Python files that its settings name: an environment or a reward hook of the user's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.errors import UserError
+from ragen_jax.studies import arm_settings, record_checks
+from ragen_jax.studies.definition import PlannedRun
+from ragen_jax.training import checkpoint_files
+from ragen_jax.utils import atomic_files, user_modules, workdir_files
+from ragen_jax.utils.words import listed
+
+FILE = "study_run.json"
+_SHOWN = 3  # runs that a message names; of more it tells the number
+
+
+def write(workdir: Path, run: PlannedRun) -> None:
+    """Records what a run is started with: its arguments, and digests of own files.
+
+    Raises:
+      UserError: for a config that can no longer be used, or an own file that has
+        changed since the run began.
+      OSError: if it cannot be written.
+    """
+    check_code({str(workdir): code(workdir)}, "move the folder away to make it again")
+    names = arm_settings.read(run, is_new=False).files()
+    digests = {name: user_modules.digest_if_there(name) for name in names}
+    known = {name: digest for name, digest in digests.items() if digest}
+    record = {"arguments": _arguments(run), "code": known}
+    atomic_files.write_text(workdir / FILE, json.dumps(record) + "\n")
+
+
+def _read(workdir: Path) -> dict[str, Any]:
+    """What `write` wrote, or less; an older file is the list of arguments alone."""
+    if not (workdir / FILE).is_file():
+        return {}
+    found = record_checks.read_json(
+        workdir / FILE, "the record of a run's start", record_checks.check_start
+    )
+    return {"arguments": found} if isinstance(found, list) else found
+
+
+def code(workdir: Path) -> dict[str, str]:
+    """Digest of each own file that a run was begun with; {} if that is not known.
+
+    Raises:
+      UserError: if the record is damaged.
+    """
+    return _read(workdir).get("code", {}) if _has_begun(workdir) else {}
+
+
+def check(workdir: Path, run: PlannedRun) -> None:
+    """Raises UserError if the workdir of a run holds one with other settings."""
+    if not _has_begun(workdir):
+        return
+    if record := _read(workdir):
+        earlier = record["arguments"]
+        gone = [argument for argument in earlier if argument not in _arguments(run)]
+        new = [argument for argument in _arguments(run) if argument not in earlier]
+        if gone or new:
+            raise UserError(
+                f"{workdir} was made with {' '.join(gone) or 'less'}, and the study now"
+                f" asks for {' '.join(new) or 'less'}: move the folder away to make"
+                " the run again"
+            )
+    if not (workdir / workdir_files.SETTINGS).is_file():
+        return
+    # Older folders lack that record: compare the settings that the study sets today.
+    settings = record_checks.read_json(
+        workdir / workdir_files.SETTINGS, "a run's settings", record_checks.check_object
+    )
+    changes = json.loads(json.dumps(dict(run.changes)))  # A tuple is a list there.
+    for key, chosen in changes.items():
+        value = settings
+        for part in key.split("."):
+            value = value.get(part, chosen) if isinstance(value, dict) else chosen
+        if value != chosen:
+            raise UserError(
+                f"{workdir} was trained with {key}={value}, and the study now asks for"
+                f" {key}={chosen}: move the folder away to make the run again"
+            )
+
+
+def check_code(code_of: Mapping[str, Mapping[str, str]], remedy: str) -> None:
+    """Refuses runs of another version of an own file than the one that is there now.
+
+    A file that is no longer there has no other version: its runs still count.
+
+    Args:
+      code_of: label of a run -> file's name -> digest when it was trained.
+      remedy: how to train such runs again; the message's end, behind "or".
+
+    Raises:
+      UserError: naming the first such file and its runs.
+    """
+    names = dict.fromkeys(name for code in code_of.values() for name in code)
+    for name in names:
+        now = user_modules.digest_if_there(name)
+        runs = [run for run, code in code_of.items() if code.get(name, now) != now]
+        if now and runs:
+            were = "was" if len(runs) == 1 else "were"
+            raise UserError(
+                f"{_few(runs)} {were} trained with another {name} than the one that is"
+                f" there now: restore that file, or {remedy}"
+            )
+
+
+def _few(runs: Sequence[str]) -> str:
+    more = len(runs) - _SHOWN
+    return listed([*runs[:_SHOWN], f"{more} more"] if more > 0 else runs)
+
+
+def _has_begun(workdir: Path) -> bool:
+    """Whether a workdir holds something of a run that could count or be continued."""
+    if (workdir / workdir_files.TEST).is_file():
+        return True
+    steps = workdir / checkpoint_files.FOLDER
+    return steps.is_dir() and any(entry.name.isdecimal() for entry in steps.iterdir())
+
+
+def _arguments(run: PlannedRun) -> list[str]:
+    """The arguments that define a run, of its training and of its diagnosis."""
+    return [*run.arguments(), *run.diagnose]

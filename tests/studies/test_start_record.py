@@ -1,0 +1,113 @@
+"""Runs of a study whose own files, an environment or a hook, have changed since."""
+
+import json
+import shutil
+
+import pytest
+from helpers.paths import ROOT
+from helpers.study_records import record
+
+from ragen_jax.errors import UserError
+from ragen_jax.studies import runner, start_record, study
+from ragen_jax.studies.definition import PlannedRun
+from ragen_jax.utils import user_modules
+
+STUDY = """
+from ragen_jax.studies.definition import Study
+
+def get_study():
+    return Study(
+        name="kept",
+        question="?",
+        source="nothing",
+        config="{root}/configs/bandit.py",
+        changes={{"reward.hook": "{hook}"}},
+        arms={{"one": {{}}, "other": {{"iterations": 2}}}},
+        seeds=(0,),
+    )
+"""
+
+
+@pytest.fixture
+def hook(tmp_path):
+    (tmp_path / "hook.py").write_text("# first\n")
+    return tmp_path / "hook.py"
+
+
+@pytest.fixture
+def choice(tmp_path, hook):
+    """Of a study whose two runs have finished and are on its page."""
+    (tmp_path / "kept.py").write_text(STUDY.format(root=ROOT, hook=hook))
+    found = study.Choice(str(tmp_path / "kept.py"), tmp_path / "runs", tmp_path / "p")
+    plan = study.prepare(found)
+    for run in plan.runs:
+        workdir = runner.workdir_of(plan.folder, run)
+        workdir.mkdir(parents=True)
+        start_record.write(workdir, run)
+        (workdir / "test.json").write_text(json.dumps(record(0, [1.0]).test))
+    study.write_page(plan)
+    return found
+
+
+def test_finished_runs_of_another_version_of_an_own_file_are_refused(choice, hook):
+    plan = study.prepare(choice)
+    hook.write_text("# second\n")
+    said = (
+        rf"^one-seed0 and other-seed0 were trained with another {hook} than the one"
+        r" that is there now: restore that file, or move the folders of such runs in"
+        r' .*/kept away, and delete their lines of "runs" in .*/p, to make them again$'
+    )
+    with pytest.raises(UserError, match=said):
+        study.prepare(choice)
+    with pytest.raises(UserError, match=said):  # It was edited while the runs trained.
+        study.write_page(plan)
+    shutil.rmtree(plan.folder)  # They still are in the data file.
+    with pytest.raises(UserError, match=said):
+        study.prepare(choice)
+    hook.write_text("# first\n")
+    assert [study.prepare(choice).state_of(run) for run in plan.runs] == [
+        "finished"
+    ] * 2
+    hook.unlink()  # Nothing is there to differ.
+    study.prepare(choice)
+
+
+def test_runs_of_before_digests_were_kept_still_count(choice, hook):
+    plan = study.prepare(choice)
+    data = json.loads((plan.pages / "kept.json").read_text())
+    for item, run in zip(data["runs"], plan.runs, strict=True):
+        assert list(item.pop("code")) == [str(hook)]
+        path = runner.workdir_of(plan.folder, run) / start_record.FILE
+        path.write_text(json.dumps(json.loads(path.read_text())["arguments"]))
+    (plan.pages / "kept.json").write_text(json.dumps(data))
+    hook.write_text("# second\n")
+    again = study.prepare(choice)
+    assert [again.state_of(run) for run in again.runs] == ["finished"] * 2
+    study.write_page(again)
+    data = json.loads((plan.pages / "kept.json").read_text())
+    assert not any("code" in item for item in data["runs"])
+
+
+def test_a_run_is_not_continued_with_another_version_of_its_environment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(ROOT)  # Where the config finds its environment.
+    run = PlannedRun("one", 0, "docs/examples/coin_walk_config.py", {"seed": 0})
+    start_record.write(tmp_path, run)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    env = "docs/examples/coin_walk.py"
+    digest = user_modules.digest(ROOT / env)
+    assert start_record.code(tmp_path) == {env: digest}
+    start_record.write(tmp_path, run)
+    monkeypatch.setattr(user_modules, "digest_if_there", lambda name: "another")
+    with pytest.raises(UserError, match=rf"was trained with another {env} than"):
+        start_record.write(tmp_path, run)
+
+
+def test_of_many_runs_a_message_names_the_first():
+    code_of = {f"run{number}": {"env.py": "old"} for number in range(5)}
+    code_of["new"] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(user_modules, "digest_if_there", lambda name: "new")
+        with pytest.raises(UserError, match="^run0, run1, run2 and 2 more were"):
+            start_record.check_code(code_of, "train them again")
