@@ -64,6 +64,7 @@ def main() -> None:
     settings = diagnosis.reshape(settings, _PROMPTS.value, _GROUP.value)
     cli.use_every_core(settings)
     cli.start_jax_alone(settings, "a diagnosis")
+    from ragen_jax.reporting import diagnosis_table
     from ragen_jax.training import checkpoints
 
     with cli.user_mistakes():
@@ -84,7 +85,7 @@ def main() -> None:
     results = diagnosis.diagnose_all(
         instruments, found.directory, steps, options, out, print
     )
-    print(diagnosis.table(results))
+    print(diagnosis_table.table(results))
     print(f"\n{out}")
 
 

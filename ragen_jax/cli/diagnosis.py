@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ragen_jax.diagnostics import monitor as monitor_lib
 from ragen_jax.diagnostics.monitor import Monitor
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import SettingsError, UserError
+from ragen_jax.evaluation.evaluator import standard_error
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.parallel import backend
@@ -190,7 +190,16 @@ def text_statistics(instruments: Instruments, rollout: Rollout) -> dict[str, flo
     run, monitor = instruments.run, instruments.monitor
     values = monitor_lib.batch_indicators(monitor, run, rollout)
     episodes = jax.device_get(rollout.episodes)
-    values["success"] = float(episodes.success.mean())
+    by_prompt = [
+        episodes.success[episodes.group == group].mean()
+        for group in np.unique(episodes.group)
+    ]
+    values |= {
+        "episodes": len(episodes.success),
+        "prompts": len(by_prompt),
+        "success": float(episodes.success.mean()),
+        "success_standard_error": standard_error(np.array(by_prompt)),
+    }
     if run.rollout_context.with_grounding:
         values["grounded"] = float(episodes.grounded[is_played(episodes)].mean())
     return values
@@ -235,6 +244,7 @@ def information(
         )
         values |= report
         costs = mutual_information.cost(pairs)
+        costs |= {"prompts": len(pairs.prompts), "thoughts": len(pairs.thoughts)}
         values |= {f"{name}/{what}": float(count) for what, count in costs.items()}
     values["valid_thinking_rate"] = float((turns.thought > 0).mean())
     return values, smoothed
@@ -360,31 +370,3 @@ def diagnose_all(
             " run keep more (checkpoint.keep_last)"
         )
     return results
-
-
-_TABLE = (
-    ("success", "text", "success"),
-    ("distinct", "text", "distinct_thoughts"),
-    ("across", "text", "overlap_across"),
-    ("I(X;Z)", "information", "first_turn/sequence/mutual"),
-    ("H(Z|X)", "information", "first_turn/sequence/conditional_entropy"),
-    ("z-score", "information", "trajectory/token/zscore"),
-    ("found@1", "information", "first_turn/retrieval_at_1"),
-    ("chance", "information", "first_turn/retrieval_at_1_chance"),
-    ("task", "gradients", "all/task"),
-    ("entropy", "gradients", "all/entropy"),
-    ("KL", "gradients", "all/kl"),
-)
-
-
-def table(diagnoses: list[dict[str, Any]]) -> str:
-    """The most telling numbers, a line for each checkpoint."""
-    lines = [" ".join(f"{head:>9}" for head in ("step", *(t[0] for t in _TABLE)))]
-    for diagnosis in diagnoses:
-        cells = [f"{diagnosis['step']:>9}"]
-        for _, part, name in _TABLE:
-            value = diagnosis.get(part, {}).get(name)
-            is_known = value is not None and math.isfinite(value)
-            cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
-        lines.append(" ".join(cells))
-    return "\n".join(lines)

@@ -44,23 +44,32 @@ class TokenNumbers:
 
 
 def choose_episodes(
-    returns: np.ndarray, group: np.ndarray, environment: np.ndarray, count: int
+    returns: np.ndarray,
+    group: np.ndarray,
+    environment: np.ndarray,
+    is_kept: np.ndarray,
+    count: int,
 ) -> list[int]:
-    """The best and the worst episode of each of the first groups; `count` in all.
+    """The best and the worst episode of some groups; `count` in all.
 
-    Of several environments the first groups of each come first, then the second ones.
+    First the first group of each environment, whatever it is; then those that the
+    filter kept, whose tokens have advantages to look at; then the others. The first of
+    each environment come before the second ones.
 
     Args:
       returns: float[B].
       group: int[B].
       environment: int[B].
+      is_kept: bool[B].
       count: how many at most.
     """
     names, first = np.unique(group, return_index=True)
     of_group = environment[first]
-    place = [int((of_group[:at] == of_group[at]).sum()) for at in range(len(names))]
+    place = np.array([(of_group[:at] == own).sum() for at, own in enumerate(of_group)])
+    is_dropped = np.array([not is_kept[group == name].any() for name in names])
+    order = np.lexsort((of_group, place, is_dropped & (place > 0)))
     chosen: list[int] = []
-    for name in names[np.lexsort((of_group, place))]:
+    for name in names[order]:
         members = np.flatnonzero(group == name)
         best = int(members[np.argmax(returns[members])])
         worst = int(members[np.argmin(returns[members])])

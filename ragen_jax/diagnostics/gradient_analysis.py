@@ -93,7 +93,8 @@ def make_gradients(
 ) -> Callable[..., ComponentGradients]:
     """Compiles (actor, frozen, Batch of one minibatch) -> ComponentGradients.
 
-    Rows of weight 0 count nothing. A component whose coefficient is 0 is 0.
+    Rows of weight 0 count nothing. A component whose coefficient is 0 is NaN: it has
+    not been measured.
 
     Args:
       plan: of the update.
@@ -111,7 +112,7 @@ def make_gradients(
     def gradients(actor, frozen, batch: Batch) -> ComponentGradients:
         norms, means = [], []
         for name, on in zip(COMPONENTS, is_on, strict=True):
-            norm = mean = jnp.zeros(())
+            norm = mean = jnp.float32(jnp.nan)
             if on:
                 norm, mean = _component(plan, frozen, actor, batch, name)
             norms.append(norm)
@@ -302,7 +303,11 @@ def minibatch_of(batch: Batch, rows: np.ndarray, size: int) -> Batch:
       size: rows of the result.
     """
     order = np.concatenate([rows, np.zeros(size - len(rows), int)])
-    is_real = jnp.arange(size) < len(rows)
+    return _picked(batch, order, np.arange(size) < len(rows))
+
+
+@jax.jit  # One program: row by row, gathers over several CPU devices can deadlock.
+def _picked(batch: Batch, order: jax.Array, is_real: jax.Array) -> Batch:
     picked = jax.tree.map(lambda x: x[order], batch)
     picked = picked.replace(
         weight=jnp.where(is_real, picked.weight, 0),

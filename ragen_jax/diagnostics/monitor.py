@@ -145,17 +145,20 @@ def record(
         (rollout.rows, rollout.episodes, scored.kept, scored.batch)
     )
     values = batch.old_values if run.settings.has_critic else None
+    kept_rows = kept.rows.episode[batch.weight > 0]
+    chosen = episode_log.choose_episodes(
+        episodes.reward.sum(axis=1),
+        episodes.group,
+        episodes.environment,
+        np.isin(np.arange(len(episodes.group)), kept_rows),
+        options.record_episodes,
+    )
     described = episode_log.describe(
         monitor.readers,
         monitor.labels,
         rows,
         episodes,
-        episode_log.choose_episodes(
-            episodes.reward.sum(axis=1),
-            episodes.group,
-            episodes.environment,
-            options.record_episodes,
-        ),
+        chosen,
         iteration=iteration,
         phase="train",
         numbers=TokenNumbers(kept.rows, batch.advantages, values),

@@ -102,7 +102,9 @@ def test_episodes_are_scored_as_they_were_when_they_were_learned_from(
     """Filter and weight of a KL term may move: those of four iterations finished."""
     rows, episodes = record()
     shape = rows.tokens.shape
-    worth = types.SimpleNamespace(advantages=np.ones(shape), old_values=np.zeros(shape))
+    worth = types.SimpleNamespace(
+        advantages=np.ones(shape), old_values=np.zeros(shape), weight=np.ones(shape[0])
+    )
     scored = types.SimpleNamespace(kept=types.SimpleNamespace(rows=rows), batch=worth)
     score = {4: scored}
     made = monitor_of(lambda state, *_: score[int(state.iteration)])
@@ -180,10 +182,20 @@ def test_what_is_written_behind_a_write_that_was_cut_short_is_found(tmp_path):
 def test_the_best_and_the_worst_of_each_group_are_chosen():
     returns, group = np.array([1.0, 3, 2, 0, 0, 5]), np.array([0, 0, 0, 1, 1, 2])
     one, two = np.zeros(6, int), np.array([0, 0, 0, 0, 0, 1])
-    assert episode_log.choose_episodes(returns, group, one, 9) == [1, 0, 3, 5]
-    assert episode_log.choose_episodes(returns, group, one, 2) == [1, 0]
+    every, choose = np.ones(6, bool), episode_log.choose_episodes
+    assert choose(returns, group, one, every, 9) == [1, 0, 3, 5]
+    assert choose(returns, group, one, every, 2) == [1, 0]
     # The first group of each environment comes before a second one.
-    assert episode_log.choose_episodes(returns, group, two, 9) == [1, 0, 5, 3]
+    assert choose(returns, group, two, every, 9) == [1, 0, 5, 3]
+
+
+def test_behind_the_first_groups_those_come_that_were_learned_from():
+    returns, group = np.arange(8.0), np.arange(8) // 2
+    is_kept, choose = np.isin(group, [2]), episode_log.choose_episodes
+    one, two = np.zeros(8, int), np.arange(8) // 6
+    assert choose(returns, group, one, is_kept, 9) == [1, 0, 5, 4, 3, 2, 7, 6]
+    assert choose(returns, group, two, is_kept, 6) == [1, 0, 7, 6, 5, 4]
+    assert choose(returns, group, one, is_kept & False, 4) == [1, 0, 3, 2]
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 30])

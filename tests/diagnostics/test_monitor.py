@@ -24,7 +24,7 @@ from ragen_jax.diagnostics import (
 )
 from ragen_jax.diagnostics.mutual_information import SmoothedStd
 from ragen_jax.errors import UserError
-from ragen_jax.reporting import metrics
+from ragen_jax.reporting import diagnosis_table, metrics
 from ragen_jax.training import checkpoints, loop, resumed
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import workdir as workdir_lib
@@ -327,7 +327,10 @@ def test_a_checkpoint_is_diagnosed(run, rolled_back):
     assert info["trajectory/tokens"] < info["trajectory/tokens_by_pair"]
     assert found["gradients"]["all/task"] > 0
     assert len(smoothed.values) == 6
-    assert len(diagnosis.table([found]).splitlines()) == 2
+    assert found["text"]["prompts"] == run.settings.rollout.prompts
+    heads, row, _, *legend = diagnosis_table.table([found]).splitlines()
+    assert row.split()[heads.split().index("KL")] == "-"  # The loss has no such term.
+    assert len(legend) == 3 and "(4 thoughts, " in legend[1]
 
 
 @pytest.mark.slow
@@ -370,12 +373,13 @@ def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
 
 def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
     """Such as the agreement of thoughts where no reply has one."""
-    found = {"step": 4, "text": {"success": 0.5, "distinct_thoughts": math.nan}}
-    row = diagnosis.table([found]).splitlines()[1]
+    text = {"episodes": 8, "prompts": 2, "success": 0.5, "distinct_thoughts": math.nan}
+    found = {"step": 4, "text": text}
+    heads, row, _, legend = diagnosis_table.table([found]).splitlines()
+    assert heads.split()[:4] == ["step", "success", "error", "distinct"]
     assert row.split()[:4] == ["4", "0.5", "-", "-"]
-    assert finite([found]) == [
-        {"step": 4, "text": {"success": 0.5, "distinct_thoughts": None}}
-    ]
+    assert legend.startswith("8 episodes on 2 prompts; error:")
+    assert finite([found]) == [{"step": 4, "text": text | {"distinct_thoughts": None}}]
 
 
 def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(

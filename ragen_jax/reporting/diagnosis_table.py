@@ -1,0 +1,58 @@
+"""The table of launch/diagnose.py: a line for each checkpoint, and what it is of."""
+
+import math
+from typing import Any
+
+# Heading, part of a diagnosis, name in it.
+_COLUMNS = (
+    ("success", "text", "success"),
+    ("error", "text", "success_standard_error"),
+    ("distinct", "text", "distinct_thoughts"),
+    ("across", "text", "overlap_across"),
+    ("I(X;Z)", "information", "first_turn/sequence/mutual"),
+    ("H(Z|X)", "information", "first_turn/sequence/conditional_entropy"),
+    ("z-score", "information", "trajectory/token/zscore"),
+    ("found@1", "information", "first_turn/retrieval_at_1"),
+    ("chance", "information", "first_turn/retrieval_at_1_chance"),
+    ("task", "gradients", "all/task"),
+    ("entropy", "gradients", "all/entropy"),
+    ("KL", "gradients", "all/kl"),
+)
+
+
+def table(diagnoses: list[dict[str, Any]]) -> str:
+    """The most telling numbers, "-" where one was not measured, and their units.
+
+    Args:
+      diagnoses: of one batch's shape, from `cli.diagnosis.diagnose`.
+    """
+    lines = [" ".join(f"{head:>9}" for head in ("step", *(c[0] for c in _COLUMNS)))]
+    for diagnosis in diagnoses:
+        cells = [f"{diagnosis['step']:>9}"]
+        for _, part, name in _COLUMNS:
+            value = diagnosis.get(part, {}).get(name)
+            is_known = value is not None and math.isfinite(value)
+            cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
+        lines.append(" ".join(cells))
+    return "\n".join([*lines, "", *_legend(diagnoses[-1])])
+
+
+def _legend(diagnosis: dict[str, Any]) -> list[str]:
+    """Sizes, units and bounds, of what was measured."""
+    text = diagnosis["text"]
+    lines = [
+        f"{text['episodes']} episodes on {text['prompts']} prompts; error: standard"
+        " error of success over prompts; distinct: distinct thoughts / thoughts;"
+        " across: share of their 4-grams also in another prompt's"
+    ]
+    known = diagnosis.get("information", {})
+    prompts = known.get("first_turn/prompts")
+    if prompts:
+        lines.append(
+            "I(X;Z), H(Z|X): nats per thought of a first turn"
+            f" ({known['first_turn/thoughts']:g} thoughts, {prompts:g} prompts:"
+            f" I(X;Z) is at most {math.log(prompts):.3g}); z-score: standard deviations"
+        )
+    if "gradients" in diagnosis:
+        lines.append("task, entropy, KL: gradient norms of the parts of the loss")
+    return lines
