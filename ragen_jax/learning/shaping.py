@@ -33,12 +33,28 @@ _ASYMMETRIC = (-1.0, 3.0)  # of asym_clip, RAGEN's bounds
 def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
     """float32[B, K], units of reward: all that each turn earns; 0 where never played.
 
-    Bonuses for thoughts, by length or named landmarks, are paid for valid replies only.
-
     Args:
       settings: penalty, bonuses and normalization.
       episodes: B episodes.
       groups: P, groups in `episodes.group`; static.
+    """
+    earned = shaped_rewards(settings, episodes)
+    if settings.normalize == "none":
+        return earned
+    return normalize(
+        earned, episodes, method=settings.normalize, by=settings.normalize_by,
+        groups=groups,
+    )  # fmt: skip
+
+
+def shaped_rewards(settings: RewardSettings, episodes: Episodes) -> jax.Array:
+    """float32[B, K], units of reward: penalty, bonuses and hook added; 0 if not played.
+
+    Bonuses for thoughts, by length or named landmarks, are paid for valid replies only.
+
+    Args:
+      settings: penalty and bonuses.
+      episodes: B episodes.
     """
     earned = rewards.played_rewards(episodes, settings.format_penalty)
     played = is_played(episodes)
@@ -54,12 +70,17 @@ def turn_rewards(settings: RewardSettings, episodes: Episodes, groups: int):
         earned += settings.grounding * bonus
     if settings.hook:
         earned += jnp.where(played, load_hook(settings.hook)(episodes), 0.0)
-    if settings.normalize == "none":
-        return earned
-    return normalize(
-        earned, episodes, method=settings.normalize, by=settings.normalize_by,
-        groups=groups,
-    )  # fmt: skip
+    return earned
+
+
+def bonuses(settings: RewardSettings) -> dict[str, float | str]:
+    """Those in use that are paid beside environment and format penalty, by setting."""
+    values: dict[str, float | str] = {
+        "reward.length_bonus": settings.length_bonus,
+        "reward.grounding": settings.grounding,
+        "reward.hook": settings.hook,
+    }
+    return {name: value for name, value in values.items() if value}
 
 
 def token_rewards(

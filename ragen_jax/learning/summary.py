@@ -14,9 +14,10 @@ from ragen_jax.learning.batch import Batch, explained_variance
 from ragen_jax.learning.filters import Selection
 from ragen_jax.learning.optimize import Steps
 from ragen_jax.learning.schedules import learning_rate
+from ragen_jax.learning.shaping import bonuses, shaped_rewards
 from ragen_jax.learning.token_sums import TokenSums, merge
 from ragen_jax.learning.train_state import TrainState, UpdateCounts, actor_steps
-from ragen_jax.settings import Settings
+from ragen_jax.settings import RewardSettings, Settings
 from ragen_jax.trajectory import Episodes, Rows, is_played, row_lengths
 
 
@@ -31,14 +32,14 @@ class Summaries:
 
 
 def summarize(
-    rows: Rows, episodes: Episodes, format_penalty: float
+    rows: Rows, episodes: Episodes, reward: RewardSettings
 ) -> dict[str, jax.Array]:
     """Means over episodes, turns or reply tokens, each float32[].
 
     Args:
       rows: all rows of the episodes.
       episodes: the B episodes.
-      format_penalty: reward units, <= 0.
+      reward: how it is shaped.
     """
     played = is_played(episodes)
     turns = played.sum()
@@ -55,7 +56,8 @@ def summarize(
     return by_turn | {
         "success": episodes.success.mean(dtype=jnp.float32),
         "return": rewards.returns(episodes).mean(),
-        "return_with_penalty": rewards.returns(episodes, format_penalty).mean(),
+        "return_with_penalty": rewards.returns(episodes, reward.format_penalty).mean(),
+        "return_shaped": shaped_rewards(reward, episodes).sum(axis=1).mean(),
         "entropy": aggregation.token_mean(rows.entropy, rows.is_reply).value(),
         "turns": episodes.turns.mean(dtype=jnp.float32),
         "actions": episodes.actions.sum(axis=1).mean(dtype=jnp.float32),
@@ -134,10 +136,6 @@ def over_uses(uses: Sequence[UpdateMetrics]) -> UpdateMetrics:
     return mean.replace(sums=sums, counts=total.counts)
 
 
-_OF_THE_CRITIC = {"value_loss", "explained_variance", "critic_grad_norm"}
-_OF_REPEATS = {"ratio", "ratio_max"}  # written if epochs * reuse > 1
-
-
 @dataclasses.dataclass(frozen=True)
 class Times:
     """Seconds of the two halves of an iteration."""
@@ -198,15 +196,21 @@ def iteration_values(
         "update/skipped_nonfinite": counts["skipped_bad"],
         "update/skipped_empty": counts["skipped_empty"],
     }
+    if bonuses(settings.reward):
+        values["train/return_shaped"] = means["return_shaped"]
     if settings.reward.grounding > 0:
         values["rollout/grounded"] = means["grounded"]
-    update_means = _means_of_updates(update)
     repeats = optimizer.epochs * optimizer.reuse > 1
+    is_measured = {
+        ("value_loss", "explained_variance", "critic_grad_norm"): settings.has_critic,
+        ("kl",): settings.has_reference,
+        ("ratio", "ratio_max"): repeats,
+    }
+    left_out = {n for names, known in is_measured.items() if not known for n in names}
     values |= {
         f"update/{name}": mean
-        for name, mean in update_means.items()
-        if (settings.has_critic or name not in _OF_THE_CRITIC)
-        and (repeats or name not in _OF_REPEATS)
+        for name, mean in _means_of_updates(update).items()
+        if name not in left_out
     }
     if repeats:
         # While the critic warms up, the policy stays.

@@ -53,6 +53,11 @@ METRICS: dict[str, Metric] = {
     "train/return_with_penalty": Metric(
         "reward", "mean return of an episode after the format penalty"
     ),
+    "train/return_shaped": Metric(
+        "reward",
+        "that with reward.length_bonus, grounding and hook, before reward.normalize;"
+        " with one of the three",
+    ),
     "rollout/thought_tokens": Metric(
         "tokens", "mean length of a reply up to the text of its answer"
     ),
@@ -76,7 +81,9 @@ METRICS: dict[str, Metric] = {
     # iteration that made none.
     "update/policy_loss": Metric("1", "clipped policy loss"),
     "update/value_loss": Metric("reward^2", "loss of the critic"),
-    "update/kl": Metric("nats", "estimated KL from the frozen reference"),
+    "update/kl": Metric(
+        "nats", "estimated KL from the frozen reference; with loss.kl > 0"
+    ),
     "update/entropy": Metric("nats", "entropy of the policy being updated"),
     "update/clip_fraction": Metric("1", "share of tokens whose ratio was clipped"),
     "update/approx_kl": Metric("nats", "estimated KL from the policy that sampled"),

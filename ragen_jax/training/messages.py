@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.learning.shaping import bonuses
 from ragen_jax.models import parameters
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.reporting import console as console_lib
@@ -14,6 +15,7 @@ from ragen_jax.rollout.rollout import Rollout
 from ragen_jax.settings import Settings, TaskSettings, main_task
 from ragen_jax.training import checkpoints
 from ragen_jax.training.run import Run
+from ragen_jax.utils.words import listed
 
 # Rows of the table before and after training: title, metric.
 _COMPARED = (
@@ -34,19 +36,15 @@ def banner(run: Run, workdir: Path) -> str:
     if run.model.adapters is not None:
         own = parameters.count(run.model.trained)
         critic += f"; only adapters are trained: rank {s.lora.rank}, {own / 1e6:.2f} M"
-    environments = [
-        f"{env.prompts} prompts of {env.label}: {_options(env)}"
-        if s.env.mix
-        else f"{env.name}: {_options(env)}"
-        for env in s.tasks()
-    ]
     window = run.plan.window
     held = f", one for each turn, of {window} turns at most" if window else ""
+    paid = [f"{name} = {value}" for name, value in bonuses(s.reward).items()]
     rows = [
         ("model", f"{s.model.path}, {count / 1e6:.2f} M parameters; {critic}"),
         ("mesh", f"{meshes.describe(run.model.mesh)}, {run.model.dtype} computation"),
-        *(("environment", env) for env in environments),
+        *(("environment", env) for env in environments(s)),
         ("algorithm", algorithm(s)),
+        *([("reward", f"the environment's, {listed(paid)}")] if paid else []),
         (
             "iteration",
             f"{rollout.prompts} prompts x {rollout.group_size} = {episodes} episodes of"
@@ -57,6 +55,17 @@ def banner(run: Run, workdir: Path) -> str:
         ("time", "the first iteration compiles; then the time left is shown"),
     ]
     return console_lib.banner("ragen_jax", rows) + "\n"
+
+
+def environments(settings: Settings) -> list[str]:
+    """The lines of the banner on what is trained in; of a mix with their shares."""
+    if not settings.env.mix:
+        return [f"{env.name}: {_options(env)}" for env in settings.tasks()]
+    return [
+        f"{env.prompts} of {settings.rollout.prompts} prompts of {env.label}"
+        f"{'' if env.label == env.name else f' ({env.name})'}: {_options(env)}"
+        for env in settings.tasks()
+    ]
 
 
 def algorithm(settings: Settings) -> str:

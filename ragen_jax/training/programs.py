@@ -55,13 +55,13 @@ def make_programs(run: Run, *, loads: bool = True) -> Programs:
     reference: Parameters = {}
     if loads and run.settings.has_reference:
         reference = frozen or weights.load_parameters(model)
-    penalty, environments = run.settings.reward.format_penalty, len(run.tasks)
+    reward, environments = run.settings.reward, len(run.tasks)
 
     def summaries(rollout: Rollout) -> Summaries:
         rows, episodes = rollout.rows, rollout.episodes
         by_task = summarize_tasks(episodes, environments) if environments > 1 else {}
         too_long = tuple(rollout.too_long.sum(axis=0))
-        return Summaries(summarize(rows, episodes, penalty), by_task, too_long)
+        return Summaries(summarize(rows, episodes, reward), by_task, too_long)
 
     def report(counts, uses, means, passes, actor_lr):
         slot_passes = run.plan.slots * passes.total()

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 
+from ragen_jax.learning.shaping import bonuses
 from ragen_jax.learning.train_state import TrainState
 from ragen_jax.settings import Settings
+from ragen_jax.utils.words import listed
 
 # loss.logprob_gap_limit is for the mean over so many iterations; a single one may reach
 # so many times the limit.
@@ -157,14 +159,8 @@ def why_nothing_is_kept(
 
 def _uncounted(settings: Settings) -> str:
     """The rewards in use that the filter does not see, to follow upon a cause."""
-    reward = settings.reward
-    is_set = {
-        "length_bonus": reward.length_bonus > 0,
-        "grounding": reward.grounding > 0,
-        "hook": bool(reward.hook),
-    }
-    names = [f"reward.{name}" for name, found in is_set.items() if found]
-    return f", not counting {' and '.join(names)}" if names else ""
+    names = [*bonuses(settings.reward)]
+    return f", not counting {listed(names)}" if names else ""
 
 
 def _keeps_what_is_above_zero(settings: Settings) -> bool:

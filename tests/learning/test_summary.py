@@ -1,5 +1,6 @@
 """The numbers that are logged, from records and updates made by hand."""
 
+import dataclasses
 import math
 
 import jax
@@ -19,6 +20,7 @@ from ragen_jax.learning.train_state import UpdateCounts
 
 ROWS = rows_of("orrR", "oR..", episode=[0, 1])
 EPISODES = episodes_of(reward=[[1.0], [0.0]], group=[0, 1])
+REWARD = updates.settings(reward__format_penalty=-0.1).reward
 
 
 def learned(real: int) -> UpdateMetrics:
@@ -32,7 +34,7 @@ def learned(real: int) -> UpdateMetrics:
 def metrics(state, real: int, **changes) -> dict[str, float]:
     """Those of an iteration that ended in `state`, after so many real updates."""
     chosen = updates.settings(**changes)
-    seen = summary.summarize(ROWS, EPISODES, -0.1)
+    seen = summary.summarize(ROWS, EPISODES, REWARD)
     counts, rate = summary.counts_so_far(state), jnp.float32(chosen.optimizer.actor_lr)
     values = summary.iteration_values(
         chosen, counts, [learned(real)], seen, jnp.int32(8), rate
@@ -53,7 +55,7 @@ def test_an_iteration_without_an_update_has_no_gradient_norm_and_no_loss_to_repo
     """A zero would be one more value of the series, which the alarm compares with."""
     state = updates.new_state(updates.settings())
     none, some = (metrics(state, real) for real in (0, 1))
-    means = {"policy_loss", "value_loss", "kl", "entropy", "clip_fraction"}
+    means = {"policy_loss", "value_loss", "entropy", "clip_fraction"}
     means |= {"approx_kl", "explained_variance", "logprob_gap", "logprob_gap_max"}
     means |= {"actor_grad_norm", "critic_grad_norm"}
     unknown = {name for name, value in none.items() if math.isnan(value)}
@@ -108,7 +110,7 @@ def test_a_reply_counts_once_in_its_environments_means_however_long_its_episode_
     assert by_task["turns"].tolist() == [2.0, 1.0]
     assert by_task["return"].tolist() == [0.5, 2.0]
     own = jax.tree.map(lambda x: x[:2], episodes)
-    whole = summary.summarize(ROWS, own, -0.1)
+    whole = summary.summarize(ROWS, own, REWARD)
     for name, values in by_task.items():
         assert values[0] == whole[name]
 
@@ -126,11 +128,12 @@ def test_the_numbers_of_a_batch_are_worked_out_by_hand():
         thought_tokens=jnp.array([[2, 0], [1, 9]]),
         grounded=jnp.array([[0.5, 1.0], [0.0, 9.0]]),
     )
-    found = summary.summarize(ROWS, episodes, -0.1)
+    found = summary.summarize(ROWS, episodes, REWARD)
     expected = {
         "success": 0.5,
         "return": 1.75 / 2,
         "return_with_penalty": 1.75 / 2 - 0.1,
+        "return_shaped": 1.75 / 2 - 0.1,
         "turns": 1.5,
         "actions": 3.5,
         "reply_tokens": 3.0,
@@ -153,6 +156,27 @@ def test_the_numbers_of_a_batch_are_worked_out_by_hand():
         chosen, counts, [learned(1)], found, jnp.int32(12), jnp.float32(1.0)
     )
     assert values["rollout/utilization"] == 0.75
+    # The first turn of the first episode is valid and names half of the places.
+    shaped = dataclasses.replace(REWARD, grounding=2.0)
+    found = summary.summarize(ROWS, episodes, shaped)
+    assert float(found["return_shaped"]) == pytest.approx(1.75 / 2 - 0.1 + 1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("update/kl", {"loss__kl": 0.01}),
+        ("update/kl", {"loss__kl": 0.01, "loss__kl_in": "reward"}),
+        ("train/return_shaped", {"reward__length_bonus": 0.1}),
+        ("update/value_loss", {}),
+    ],
+)
+def test_what_is_not_measured_is_left_out(name, changes):
+    """A zero would read as a measurement."""
+    state = updates.new_state(updates.settings())
+    without = {} if changes else {"estimator": "grpo"}
+    assert name in metrics(state, 1, **changes)
+    assert name not in metrics(state, 1, **without)
 
 
 def test_an_update_reports_the_returns_spread_and_what_the_critic_explains():

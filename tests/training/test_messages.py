@@ -33,6 +33,16 @@ def test_the_banner_says_that_each_environment_of_a_mix_keeps_so_many(scope, of)
     assert f": keeps top_count 2 of {of} by return_std, clip" in line
 
 
+def test_the_banner_names_each_environment_of_a_mix_with_its_share():
+    chosen = read("sokoban.py:mix", env__mix__rooms__prompts=12, rollout__prompts=16)
+    assert messages.environments(chosen) == [
+        "4 of 16 prompts of lakes (frozen_lake): as it comes",
+        "12 of 16 prompts of rooms (sokoban): as it comes",
+    ]
+    (line,) = messages.environments(read("frozenlake.py"))
+    assert line.startswith("frozen_lake: frozen_probability 0.9")
+
+
 def test_the_banner_says_where_what_changes_over_the_run_ends():
     ends = dict(loss__kl_end=0.1, loss__entropy_end=0.01, filter__fraction_end=1.0)
     line = messages.algorithm(read("frozenlake.py", **ends))

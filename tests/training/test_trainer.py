@@ -299,6 +299,14 @@ def test_the_banner_says_what_the_filter_keeps(run, tmp_path, changes, kept):
     assert f"starpo with ppo: keeps {kept}" in banner
 
 
+def test_the_banner_names_what_is_paid_beside_the_environments_reward(run, tmp_path):
+    changes = dict(reward__grounding=0.5, reward__hook="mine.py")
+    banner = messages.banner(runs.replace_settings(run, **changes), tmp_path)
+    paid = "the environment's, reward.grounding = 0.5 and reward.hook = mine.py"
+    assert paid in " ".join(banner.split())
+    assert "reward.grounding" not in messages.banner(run, tmp_path)
+
+
 def test_runs_in_which_nothing_is_kept_end_only_if_that_is_asked_for(run):
     state = weights.new_state(run).replace(empty_in_row=jnp.int32(3))
     gaps = [0.0]
