@@ -27,7 +27,7 @@ from absl import flags
 
 from ragen_jax import cli
 from ragen_jax.cli import trust
-from ragen_jax.cli.subjects import find_checkpoint
+from ragen_jax.cli.subjects import find_checkpoint, origin_of
 from ragen_jax.errors import UserError
 
 flags.adopt_module_key_flags(trust)
@@ -71,13 +71,14 @@ def main() -> None:
     with cli.user_mistakes():
         model = make_model(settings, meshes.make_mesh(**sizes))
     console.status(f"reading step {found.step} ...")
+    origin = origin_of(found, settings)
     read = weights.restore_trained if _ADAPTER.value else weights.restore_actor
     actor = jax.device_get(read(model, found.directory, found.step))
     console.status(f"writing {out} ...")
     with cli.user_mistakes():
         if _ADAPTER.value:
             base = sources.outside_name(settings.model.path, model.source)
-            peft.write_folder(out, model.config, actor, model.adapters, *base)
+            peft.write_folder(out, model.config, actor, model.adapters, *base, origin)
             notes = [_GGUF] * model.source.is_gguf
             notes += [agent_template.of_adapters(settings.env.thinking)]
         else:
@@ -92,6 +93,7 @@ def main() -> None:
                 tokenizer,
                 jnp.dtype(_DTYPE.value),
                 stop_tokens=model.pieces.stop_tokens,
+                origin=origin,
             )
     notes += agent_template.of_rollout(settings.rollout)
     dtype = "float32" if _ADAPTER.value else _DTYPE.value

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
+import ragen_jax
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli import trust
 from ragen_jax.errors import UserError
@@ -82,6 +84,20 @@ def find_checkpoint(path: str, model: str | None = None, other: Settings | None 
     named = () if other is None else other.files()
     trust.restrict_to_trusted(step_folder, settings, info, named)
     return checkpoint, with_model(_for_any_device(settings), model)
+
+
+def origin_of(checkpoint, settings: Settings) -> dict[str, Any]:
+    """What an exported folder says of where it comes from, for JSON.
+
+    Args:
+      checkpoint, settings: from `find_checkpoint`.
+    """
+    return {
+        "ragen_jax": ragen_jax.__version__,
+        "run": checkpoint.workdir.name,
+        "step": checkpoint.step,
+        "settings": settings_lib.to_dict(settings),
+    }
 
 
 def _for_any_device(settings: Settings) -> Settings:

@@ -158,7 +158,8 @@ def check_same_run(
             listed += f"; and {len(changes) - _MOST_LISTED} more"
         raise SettingsError(
             f"{where} holds a run made with other settings: {listed}. {remedy} or"
-            " choose another --workdir"
+            " choose another --workdir (launch/export.py makes a model of its"
+            " weights, to begin with: --config.model.path)"
         )
 
 
@@ -357,7 +358,7 @@ def type_remedy(value: Any, kind: Any) -> str | None:
         return None
     if typing.get_origin(kind) is tuple:  # Only tuples of texts are in use.
         is_texts = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
-        return None if is_texts else "a tuple of texts"
+        return None if is_texts else "a tuple of texts, as ('a', 'b') is"
     if kind is not int and isinstance(value, kind):
         return None
     return {int: "a whole number", bool: "True or False", str: "a text"}[kind]

@@ -57,6 +57,9 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert tokenizers[0].encode(texts) == tokenizers[1].encode(texts)
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
     assert [path.name for path in out.parent.iterdir()] == ["an ägent"]
+    origin = json.loads((out / hugging_face.ORIGIN).read_text())
+    assert (origin["run"], origin["step"]) == ("run", 1)
+    assert origin["settings"] == settings_lib.to_dict(runs.settings(mesh__data=8))
     # Other programs are to begin replies as training did; its own template does not.
     theirs = PreTrainedTokenizerFast.from_pretrained(out)
     prompts = [

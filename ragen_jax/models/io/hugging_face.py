@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -44,6 +46,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 ADAPTERS = "adapter_config.json"  # says that adapters lie beside it
+ORIGIN = "ragen_jax.json"  # says what an exported agent was trained by
 _GENERATION = "generation_config.json"
 _STOPS_SAID = {  # The files that say where replies end, and how to correct them.
     _GENERATION: "correct it, or delete it: then config.json says where replies end",
@@ -108,10 +111,14 @@ def _check_kind(folder: Path) -> None:
             f"{folder} holds adapters and no model: export the run again, without"
             " --adapter"
         )
-    if (folder / "checkpoints").is_dir():
+    is_run = (folder / "checkpoints").is_dir()
+    is_step = folder.name.isdecimal() and folder.parent.name == "checkpoints"
+    if is_run or is_step:
+        made = shlex.join(["python", "launch/export.py", f"--checkpoint={folder}"])
         raise UserError(
-            f"{folder} is a run's folder and no model: pass it as --checkpoint, or make"
-            " a model of it by launch/export.py"
+            f"{folder} is a {'run' if is_run else 'checkpoint'} and no model: make one"
+            f" of it by {made} --out=FOLDER, and name that folder here (evaluate.py and"
+            " play.py also take it as it is, as --checkpoint)"
         )
 
 
@@ -284,7 +291,12 @@ def read_stop_tokens(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-def _write_json(path: Path, written: dict) -> None:
+def write_origin(folder: Path, origin: Mapping[str, Any]) -> None:
+    """Writes ORIGIN into a folder."""
+    _write_json(folder / ORIGIN, origin)
+
+
+def _write_json(path: Path, written: Mapping[str, Any]) -> None:
     path.write_text(
         json.dumps(written, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
@@ -321,6 +333,7 @@ def write_folder(
     dtype=np.float32,
     max_shard_bytes: int = 5 * 2**30,
     stop_tokens: Sequence[int] = (),
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a folder that transformers loads; it appears whole or not at all.
 
@@ -333,6 +346,7 @@ def write_folder(
       max_shard_bytes: of weights a file; more are written as several with an index.
       stop_tokens: ids at which programs that generate with the model are to stop;
         without any it is the tokenizer's end of text.
+      origin: what the weights come from, for ORIGIN, which no program reads.
 
     Raises:
       UserError: if `folder` holds anything.
@@ -356,3 +370,5 @@ def write_folder(
             generation["eos_token_id"] = stops if len(stops) > 1 else stops[0]
         _write_json(scratch / _GENERATION, generation)
         tokenizer_files.write(scratch, tokenizer)
+        if origin is not None:
+            write_origin(scratch, origin)

@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -21,6 +23,7 @@ def write_folder(
     adapters: Adapters,
     base: str,
     revision: str | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes adapter_config.json and adapter_model.safetensors, both or neither.
 
@@ -31,6 +34,7 @@ def write_folder(
       adapters: which they are.
       base: folder or hub id of the base model, for the reader.
       revision: of the hub id.
+      origin: as `hugging_face.write_folder`.
 
     Raises:
       UserError: if `folder` holds anything.
@@ -60,6 +64,8 @@ def write_folder(
         (scratch / "adapter_config.json").write_text(
             json.dumps(written, indent=2), encoding="utf-8"
         )
+        if origin is not None:
+            hugging_face.write_origin(scratch, origin)
 
 
 def _tensors(

@@ -341,10 +341,12 @@ def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):
     adapters, run = tmp_path / "adapters", tmp_path / "run"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text("{}")
-    (run / "checkpoints").mkdir(parents=True)
+    step = run / "checkpoints" / "8"
+    step.mkdir(parents=True)
     for folder, remedy in (
         (adapters, "export the run again, without --adapter"),
-        (run, "pass it as --checkpoint"),
+        (run, f"python launch/export.py --checkpoint={run} --out=FOLDER"),
+        (step, f"python launch/export.py --checkpoint={step} --out=FOLDER"),
     ):
         message = _refusal(hugging_face.read_config, folder)
         assert message.startswith(str(folder)) and remedy in message
