@@ -15,6 +15,7 @@ from flax import struct
 from ragen_jax.envs import base, rendering
 
 ACTION_NAMES = ("Left", "Right")
+STEPS = 5  # the most of one demonstrated reply
 FLOOR, COIN, PLAYER = 0, 1, 2  # What a cell shows.
 COLOURS = np.array([[235, 235, 225], [250, 205, 80], [120, 170, 230]], np.uint8)
 
@@ -59,8 +60,15 @@ def make(settings: Settings) -> base.Environment:
         step=functools.partial(step, settings=settings),
         observe=observe,
         example_actions=ACTION_NAMES,
-        picture=picture,  # This and `solve` may be left out.
+        picture=picture,  # This and what follows may be left out.
         solve=solve,
+        demonstrate=demonstrate,
+        reply_phrases=tuple(
+            f" A coin {steps} to the {name.lower()}.</think>"
+            f"<answer>{' || '.join([name] * steps)}</answer>"
+            for name in ACTION_NAMES
+            for steps in range(1, 1 + STEPS)
+        ),
     )
 
 
@@ -123,3 +131,14 @@ def solve(state: State) -> tuple[int, ...]:
     if to_left <= to_right:
         return left + (1,) * to_left + right if right else left
     return right + (0,) * to_right + left if left else right
+
+
+def demonstrate(key: jax.Array, state: State) -> jax.Array:
+    """int32[1], the reply that walks towards the nearest coin, as a `reply_phrases` id.
+
+    `key` is for replies that are drawn at random, of which there are none here.
+    """
+    ways = jnp.arange(state.coins.shape[0]) - state.player
+    way = ways[jnp.argmin(jnp.where(state.coins, jnp.abs(ways), ways.size))]
+    steps = jnp.clip(jnp.abs(way), 1, STEPS)
+    return jnp.where(way > 0, STEPS, 0)[None] + steps - 1

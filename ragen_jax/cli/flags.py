@@ -1,5 +1,7 @@
 """The command line: absl's flags, and a config whose keys they override."""
 
+import ast
+import contextlib
 import difflib
 import functools
 import importlib.util
@@ -33,7 +35,6 @@ _KINDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    tuple: "texts in quotes and parentheses, as in \"('a', 'b')\"",
 }
 
 
@@ -268,6 +269,7 @@ def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
         leaves |= unnamed
     for argument, key, value in overrides:
         if key in leaves:
+            _check_texts(key, value, leaves[key])
             continue
         inner = [leaf for leaf in leaves if leaf.startswith(f"{key}.")]
         if inner:
@@ -278,6 +280,19 @@ def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
         is_env = key.startswith("env.")
         advise = environment_keys.advice if is_env else settings_lib.nearest
         raise SettingsError(f"unknown key {key} in {argument}: {advise(key, leaves)}")
+
+
+def _check_texts(key: str, value: str, default: Any) -> None:
+    """Refuses P,_,O for a tuple of texts, which absl would take for a single text."""
+    if not isinstance(default, tuple):
+        return
+    with contextlib.suppress(ValueError, SyntaxError):
+        if isinstance(ast.literal_eval(value), tuple | list):
+            return
+    raise SettingsError(
+        f"{key} = {value!r} cannot be used: choose texts in quotes and parentheses, as"
+        f' in --config.{key}="{default or ("a", "b")}"'
+    )
 
 
 def _overrides(arguments: list[str]) -> Iterator[tuple[str, str, str]]:

@@ -122,6 +122,11 @@ def check_environment(env: Environment) -> None:
             f"environment {env.name!r} has {len(env.phrases)} phrases; between 1 and"
             f" {MAX_PHRASES} are possible: build observations from smaller phrases"
         )
+    if env.demonstrate is not None and not env.reply_phrases:
+        raise ValueError(
+            f"environment {env.name!r} has demonstrate and no reply_phrases: add the"
+            " texts that its replies consist of"
+        )
     _check_names(env)
     # Matching a reply against action names gives only one number for each action.
     if env.action_size and None in (

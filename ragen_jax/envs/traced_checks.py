@@ -81,7 +81,7 @@ def check_functions(env: Environment) -> None:
         f"observe gives {_type(ids)}: make it {_type(shape)}, as observation_phrases ="
         f" {env.observation_phrases} says",
     )
-    _check_optional(env, first, action)
+    _check_optional(env, key, first, action)
     _check_batches(env, key, split, first, action)
 
 
@@ -100,13 +100,12 @@ def _check_texts(env: Environment) -> None:
                 ) from None
 
 
-def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) -> None:
+def _check_optional(env: Environment, key, first, action) -> None:
     """Checks the optional functions.
 
     Args:
       env: whose functions they are.
-      first: a state, as shapes.
-      action: an action, as a shape.
+      key, first, action: their arguments, as shapes; `first` is a state.
     """
     if env.read_action is not None:
         text = jax.ShapeDtypeStruct((env.answer_bytes,), jnp.uint8)
@@ -121,6 +120,13 @@ def _check_optional(env: Environment, first: Any, action: jax.ShapeDtypeStruct) 
         _require(
             _is_like(rule_action, action),
             f"rule gives {_type(rule_action)}: make it {_type(action)}",
+        )
+    if env.demonstrate is not None:
+        reply = _shapes(env, "demonstrate", key, first)
+        _require(
+            len(getattr(reply, "shape", ())) == 1 and reply.dtype == jnp.int32,
+            f"demonstrate gives {_type(reply)}: make it int32[n], indices into"
+            " reply_phrases",
         )
     if env.landmarks is not None:
         places = _shapes(env, "landmarks", first)
@@ -154,6 +160,7 @@ def _check_batches(env: Environment, key, split, first, action) -> None:
         "sample_action": (key,),
         "read_action": (text, split, first),  # A length is int32[], as a split is.
         "rule": (first,),
+        "demonstrate": (key, first),
         "landmarks": (first,),
     }
     for part, arguments in takes.items():

@@ -25,6 +25,7 @@ from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_helpers as helpers
 from ragen_jax.testing import check_texts as texts
 from ragen_jax.testing import play_report
+from ragen_jax.testing.check_demonstrations import check_demonstrations
 from ragen_jax.testing.check_dynamics import CheckError
 from ragen_jax.testing.check_splits import check_every_split_comes, check_splits
 from ragen_jax.utils import user_modules
@@ -81,9 +82,8 @@ def check_env(
     if env.solve is not None:
         solved = helpers.check_solve(env, functions, played)
         report("solutions lead to success, where the result is not random")
-    must_end = must_end and not solved.has_ended
     longer = played
-    if must_end and not played.outcome.done[:, :-1].any():
+    if must_end and not solved.has_ended and not played.outcome.done[:, :-1].any():
         longer = dynamics.make_player(env, _PLAYS, _LONGER * _STEPS)()
         dynamics.check_end(longer, must_end=True)
     dynamics.check_end(played, must_end=False)
@@ -101,6 +101,8 @@ def check_env(
         f" {', '.join(f'{number} of {split}' for number, split in numbers)}"
     )
     _check_answers_and_helpers(env, played, report)
+    if env.demonstrate is not None:
+        report(check_demonstrations(env, functions, played, must_end=must_end))
 
 
 def _check_answers_and_helpers(

@@ -16,6 +16,11 @@ _REPLAYS = 3  # of each solution, to see whether its result is random
 _AFTER = 64  # actions after the end: so many of all in turn, and as many random ones
 
 
+def may_act(plays: Plays) -> np.ndarray:
+    """bool[B, T + 1], the states whose episode has not ended: others are not asked."""
+    return ~np.pad(plays.outcome.done, [(0, 0), (1, 0)])
+
+
 def check_landmarks(env: base.Environment, plays: Plays) -> None:
     """Requires landmarks to be (row, column), each from 0 to 9, or (-1, -1).
 
@@ -26,8 +31,7 @@ def check_landmarks(env: base.Environment, plays: Plays) -> None:
         marks.dtype == np.int32 and marks.ndim == 4 and marks.shape[3] == 2,
         f"landmarks gives {marks.dtype}{list(marks.shape[2:])}: make it int32[n, 2]",
     )
-    done = plays.outcome.done
-    marks = marks[~np.pad(done, [(0, 0), (1, 0)])]  # int32[states, n, 2]
+    marks = marks[may_act(plays)]  # int32[states, n, 2]
     is_none = (marks == -1).all(axis=2)
     require(
         ((marks >= 0).all(axis=2) | is_none).all(),
@@ -59,13 +63,17 @@ def check_picture(env: base.Environment, plays: Plays) -> None:
 
 
 def check_choices(env: base.Environment, plays: Plays) -> None:
-    """Requires `sample_action` and `rule` to give actions or NO_ACTION."""
+    """Requires `sample_action` and `rule` to give actions or NO_ACTION.
+
+    A rule in every state from which an agent may act: ended ones are not asked.
+    """
     actions_of = {}
     if env.sample_action is not None:
         keys = jax.random.split(jax.random.key(7), _DRAWN)
         actions_of["sample_action"] = jax.jit(jax.vmap(env.sample_action))(keys)
     if env.rule is not None:
-        actions_of["rule"] = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
+        chosen = jax.jit(jax.vmap(jax.vmap(env.rule)))(plays.states)
+        actions_of["rule"] = np.asarray(chosen)[may_act(plays)]
     most = len(env.action_names) - 1
     for part, actions in actions_of.items():
         kinds = np.asarray(base.action_kind(actions, env))

@@ -1,5 +1,6 @@
 """Settings of environments on the command line, that the config leaves out."""
 
+import shlex
 import subprocess
 import sys
 
@@ -25,6 +26,15 @@ def test_settings_that_a_config_leaves_out_can_be_set():
     symbols = ("P", ".", "O", "G", "X", "Y")
     env = read(LAKE, f"--config.env.symbols={symbols}").env
     assert env.options == read(LAKE).env.options + (("symbols", symbols),)
+
+
+@pytest.mark.parametrize("symbols", ["P,_,O", "P", "('P', '_'", "#,_"])
+def test_texts_of_another_form_are_refused_with_a_flag_that_can_be_pasted(symbols):
+    with pytest.raises(SettingsError, match="texts in quotes and parentheses") as e:
+        read(MIX, f"--config.env.mix.lakes.symbols={symbols}")
+    (flag,) = shlex.split(str(e.value).partition(", as in ")[2])
+    lakes, _ = read(MIX, flag).env.mix
+    assert lakes.options == (("symbols", ("P", "_", "O", "G", "X", "√")),)
 
 
 def test_settings_and_limits_of_one_of_several_environments_can_be_set():

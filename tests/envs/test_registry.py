@@ -165,7 +165,7 @@ WRONG = {
     "fault": (
         "my_env.py",
         SOUND.replace("coins = settings.length,", "coins = settings.size,"),
-        "my_env.py.: make.settings. fails: line 42: AttributeError: .*: fix it$",
+        "my_env.py.: make.settings. fails: line 43: AttributeError: .*: fix it$",
     ),
     "a list": (
         "my_env.py",

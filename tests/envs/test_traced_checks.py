@@ -120,6 +120,10 @@ FAULTY = {
             r"rule gives bool\[\]: make it int",
         ),
         (
+            dict(demonstrate=lambda key, state: state.player, reply_phrases=("Left",)),
+            r"demonstrate gives int32\[\]: make it int32\[n\]",
+        ),
+        (
             dict(longest_observation=lambda lengths: None),
             "longest_observation gives No",
         ),

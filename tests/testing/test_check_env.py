@@ -13,6 +13,7 @@ from ragen_jax import envs
 from ragen_jax.envs import base, first_levels
 from ragen_jax.envs.frozen_lake import env as frozen_lake
 from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.testing import check_demonstrations as demonstrations
 from ragen_jax.testing import check_dynamics as dynamics
 from ragen_jax.testing import check_helpers, play_report
 from ragen_jax.testing import check_splits as splits
@@ -108,6 +109,7 @@ def _loses_the_end(key, state, action):
         ({"instruction": "Go.\n"}, "white space around it"),
         ({"action_names": ("Left", "left")}, "'Left' is empty, repeated"),
         ({"answer_bytes": 5}, "free-form answers need both"),
+        ({"demonstrate": max}, "has demonstrate and no reply_phrases: add the texts"),
         (
             {"action_size": 2, "sample_action": max, "action_text": max},
             "has action_size = 2: actions of several numbers need read_action, sample_",
@@ -415,6 +417,75 @@ def test_choices_that_are_no_actions_are_found(lake, plays, changes, message):
     check_helpers.check_choices(dataclasses.replace(lake, **sound), plays)
     with pytest.raises(CheckError, match=message):
         check_helpers.check_choices(dataclasses.replace(lake, **changes), plays)
+
+
+def test_a_rule_is_not_asked_about_ended_episodes(lake, plays):
+    assert plays.outcome.done.any()
+    rule = lambda state: jnp.where(state.done, 5, state.player[0])
+    check_helpers.check_choices(dataclasses.replace(lake, rule=rule), plays)
+
+
+# Demonstrations: two ways around the corners, at random.
+
+REPLIES = tuple(
+    f" I go.</think><answer>{d}</answer>" for d in ("Down || left", "Up || Right")
+)
+
+
+def _demonstrate(key, state):
+    # In an ended episode, which none is asked about, no phrase at all.
+    return jnp.where(state.done, 9, jax.random.randint(key, (1,), 0, 2))
+
+
+def _check_demonstrations(lake, functions, plays, **changes):
+    sound = dict(demonstrate=_demonstrate, reply_phrases=REPLIES)
+    env = dataclasses.replace(lake, **(sound | changes))
+    return demonstrations.check_demonstrations(env, functions, plays, must_end=True)
+
+
+def test_demonstrations_are_played_to_their_ends(lake, functions, plays):
+    line = _check_demonstrations(lake, functions, plays)
+    begin = "demonstrated replies are valid with env.thinking = True: of 12 episodes "
+    assert line.startswith(begin) and "12 ended" in line
+    bare = tuple(text.removeprefix(" I go.</think><answer>") for text in REPLIES)
+    line = _check_demonstrations(lake, functions, plays, reply_phrases=bare)
+    assert line == _check_demonstrations(lake, functions, plays).replace(
+        "True", "False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(reply_phrases=REPLIES[:1]),
+            r"gives the id \[1\]: there are reply_phrases",
+        ),
+        (
+            dict(reply_phrases=(REPLIES[0], REPLIES[1].replace("Right", "east"))),
+            r"\|\| east</answer>', which is not valid behind <think>: let it write '",
+        ),
+        (
+            dict(reply_phrases=tuple(text[:-1] for text in REPLIES)),
+            "which is not valid behind <think>",
+        ),
+        (
+            dict(reply_phrases=("Down</answer>", "<answer>Down</answer>")),
+            "'<answer>Down</answer>', which is not valid behind <answer>: let it write",
+        ),
+    ],
+)
+def test_demonstrations_that_cannot_be_read_are_found(
+    lake, functions, plays, changes, message
+):
+    with pytest.raises(CheckError, match=message):
+        _check_demonstrations(lake, functions, plays, **changes)
+
+
+def test_demonstrations_that_lead_to_no_end_are_found(lake, plays):
+    never = dynamics.compile_functions(dataclasses.replace(lake, step=_never_done))
+    with pytest.raises(CheckError, match="no demonstrated episode of 12 ended in 40"):
+        _check_demonstrations(lake, never, plays)
 
 
 def test_it_is_said_how_plays_ended_and_whether_success_was_seen(plays):
