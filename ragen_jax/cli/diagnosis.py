@@ -239,9 +239,9 @@ def information(
                 raise
     for name, pairs in samples.items():
         pairs = mutual_information.as_arrays(pairs)
-        report, smoothed = mutual_information.report(
-            instruments.score_pairs(actor, pairs), pairs, name, smoothed
-        )
+        # On the host: what follows is many small programs, for one device.
+        scores = jax.device_get(instruments.score_pairs(actor, pairs))
+        report, smoothed = mutual_information.report(scores, pairs, name, smoothed)
         values |= report
         costs = mutual_information.cost(pairs)
         costs |= {"prompts": len(pairs.prompts), "thoughts": len(pairs.thoughts)}

@@ -200,7 +200,7 @@ def _logprobs(parameters, before, tokens, temperature: float) -> jax.Array:
 # Estimates ---------------------------------------------------------------------------
 
 
-def estimate(scores: jax.Array, pairs: Pairs) -> dict[str, Information]:
+def estimate(scores: jax.Array | np.ndarray, pairs: Pairs) -> dict[str, Information]:
     """Information by normalization: "sequence", "token" and "ragen".
 
     Args:
@@ -242,7 +242,7 @@ def _information(matched, marginal, bound) -> Information:
     )
 
 
-def retrieval(scores: jax.Array, pairs: Pairs) -> Retrieval:
+def retrieval(scores: jax.Array | np.ndarray, pairs: Pairs) -> Retrieval:
     """How often the k highest-scored prompts of a thought include its own.
 
     A prompt equal to its own counts too. k is at most M. Dividing a row by the length
@@ -279,7 +279,7 @@ class SmoothedStd:
 
 
 def report(
-    scores: jax.Array, pairs: Pairs, sample: str, smoothed: SmoothedStd
+    scores: jax.Array | np.ndarray, pairs: Pairs, sample: str, smoothed: SmoothedStd
 ) -> tuple[dict[str, float], SmoothedStd]:
     """Every number of one measurement, by name, and the next state of the z-scores.
 

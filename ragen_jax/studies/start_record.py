@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.errors import UserError
+from ragen_jax import settings as settings_lib
+from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.studies import arm_settings, record_checks
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.training import checkpoint_files
@@ -71,7 +72,8 @@ def check(workdir: Path, run: PlannedRun) -> None:
             )
     if not (workdir / workdir_files.SETTINGS).is_file():
         return
-    # Older folders lack that record: compare the settings that the study sets today.
+    # Older folders lack that record: compare what the study sets today. And the config
+    # that it begins from may have been edited.
     settings = record_checks.read_json(
         workdir / workdir_files.SETTINGS, "a run's settings", record_checks.check_object
     )
@@ -85,6 +87,26 @@ def check(workdir: Path, run: PlannedRun) -> None:
                 f"{workdir} was trained with {key}={value}, and the study now asks for"
                 f" {key}={chosen}: move the folder away to make the run again"
             )
+    _check_config(settings, workdir, run)
+
+
+def _check_config(saved: Mapping[str, Any], workdir: Path, run: PlannedRun) -> None:
+    """Refuses a run whose config file, which may be the user's own, has other values.
+
+    Raises:
+      UserError: naming the first setting that differs.
+    """
+    now = settings_lib.to_dict(arm_settings.read(run, is_new=False))
+    try:
+        was = settings_lib.to_dict(settings_lib.from_dict(saved))
+    except SettingsError:  # Of another version, which nothing here can compare.
+        return
+    if changes := settings_lib.differences(was, now):
+        raise UserError(
+            f"{workdir} was trained with other settings than {run.config} has now:"
+            f" {changes[0]}: go back to the saved value, or move the folder away to"
+            " make the run again"
+        )
 
 
 def check_code(code_of: Mapping[str, Mapping[str, str]], remedy: str) -> None:

@@ -7,8 +7,9 @@ import pytest
 from helpers.paths import ROOT
 from helpers.study_records import record
 
+from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
-from ragen_jax.studies import runner, start_record, study
+from ragen_jax.studies import arm_settings, runner, start_record, study
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import user_modules
 
@@ -102,6 +103,23 @@ def test_a_run_is_not_continued_with_another_version_of_its_environment(
     monkeypatch.setattr(user_modules, "digest_if_there", lambda name: "another")
     with pytest.raises(UserError, match=rf"was trained with another {env} than"):
         start_record.write(tmp_path, run)
+
+
+def test_a_run_of_a_config_that_was_edited_since_is_refused(tmp_path):
+    run = PlannedRun("one", 0, str(ROOT / "configs" / "bandit.py"), {"seed": 0})
+    saved = settings_lib.to_dict(arm_settings.read(run))
+    path = tmp_path / "settings.json"
+    (tmp_path / "test.json").write_text("{}")
+    del saved["reward"]["grounding_by"]  # It is newer than the run, and the default.
+    path.write_text(json.dumps(saved))
+    start_record.check(tmp_path, run)
+    saved["loss"]["entropy"] = 0.5
+    path.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"bandit.py has now: loss.entropy was 0.5 and"):
+        start_record.check(tmp_path, run)
+    saved["loss"]["entropy_of_another_version"] = 0.5
+    path.write_text(json.dumps(saved))
+    start_record.check(tmp_path, run)
 
 
 def test_of_many_runs_a_message_names_the_first():
