@@ -21,7 +21,6 @@ import numpy as np
 from ragen_jax.errors import UserError
 from ragen_jax.evaluation import transcripts
 from ragen_jax.evaluation.transcripts import Reader
-from ragen_jax.text.reply_automaton import END_THINK, THINK
 from ragen_jax.trajectory import Episodes, Rows
 from ragen_jax.utils import atomic_files, json_files
 from ragen_jax.utils.finite import finite
@@ -144,7 +143,7 @@ def _turn(
 ) -> dict[str, Any]:
     is_mine = (rows.episode == episode) & (rows.turn == number) & rows.is_reply
     tokens = rows.tokens[is_mine]
-    thought, answer = split_reply(turn.reply)
+    thought, answer = transcripts.split_reply(turn.reply)
     described = {
         "message": turn.message,
         "thought": thought,
@@ -167,15 +166,6 @@ def _turn(
             if numbers.values is not None:
                 described["value"] = _rounded(numbers.values[is_known])
     return described
-
-
-def split_reply(reply: str) -> tuple[str | None, str]:
-    """(thought, answer) of a reply; no thought where no tag closes one."""
-    start, end = THINK.decode(), END_THINK.decode()
-    if not reply.startswith(start) or end not in reply:
-        return None, reply
-    thought, _, answer = reply.removeprefix(start).partition(end)
-    return thought, answer
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:

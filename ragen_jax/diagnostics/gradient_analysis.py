@@ -23,9 +23,10 @@ import optax
 from flax import struct
 
 from ragen_jax.learning import aggregation
-from ragen_jax.learning.batch import Batch, ScoredRecord, reply_lengths
+from ragen_jax.learning.batch import Batch, ScoredRecord
 from ragen_jax.learning.forward import prefix_states
 from ragen_jax.learning.gradients import actor_loss
+from ragen_jax.learning.minibatches import take_rows
 from ragen_jax.learning.schedules import over_the_run
 from ragen_jax.learning.update_plan import (
     UpdatePlan,
@@ -35,6 +36,8 @@ from ragen_jax.learning.update_plan import (
 )
 from ragen_jax.settings import Settings
 
+# One program: array by array, gathers over several CPU devices can deadlock.
+_take_rows = jax.jit(take_rows)
 COMPONENTS = ("task", "entropy", "kl")
 FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # reward; the last bucket is open
 QUANTILES = 6
@@ -302,16 +305,5 @@ def minibatch_of(batch: Batch, rows: np.ndarray, size: int) -> Batch:
       rows: int[n], n at most `size`.
       size: rows of the result.
     """
-    order = np.concatenate([rows, np.zeros(size - len(rows), int)])
-    return _picked(batch, order, np.arange(size) < len(rows))
-
-
-@jax.jit  # One program: row by row, gathers over several CPU devices can deadlock.
-def _picked(batch: Batch, order: jax.Array, is_real: jax.Array) -> Batch:
-    picked = jax.tree.map(lambda x: x[order], batch)
-    picked = picked.replace(
-        weight=jnp.where(is_real, picked.weight, 0),
-        is_reply=picked.is_reply & is_real[:, None],
-    )
-    longest = jnp.argsort(-reply_lengths(picked.is_reply), stable=True)
-    return jax.tree.map(lambda x: x[longest], picked)
+    padded = np.concatenate([rows, np.zeros(size - len(rows), int)])
+    return _take_rows(batch, padded, np.arange(size) < len(rows))

@@ -15,6 +15,7 @@ from ragen_jax import trajectory
 from ragen_jax.envs.base import Environment
 from ragen_jax.text import phrases, prompts, reference_parser, token_bytes
 from ragen_jax.text.prompts import Dialogue
+from ragen_jax.text.reply_automaton import END_THINK, THINK
 from ragen_jax.trajectory import Episodes, Rows
 from ragen_jax.utils.finite import finite
 from ragen_jax.utils.words import counted
@@ -236,7 +237,7 @@ def readable(transcript: Transcript) -> str:
     ]
     for turn in transcript.turns:
         lines += [f"    {_shown(line)}" for line in turn.message.splitlines()]
-        thought, answer = _thought_and_answer(turn.reply)
+        thought, answer = split_reply(turn.reply)
         if thought is not None:
             lines.append(f"  thought  {_shown(thought)}")
         lines.append(f"  {'answer ' if turn.is_valid else 'INVALID'}  {_shown(answer)}")
@@ -245,12 +246,13 @@ def readable(transcript: Transcript) -> str:
     return "\n".join(lines)
 
 
-def _thought_and_answer(reply: str) -> tuple[str | None, str]:
-    """A reply's thought and answer; (None, the reply) if it has no such form."""
-    if reference_parser.WITH_THOUGHT.search(reply.encode()) is None:
+def split_reply(reply: str) -> tuple[str | None, str]:
+    """(thought, answer) of a reply; no thought where no tag closes one."""
+    start, end = THINK.decode(), END_THINK.decode()
+    if not reply.startswith(start) or end not in reply:
         return None, reply
-    thought, _, rest = reply.partition("</think>")
-    return thought.removeprefix("<think>"), rest
+    thought, _, answer = reply.removeprefix(start).partition(end)
+    return thought, answer
 
 
 def _shown(text: str) -> str:

@@ -55,7 +55,17 @@ def even_minibatch(
     start, end = (minibatch * i + -spare * i // count for i in (index, index + 1))
     rows = jax.lax.dynamic_slice_in_dim(order, start, minibatch)
     is_real = jnp.arange(minibatch) < end - start
-    # Microbatches of like length, padding rows last.
+    return take_rows(batch, rows, is_real)
+
+
+def take_rows(batch: Batch, rows: jax.Array, is_real: jax.Array) -> Batch:
+    """Some rows of a batch, longest first, so that microbatches are of like length.
+
+    Args:
+      batch: C rows.
+      rows: int32[n], indices of rows.
+      is_real: bool[n]; the others become padding rows of weight 0, and stand last.
+    """
     lengths = jnp.where(is_real, reply_lengths(batch.is_reply)[rows], 0)
     longest_first = jnp.argsort(-lengths, stable=True)
     rows, is_real = rows[longest_first], is_real[longest_first]
