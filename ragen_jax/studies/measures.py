@@ -200,6 +200,7 @@ class Measure:
     meaning: str  # with the unit
     read: Callable[[RunRecord, str], float]  # NaN: this run has none
     is_share: bool = False  # shown in percent
+    is_change: bool = False  # of a share: shown in percentage points
     by_environment: bool = False  # NAME/LABEL takes it of one environment
 
 
@@ -211,15 +212,20 @@ def _share(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
     return Measure(meaning, lambda run, _: read(run), is_share=True)
 
 
+def _lost(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
+    return dataclasses.replace(_share(meaning, read), is_change=True)
+
+
 def _number(meaning: str, read: Callable[[RunRecord], float]) -> Measure:
     return Measure(meaning, lambda run, _: read(run))
 
 
-def _of_test(meaning: str, read: Callable) -> Measure:
+def _of_test(meaning: str, read: Callable, *, is_change: bool = False) -> Measure:
     return Measure(
         meaning,
         lambda run, environment: _test(run, environment, read),
         is_share=True,
+        is_change=is_change,
         by_environment=True,
     )
 
@@ -235,6 +241,7 @@ MEASURES: dict[str, Measure] = {
     "test_gain": _of_test(
         "change of that share from before training to after",
         lambda test: test.get("gain"),
+        is_change=True,
     ),
     "best_validation": _share(
         "highest validation success", lambda run: _validation(run, np.max)
@@ -243,7 +250,7 @@ MEASURES: dict[str, Measure] = {
         "validation success of the last evaluation",
         lambda run: _validation(run, lambda x: x[-1]),
     ),
-    "drop": _share(
+    "drop": _lost(
         "highest minus last validation success",
         lambda run: _validation(run, lambda x: x.max() - x[-1]),
     ),
@@ -255,12 +262,12 @@ MEASURES: dict[str, Measure] = {
         "training success, mean of the last tenth",
         lambda run: _last_tenth(run, "train/success"),
     ),
-    "lost_success": _share(
+    "lost_success": _lost(
         "training success, highest tenth of the run minus the last; which tenth is the"
         " highest is read from every second iteration, how high it is from the others",
         lambda run: fall(run.series("train/success")[1]),
     ),
-    "lost_validation": _share(
+    "lost_validation": _lost(
         "validation success, highest tenth of the evaluations (two at least) minus the"
         " last, read as lost_success is: one evaluation chooses, another measures",
         lambda run: fall(run.series("validation/success")[1]),

@@ -200,16 +200,17 @@ def _sentence(verdict: Verdict) -> str:
     if not quantity.seeds:
         where = claim.left if claim.right is None else "both arms"
         return f"not judged: no seed has a {claim.measure} in {where} (see below)"
-    what, percent = f"{claim.measure} of {claim.left}", " %"
-    if claim.right is not None:
-        what, percent = f"{what} minus that of {claim.right}", " points"
+    what, is_difference = f"{claim.measure} of {claim.left}", claim.right is not None
+    if is_difference:
+        what += f" minus that of {claim.right}"
+    unit = _unit(claim.measure, is_difference=is_difference)
     student = dataclasses.replace(quantity, low=quantity.t_low, high=quantity.t_high)
     limits = _limits(student, claim.measure)
     by_t = f", by t {limits}" if limits else ""
     return (
-        f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, percent)}"
+        f"{verdict.verdict}: {what} is {_shown(quantity, claim.measure, unit)}"
         f"{by_t} ({_seeds(quantity)});"
-        f" claimed {claim.relation} than {_margin(claim, percent)}{_p(verdict)}"
+        f" claimed {claim.relation} than {_margin(claim, unit)}{_p(verdict)}"
     )
 
 
@@ -221,23 +222,26 @@ def _p(verdict: Verdict) -> str:
     return f", p < {_LEAST_P_SHOWN}" if is_tiny else f", p = {verdict.p:.2g}"
 
 
-def _margin(claim: Claim, percent: str) -> str:
-    """A claim's margin in the unit of its quantity; 0 has no unit.
-
-    Args:
-      claim: of the margin.
-      percent: the unit of a measure that is shown in percent.
-    """
+def _margin(claim: Claim, unit: str) -> str:
+    """A claim's margin in the unit of its quantity; 0 has no unit."""
     if not claim.margin or not _is_share(claim.measure):
         return f"{claim.margin:g}"
-    return f"{100 * claim.margin:g}{percent}"
+    return f"{100 * claim.margin:g}{unit}"
 
 
-def _shown(value: Interval, measure: str, percent: str = " %") -> str:
-    """Mean and interval of a measure; `percent` is the unit of one in percent."""
+def _unit(measure: str, *, is_difference: bool = False) -> str:
+    """As " %", of a change or a difference of shares " points"; "" for no unit."""
+    facts, _ = measures.parse(measure)
+    if facts is None or not facts.is_share:
+        return ""
+    return " points" if is_difference or facts.is_change else " %"
+
+
+def _shown(value: Interval, measure: str, unit: str | None = None) -> str:
+    """Mean and interval of a measure, in its own unit or another."""
     if math.isnan(value.mean):
         return "not measured"
-    unit = percent if _is_share(measure) else ""
+    unit = _unit(measure) if unit is None else unit
     limits = _limits(value, measure) or "(no interval)"
     return f"{_number(value.mean, measure)}{unit} {limits}"
 

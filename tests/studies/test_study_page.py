@@ -103,7 +103,8 @@ def test_a_mean_of_fewer_seeds_than_an_arm_has_says_so(tmp_path):
     [
         # The interval by t ends at the margin: p = 0.05. Otherwise, with s its half
         # over 4.3027, p = 1 - t / sqrt(t ** 2 + 2) of t = (0.3 - margin) / s.
-        ("lost_success", None, 0.1, "claimed greater than 10 %, p = 0.05"),
+        ("last_success", None, 0.1, "claimed greater than 10 %, p = 0.05"),
+        ("lost_success", None, 0.1, "claimed greater than 10 points, p = 0.05"),
         ("test_success", "other", -0.05, "claimed greater than -5 points, p = 0.017"),
         ("test_success", None, 0.0, "claimed greater than 0, p = 0.023"),
         ("last_entropy", None, 0.1, "claimed greater than 0.1, p = 0.05"),
@@ -314,4 +315,5 @@ def test_a_page_says_what_is_left_of_several_claims(margin, said, tmp_path):
 
 def test_a_figure_that_rounds_to_nothing_has_no_sign():
     value = statistics.Interval(-1e-4, -1e-4, 0.031, seeds=3)
-    assert report._shown(value, "lost_success") == "0.0 % [0.0, 3.1]"
+    assert report._shown(value, "lost_success") == "0.0 points [0.0, 3.1]"
+    assert report._shown(value, "last_success") == "0.0 % [0.0, 3.1]"
