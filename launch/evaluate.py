@@ -7,7 +7,8 @@
 
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
 one step's folder; it is played as it was trained, or as --config says, at its
-evaluation.temperature. A model without training is played as --config says. Only the
+evaluation.temperature. A model is played as --config says, which is by default
+configs/frozenlake.py, whatever an exported agent was trained in. Only the
 flags below say how many levels and episodes are played. --policy=random, --policy=rule
 (where there is a rule) and --policy=planner play the same levels without a language
 model. The planner plays what the environment's solver plans ahead, which needs a solver

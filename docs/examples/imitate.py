@@ -41,6 +41,10 @@ def main() -> None:
     """Imitates the environment of --config, and writes the model to --out."""
     out = cli.check_out_folder(_OUT.value)
     settings = cli.read_settings(_CONFIG.value)
+    if settings.lora.rank:
+        raise UserError("lora.rank: imitation trains the whole model: set it to 0")
+    if not 0 < _RATE.value < np.inf:
+        raise UserError(f"--rate={_RATE.value}: choose a number above 0, such as 1e-3")
     cli.start_jax_alone(settings, "imitation")
     with cli.user_mistakes():
         run = run_lib.prepare(settings)
@@ -84,9 +88,10 @@ def demonstrator(run: run_lib.Run, rows: int):
     _, is_reply, success = make_draw(longest)(jax.random.key(0))
     if not success.any():
         raise UserError(
-            f"none of {rows} demonstrated episodes succeeds: see whether python -m"
-            " ragen_jax.testing.check_env finds the replies valid with env.thinking ="
-            f" {run.settings.env.thinking}"
+            f"none of {rows} demonstrated episodes succeeds: see whether replies fit"
+            f" into rollout.reply_tokens = {run.settings.rollout.reply_tokens}, and"
+            " whether python -m ragen_jax.testing.check_env finds them valid with"
+            f" env.thinking = {run.settings.env.thinking}"
         )
     # Mostly far fewer than there is room for; a longer row will lose its last replies.
     used = 1 + int(np.flatnonzero(is_reply.any(axis=0))[-1])
@@ -108,9 +113,9 @@ def train(parameters, run: run_lib.Run, draw):
         change, state = optimizer.update(gradient, state, parameters)
         return optax.apply_updates(parameters, change), state, loss
 
-    state = optimizer.init(parameters)
+    state, seed = optimizer.init(parameters), jax.random.key(run.settings.seed)
     for step in range(1, steps + 1):
-        tokens, is_reply, success = draw(jax.random.key(step))
+        tokens, is_reply, success = draw(jax.random.fold_in(seed, step))
         parameters, state, loss = update(parameters, state, tokens, is_reply)
         if step % 10 == 0 or step == steps:
             print(

@@ -36,6 +36,8 @@ def main() -> None:
             f"rollout.prompts = {settings.rollout.prompts} has no quarters: choose a"
             " multiple of 4"
         )
+    if settings.rollout.group_size < 2:
+        raise UserError("rollout.group_size = 1 has no spread: choose 2 or more")
     cli.start_jax_alone(settings, "sampling")
     with cli.user_mistakes():
         run = run_lib.prepare(settings)

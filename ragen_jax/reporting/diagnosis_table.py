@@ -54,5 +54,8 @@ def _legend(diagnosis: dict[str, Any]) -> list[str]:
             f" I(X;Z) is at most {math.log(prompts):.3g}); z-score: standard deviations"
         )
     if "gradients" in diagnosis:
-        lines.append("task, entropy, KL: gradient norms of the parts of the loss")
+        lines.append(
+            "task, entropy, KL: gradient norms of the parts of the loss; a KL penalty"
+            " in the reward is part of the task"
+        )
     return lines

@@ -209,8 +209,7 @@ def planned_runs(
     """
     _check_one_of(scale, SCALES, "--scale")
     extra = changes_at(scale, study)
-    if seeds is None:
-        seeds = study.seeds[:1] if scale == "smoke" else study.seeds
+    seeds = usual_seeds(study, scale) if seeds is None else seeds
     try:
         arms = [arm for arm in study.arms if re.search(only, arm)]
     except (re.error, OverflowError, RecursionError) as error:
@@ -224,6 +223,11 @@ def planned_runs(
             f" {', '.join(study.arms)}"
         )
     return [_planned(study, arm, seed, extra, scale) for seed in seeds for arm in arms]
+
+
+def usual_seeds(study: Study, scale: str) -> tuple[int, ...]:
+    """The seeds that are trained at a scale where the command names none."""
+    return study.seeds[:1] if scale == "smoke" else study.seeds
 
 
 def _planned(

@@ -23,6 +23,7 @@ from ragen_jax.reporting import metrics
 from ragen_jax.studies import failures, gpus, run_record, start_record
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import endings, folder_lock, workdir_files
+from ragen_jax.utils.words import counted
 
 FINISHED, FAILED, MISSING = "finished", "failed", "missing"
 _TRAINING = "training"  # in another process, of another command
@@ -110,7 +111,8 @@ def run_missing(
     if counts[FAILED]:
         failed = f", {counts[FAILED]} failed before (--retry_failed runs them again)"
     console.line(
-        f"{len(states)} runs: {counts[FINISHED]} finished, {len(queue)} to run{failed}"
+        f"{counted(len(states), 'run')}: {counts[FINISHED]} finished, {len(queue)} to"
+        f" run{failed}"
     )
     gpu_sets: list[str] = []
     if queue:

@@ -1,9 +1,10 @@
 """What a run was started with, kept in its folder and compared with the study's plan.
 
-A folder is named after its arm, whose changes may have been edited since. So may the
-Python files that its settings name: an environment or a reward hook of the user's.
+A folder is named after its arm, whose changes may have been edited since. So may what
+its settings name: an environment or a reward hook of the user's, a model's folder.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,12 @@ from ragen_jax.utils import atomic_files, user_modules, workdir_files
 from ragen_jax.utils.words import listed
 
 FILE = "study_run.json"
+_LOOKED_AT = 2**20  # bytes at the beginning, the middle and the end of a weights' file
 _SHOWN = 3  # runs that a message names; of more it tells the number
 
 
 def write(workdir: Path, run: PlannedRun) -> None:
-    """Records what a run is started with: its arguments, and digests of own files.
+    """Records what a run is started with: arguments, digests of own files and model.
 
     Raises:
       UserError: for a config that can no longer be used, or an own file that has
@@ -30,8 +32,9 @@ def write(workdir: Path, run: PlannedRun) -> None:
       OSError: if it cannot be written.
     """
     check_code({str(workdir): code(workdir)}, "move the folder away to make it again")
-    names = arm_settings.read(run, is_new=False).files()
-    digests = {name: user_modules.digest_if_there(name) for name in names}
+    settings = arm_settings.read(run, is_new=False)
+    names = [*settings.files(), settings.model.path]
+    digests = {name: _digest(name) for name in names}
     known = {name: digest for name, digest in digests.items() if digest}
     record = {"arguments": _arguments(run), "code": known}
     atomic_files.write_text(workdir / FILE, json.dumps(record) + "\n")
@@ -123,14 +126,30 @@ def check_code(code_of: Mapping[str, Mapping[str, str]], remedy: str) -> None:
     """
     names = dict.fromkeys(name for code in code_of.values() for name in code)
     for name in names:
-        now = user_modules.digest_if_there(name)
+        now = _digest(name)
         runs = [run for run, code in code_of.items() if code.get(name, now) != now]
         if now and runs:
             were = "was" if len(runs) == 1 else "were"
             raise UserError(
                 f"{_few(runs)} {were} trained with another {name} than the one that is"
-                f" there now: restore that file, or {remedy}"
+                f" there now: restore it, or {remedy}"
             )
+
+
+def _digest(name: str) -> str:
+    """Of a Python file, or of a model's folder; "" where there is neither."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return user_modules.digest_if_there(name)
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:  # The weights may be many GiB.
+            for start in (0, size // 2, max(0, size - _LOOKED_AT)):
+                file.seek(start)
+                found.update(file.read(_LOOKED_AT))
+    return found.hexdigest()
 
 
 def _few(runs: Sequence[str]) -> str:

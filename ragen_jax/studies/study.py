@@ -108,7 +108,8 @@ def prepare(choice: Choice) -> StudyPlan:
     earlier = archive.entries(pages / f"{folder.name}.json")
     # A page shows all seeds: the study's, this command's, and the earlier page's.
     further = (*(seeds or ()), *(item["seed"] for item in earlier))
-    all_seeds = tuple(dict.fromkeys((*study.seeds, *further)))
+    usual = definition.usual_seeds(study, choice.scale)
+    all_seeds = tuple(dict.fromkeys((*usual, *further)))
     reported = definition.planned_runs(study, scale=choice.scale, seeds=all_seeds)
     for run in reported:
         start_record.check(runner.workdir_of(folder, run), run)
@@ -131,8 +132,8 @@ def _check_code(plan: StudyPlan) -> None:
         if record := plan.archived.get(archive.key(run)):
             in_data[run.label] = record.code
     remedy = (
-        f"move the folders of such runs in {plan.folder} away, and delete their lines"
-        f' of "runs" in the data files of {plan.pages}, to make them again'
+        f"move the folders of such runs in {plan.folder} away and choose other --pages"
+        f" than {plan.pages}, whose data files have them too, to make them again"
     )
     start_record.check_code(in_folders, remedy)
     start_record.check_code(in_data, remedy)
@@ -289,6 +290,6 @@ def _command(plan: StudyPlan) -> str:
     if choice.scale != "tiny":
         command.append(f"--scale={choice.scale}")
     seeds = tuple(dict.fromkeys(planned.seed for planned in plan.reported))
-    if seeds != tuple(plan.study.seeds):
+    if seeds != tuple(definition.usual_seeds(plan.study, choice.scale)):
         command.append(f"--seeds={','.join(map(str, seeds))}")
     return shlex.join(command)

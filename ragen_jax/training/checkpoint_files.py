@@ -134,7 +134,8 @@ def find(path: str | Path) -> Found:
         return Found(directory, max(step_scores), "last")
     raise UserError(
         f"{path} holds no complete ragen_jax checkpoint; give the workdir of a run that"
-        " has saved one (every.checkpoint says how often), or a step's folder."
+        " has saved one (every.checkpoint says how often), or a step's folder; to"
+        " launch/evaluate.py a model's folder is --model"
     )
 
 

@@ -55,8 +55,9 @@ def test_finished_runs_of_another_version_of_an_own_file_are_refused(choice, hoo
     hook.write_text("# second\n")
     said = (
         rf"^one-seed0 and other-seed0 were trained with another {hook} than the one"
-        r" that is there now: restore that file, or move the folders of such runs in"
-        r' .*/kept away, and delete their lines of "runs" in .*/p, to make them again$'
+        r" that is there now: restore it, or move the folders of such runs in .*/kept"
+        r" away and choose other --pages than .*/p, whose data files have them too, to"
+        r" make them again$"
     )
     with pytest.raises(UserError, match=said):
         study.prepare(choice)
@@ -122,10 +123,29 @@ def test_a_run_of_a_config_that_was_edited_since_is_refused(tmp_path):
     start_record.check(tmp_path, run)
 
 
+def test_a_models_folder_has_another_digest_when_other_weights_lie_there(tmp_path):
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"first")
+    config, changes = (
+        str(ROOT / "configs" / "bandit.py"),
+        {"model.path": weights.parent},
+    )
+    run = PlannedRun("one", 0, config, {"seed": 0, **changes})
+    start_record.write(tmp_path, run)
+    (tmp_path / "test.json").write_text("{}")
+    code = start_record.code(tmp_path)
+    assert list(code) == [str(weights.parent)]
+    start_record.check_code({"one": code}, "train it again")
+    weights.write_bytes(b"other")
+    with pytest.raises(UserError, match="^one was trained with another .*/model than"):
+        start_record.check_code({"one": code}, "train it again")
+
+
 def test_of_many_runs_a_message_names_the_first():
     code_of = {f"run{number}": {"env.py": "old"} for number in range(5)}
     code_of["new"] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_modules, "digest_if_there", lambda name: "new")
+        patch.setattr(start_record, "_digest", lambda name: "new")
         with pytest.raises(UserError, match="^run0, run1, run2 and 2 more were"):
             start_record.check_code(code_of, "train them again")

@@ -152,6 +152,12 @@ def test_a_page_shows_the_seeds_that_an_earlier_command_added(tmp_path):
     assert [run.seed for run in plan.runs] == [0, 1]
     assert study.write_page(plan).read_text() == first
 
+    # A small scale plans one seed: the page of two names them.
+    small = dataclasses.replace(choice, scale="smoke", pages=tmp_path / "small")
+    assert "--seeds" not in study.write_page(study.prepare(small)).read_text()
+    both = study.prepare(dataclasses.replace(small, seeds=("0", "1")))
+    assert "--scale=smoke --seeds=0,1" in study.write_page(both).read_text()
+
 
 def test_a_run_of_an_arm_that_was_edited_since_is_not_taken_for_the_new_one(tmp_path):
     path, folder = tmp_path / "kept.py", tmp_path / "runs"
