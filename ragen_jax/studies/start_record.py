@@ -56,12 +56,12 @@ def code(workdir: Path) -> dict[str, str]:
     Raises:
       UserError: if the record is damaged.
     """
-    return _read(workdir).get("code", {}) if _has_begun(workdir) else {}
+    return _read(workdir).get("code", {}) if has_begun(workdir) else {}
 
 
 def check(workdir: Path, run: PlannedRun) -> None:
     """Raises UserError if the workdir of a run holds one with other settings."""
-    if not _has_begun(workdir):
+    if not has_begun(workdir):
         return
     if record := _read(workdir):
         earlier = record["arguments"]
@@ -157,7 +157,7 @@ def _few(runs: Sequence[str]) -> str:
     return listed([*runs[:_SHOWN], f"{more} more"] if more > 0 else runs)
 
 
-def _has_begun(workdir: Path) -> bool:
+def has_begun(workdir: Path) -> bool:
     """Whether a workdir holds something of a run that could count or be continued."""
     if (workdir / workdir_files.TEST).is_file():
         return True

@@ -184,9 +184,14 @@ def _make_folder(flag: str, folder: Path) -> None:
 
 def listing(plan: StudyPlan) -> str:
     """A line per run: number, state, label, arguments; then a command for SLURM."""
+
+    def shown(run: PlannedRun) -> str:
+        state = plan.state_of(run)
+        begun = start_record.has_begun(runner.workdir_of(plan.folder, run))
+        return "begun" if begun and state == runner.MISSING else state
+
     lines = [
-        f"{number:3d}  {plan.state_of(run):8s}  {run.label:40s}"
-        f"  {' '.join(run.arguments())}"
+        f"{number:3d}  {shown(run):8s}  {run.label:40s}  {' '.join(run.arguments())}"
         for number, run in enumerate(plan.runs)
     ]
     choice = plan.choice

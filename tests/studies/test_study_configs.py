@@ -106,6 +106,10 @@ def test_a_listing_ends_with_an_array_job_of_the_same_runs(tmp_path):
     assert "sbatch --array=0-3 " in array
     one = study.prepare(dataclasses.replace(plan.choice, run=3))
     assert [run.label for run in one.runs] == ["Bandit_Online_10-seed4"]
+    step = runner.workdir_of(plan.folder, plan.runs[2]) / "checkpoints" / "10"
+    step.mkdir(parents=True)
+    states = [line.split()[1] for line in study.listing(plan).splitlines()[:-1]]
+    assert states == ["missing", "missing", "begun", "missing"]
 
 
 def test_the_list_of_studies_names_each_with_its_number_of_runs():
