@@ -153,8 +153,12 @@ def _finding(name: str, found: Sequence[Sign]) -> str:
         )
     told = [sign.name for sign in found if sign.is_told_apart]
     if told:
-        said = f"{listed(told)} more often before a decline than without one"
-        return f"**Finding.** On {name} there is {said}."
+        signs = "the sign of" if len(told) == 1 else "the signs of"
+        verb = "comes" if len(told) == 1 else "come"
+        return (
+            f"**Finding.** On {name} {signs} {listed(told)} {verb} more often, beyond"
+            " both intervals, before a decline than where none follows."
+        )
     silent = [sign.name for sign in found if sign.before == sign.at_all == 0]
     also = f" ({listed(silent)} never)" if silent else ""
     return (
