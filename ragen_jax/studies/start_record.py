@@ -4,6 +4,7 @@ A folder is named after its arm, whose changes may have been edited since. So ma
 its settings name: an environment or a reward hook of the user's, a model's folder.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -137,19 +138,28 @@ def check_code(code_of: Mapping[str, Mapping[str, str]], remedy: str) -> None:
 
 
 def _digest(name: str) -> str:
-    """Of a Python file, or of a model's folder; "" where there is neither."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
+    """Of a Python file or a model's weights; "" where none can be read."""
+    path = Path(name).expanduser()
+    weights = [path] if path.suffix == ".gguf" else sorted(path.glob("*.safetensors"))
+    if not weights:
         return user_modules.digest_if_there(name)
     found = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        found.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:  # The weights may be many GiB.
-            for start in (0, size // 2, max(0, size - _LOOKED_AT)):
-                file.seek(start)
-                found.update(file.read(_LOOKED_AT))
-    return found.hexdigest()
+    with contextlib.suppress(OSError):
+        for file in weights:
+            found.update(file.name.encode() + _looked_at(file))
+        return found.hexdigest()
+    return ""
+
+
+def _looked_at(path: Path) -> bytes:
+    """The size and three parts of a file that may be of many GiB."""
+    size = path.stat().st_size
+    parts = [str(size).encode()]
+    with path.open("rb") as file:
+        for start in (0, size // 2, max(0, size - _LOOKED_AT)):
+            file.seek(start)
+            parts.append(file.read(_LOOKED_AT))
+    return b"".join(parts)
 
 
 def _few(runs: Sequence[str]) -> str:

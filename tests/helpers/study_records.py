@@ -1,4 +1,6 @@
-"""A study of two arms, and records of runs that were never trained."""
+"""A study of two arms, files of studies, and records of runs that never trained."""
+
+import json
 
 import numpy as np
 
@@ -16,6 +18,28 @@ STUDY = Study(
     claims=(Claim("one is better", "one", "other, too"),),
     smoke={"iterations": 1},
 )
+
+
+def study_file(name: str, **fields) -> str:
+    """The text of a file that defines a study of one arm, or with other fields."""
+    usual = dict(
+        question="?",
+        source="nothing",
+        config="configs/frozenlake.py",
+        changes={"iterations": 2},
+        arms={"one": {}},
+        seeds=(0, 1),
+    )
+    given = {"name": name, **usual, **fields}
+    texts = {  # JSON where it can be: with double quotes, as the rest of the code.
+        key: repr(value) if isinstance(value, tuple) else json.dumps(value)
+        for key, value in given.items()
+    }
+    lines = "".join(f"        {key}={text},\n" for key, text in texts.items())
+    return (
+        "from ragen_jax.studies.definition import Study\n\n\n"
+        f"def get_study():\n    return Study(\n{lines}    )\n"
+    )
 
 
 def record(seed, levels, success=(), **series):

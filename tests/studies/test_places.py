@@ -4,23 +4,11 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
+from helpers.study_records import study_file
 
 from ragen_jax.studies import places, study
 
-OWN = """
-from ragen_jax.studies.definition import Study
-
-def get_study():
-    return Study(
-        name="own",
-        question="?",
-        source="nothing",
-        config="configs/bandit.py",
-        changes={},
-        arms={"one": {}},
-        seeds=(0,),
-    )
-"""
+OWN = study_file("own", config="configs/bandit.py", changes={}, seeds=(0,))
 GUIDE = ROOT / "docs" / "studies" / "README.md"
 THEIRS = str(ROOT / "configs" / "studies" / "thinking.py")
 

@@ -5,28 +5,13 @@ import shutil
 
 import pytest
 from helpers.paths import ROOT
-from helpers.study_records import record
+from helpers.study_records import record, study_file
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.errors import UserError
 from ragen_jax.studies import arm_settings, runner, start_record, study
 from ragen_jax.studies.definition import PlannedRun
 from ragen_jax.utils import user_modules
-
-STUDY = """
-from ragen_jax.studies.definition import Study
-
-def get_study():
-    return Study(
-        name="kept",
-        question="?",
-        source="nothing",
-        config="{root}/configs/bandit.py",
-        changes={{"reward.hook": "{hook}"}},
-        arms={{"one": {{}}, "other": {{"iterations": 2}}}},
-        seeds=(0,),
-    )
-"""
 
 
 @pytest.fixture
@@ -38,7 +23,14 @@ def hook(tmp_path):
 @pytest.fixture
 def choice(tmp_path, hook):
     """Of a study whose two runs have finished and are on its page."""
-    (tmp_path / "kept.py").write_text(STUDY.format(root=ROOT, hook=hook))
+    text = study_file(
+        "kept",
+        config=f"{ROOT}/configs/bandit.py",
+        changes={"reward.hook": str(hook)},
+        arms={"one": {}, "other": {"iterations": 2}},
+        seeds=(0,),
+    )
+    (tmp_path / "kept.py").write_text(text)
     found = study.Choice(str(tmp_path / "kept.py"), tmp_path / "runs", tmp_path / "p")
     plan = study.prepare(found)
     for run in plan.runs:
@@ -123,23 +115,28 @@ def test_a_run_of_a_config_that_was_edited_since_is_refused(tmp_path):
     start_record.check(tmp_path, run)
 
 
-def test_a_models_folder_has_another_digest_when_other_weights_lie_there(tmp_path):
-    weights = tmp_path / "model" / "model.safetensors"
-    weights.parent.mkdir()
+@pytest.mark.parametrize("path", ["model", "model/weights.gguf"])
+def test_a_model_has_another_digest_when_other_weights_lie_there(
+    tmp_path, monkeypatch, path
+):
+    (tmp_path / "model").mkdir()
+    named = tmp_path / path
+    weights = named if named.suffix else named / "model.safetensors"
     weights.write_bytes(b"first")
-    config, changes = (
-        str(ROOT / "configs" / "bandit.py"),
-        {"model.path": weights.parent},
-    )
-    run = PlannedRun("one", 0, config, {"seed": 0, **changes})
+    monkeypatch.setattr(user_modules, "digest", None)  # It would read the whole file.
+    changes = {"seed": 0, "model.path": str(named)}
+    run = PlannedRun("one", 0, str(ROOT / "configs" / "bandit.py"), changes)
     start_record.write(tmp_path, run)
     (tmp_path / "test.json").write_text("{}")
     code = start_record.code(tmp_path)
-    assert list(code) == [str(weights.parent)]
+    assert list(code) == [str(named)]
     start_record.check_code({"one": code}, "train it again")
     weights.write_bytes(b"other")
-    with pytest.raises(UserError, match="^one was trained with another .*/model than"):
+    with pytest.raises(UserError, match=f"^one was trained with another {named} than"):
         start_record.check_code({"one": code}, "train it again")
+    monkeypatch.undo()
+    weights.unlink()  # Nothing is there to differ.
+    start_record.check_code({"one": code}, "train it again")
 
 
 def test_of_many_runs_a_message_names_the_first():

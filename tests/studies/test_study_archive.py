@@ -7,28 +7,14 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.study_records import STUDY, record
+from helpers.study_records import STUDY, record, study_file
 
 from ragen_jax.errors import UserError
 from ragen_jax.studies import archive, measures, study
 from ragen_jax.studies.definition import PlannedRun, planned_runs
 from ragen_jax.studies.run_record import RunRecord
 
-STUDY_FILE = """
-from ragen_jax.studies.definition import Study
-
-def get_study():
-    return Study(
-        name="kept",
-        question="?",
-        source="nothing",
-        config="configs/frozenlake.py",
-        changes={"iterations": 2},
-        arms={"one": {}},
-        seeds=(0, 1),
-        curves=("own/curve",),
-    )
-"""
+STUDY_FILE = study_file("kept", curves=("own/curve",))
 
 
 def test_a_page_keeps_its_runs_where_their_workdirs_are_gone(tmp_path):

@@ -11,24 +11,12 @@ from pathlib import Path
 import pytest
 from helpers import warm_process
 from helpers.paths import ROOT
+from helpers.study_records import study_file
 
 from ragen_jax.errors import UserError
 from ragen_jax.studies import study
 
-STUDY_FILE = """
-from ragen_jax.studies.definition import Study
-
-def get_study():
-    return Study(
-        name="two",
-        question="?",
-        source="nothing",
-        config="configs/frozenlake.py",
-        changes={"iterations": 2},
-        arms={"one": {}, "other": {"rollout.turns": 5}},
-        seeds=(0, 1),
-    )
-"""
+STUDY_FILE = study_file("two", arms={"one": {}, "other": {"rollout.turns": 5}})
 
 
 @pytest.mark.parametrize(
