@@ -7,9 +7,9 @@
 
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
 one step's folder; it is played as it was trained, or as --config says, at its
-evaluation.temperature. A model is played as --config says, which is by default
-configs/frozenlake.py, whatever an exported agent was trained in. Only the
-flags below say how many levels and episodes are played. --policy=random, --policy=rule
+evaluation.temperature. So is an agent's folder that launch/export.py wrote. Any other
+model is played as --config says, by default configs/frozenlake.py. Only the flags
+below say how many levels and episodes are played. --policy=random, --policy=rule
 (where there is a rule) and --policy=planner play the same levels without a language
 model. The planner plays what the environment's solver plans ahead, which needs a solver
 and results that are not random; in FrozenLake it knows the slip (launch/play.py's

@@ -5,7 +5,7 @@
 transformers, vLLM and other programs load the folder as they load the model that the
 training began with; ragen_jax plays it with
 
-  python launch/evaluate.py --model=my_agent --config=configs/frozenlake.py
+  python launch/evaluate.py --model=my_agent
 
 Of a run with adapters (lora.rank), --adapter writes the adapters alone, as a folder for
 the peft library; otherwise they are merged into their base model.
@@ -106,7 +106,7 @@ def main() -> None:
         console.line(f"note         {note}")
     if not _ADAPTER.value:
         words = shlex.join(["python", "launch/evaluate.py", f"--model={out}"])
-        console.line(f"\nnext: {words} --config=CONFIG")
+        console.line(f"\nnext: {words}")
 
 
 def _check_flags() -> Path:

@@ -80,12 +80,18 @@ def check(request: Request) -> None:
             f"--out={request.out} must end in .jsonl: name such a file; the figures are"
             " written beside it, in .json"
         )
-    if request.checkpoint and request.is_overridden and not request.has_config:
+    if request.checkpoint:
+        _check_config(request, "checkpoint")
+    _check_keys(request)
+
+
+def _check_config(request: Request, whose: str) -> None:
+    """Raises UserError for keys without a config, of what has settings of its own."""
+    if request.is_overridden and not request.has_config:
         raise UserError(
-            "--config.KEY=VALUE without --config would replace all of the checkpoint's"
+            f"--config.KEY=VALUE without --config would replace all of the {whose}'s"
             " settings by the default config's: name the --config to play by as well"
         )
-    _check_keys(request)
 
 
 def _check_temperature(request: Request) -> None:
@@ -204,6 +210,9 @@ def _subject(request: Request) -> Subject:
     if request.checkpoint:
         other = request.config if request.has_config else None
         subject = subjects.of_checkpoint(request.checkpoint, request.model, other)
+    elif not request.has_config and subjects.has_origin(request.model):
+        _check_config(request, "agent")
+        subject = subjects.of_exported(request.model)
     else:
         subject = subjects.of_model(request.config, request.model)
     return subject.only(request.env, request.seed)

@@ -319,7 +319,9 @@ def _end_with(sentence: str, code: int = 2, *, together: bool = False) -> NoRetu
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     if together:
         distributed.finish()
-    if _has_to_leave():
+    # A lost process's code asks for another try, and must not become that of a SIGTERM
+    # which a launcher sends as soon as one of the processes has ended.
+    if code == heartbeat.EXIT_CODE or _has_to_leave():
         endings.exit_at_once(code)
     sys.exit(code)
 

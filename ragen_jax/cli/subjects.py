@@ -11,6 +11,7 @@ from ragen_jax import settings as settings_lib
 from ragen_jax.cli import trust
 from ragen_jax.errors import UserError
 from ragen_jax.settings import Settings, TaskSettings
+from ragen_jax.utils import json_files
 
 _WHY = {
     "best": "the best on validation levels",
@@ -92,12 +93,23 @@ def origin_of(checkpoint, settings: Settings) -> dict[str, Any]:
     Args:
       checkpoint, settings: from `find_checkpoint`.
     """
+    from ragen_jax.training import checkpoints
+
+    info = checkpoints.read_info(checkpoint.directory, checkpoint.step)
     return {
         "ragen_jax": ragen_jax.__version__,
         "run": checkpoint.workdir.name,
         "step": checkpoint.step,
+        "code": info.get("code", {}),
         "settings": settings_lib.to_dict(settings),
     }
+
+
+def has_origin(model: str | None) -> bool:
+    """Whether a model is an exported agent's folder, which says how it was trained."""
+    from ragen_jax.models.io import hugging_face
+
+    return model is not None and (Path(model) / hugging_face.ORIGIN).exists()
 
 
 def _for_any_device(settings: Settings) -> Settings:
@@ -135,6 +147,38 @@ def of_model(settings: Settings, path: str | None) -> Subject:
         name=_model_name(path),
         who=f"{path}, as it is",
     )
+
+
+def of_exported(path: str) -> Subject:
+    """An exported agent, played as it was trained.
+
+    From then on this process executes no Python file that the folder names, unless the
+    command line trusts it.
+
+    Args:
+      path: of a folder for which `has_origin`.
+
+    Raises:
+      UserError: if the folder's settings cannot be read.
+    """
+    from ragen_jax.models.io import hugging_face
+
+    file = Path(path) / hugging_face.ORIGIN
+    try:
+        origin = json_files.read_object(file)
+        settings = settings_lib.from_dict(origin["settings"])
+        who = f"{path}, step {origin['step']} of the run {origin['run']}"
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{file} does not say how to play this agent ({reason}): name the --config"
+            " to play it by"
+        ) from None
+    trust.restrict_to_trusted(file, settings, origin)
+    # Adapters were added to the weights.
+    lora = dataclasses.replace(settings.lora, rank=0)
+    settings = dataclasses.replace(_for_any_device(settings), lora=lora)
+    return dataclasses.replace(of_model(settings, path), who=who)
 
 
 def _model_name(path: str) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import socket
+import sys
 import time
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from ragen_jax.parallel import facts as facts_lib
 _ALL_HERE = "all are here"
 _ABSENT = "absent: "  # begins the verdict that not all of them came
 _LATE_SECONDS = 10.0  # after a misfit, for later processes to hear of it too
+_NOTICE_SECONDS = 15.0  # of waiting, before a line says for whom
 _LONGEST_LINE = 1 << 20  # bytes of a line between two processes
 _MOST_PROCESSES = 2**16  # A larger number is a typing error.
 
@@ -96,6 +98,7 @@ def _gather(
     """Process 0's part: waits for all others, and sends them the verdict."""
     port = host_and_port(place.coordinator)[1]
     deadline = time.monotonic() + seconds
+    notice = min(deadline, time.monotonic() + _NOTICE_SECONDS)
     present: set[int] = set()
     callers: list[socket.socket] = []
     verdict = ""
@@ -108,12 +111,15 @@ def _gather(
                 f" process 0 ({error.strerror}): give all processes another port"
             )
         while len(callers) < place.processes - 1:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
+            server.settimeout(max(0.001, notice - time.monotonic()))
             try:
                 connection = stack.enter_context(server.accept()[0])
                 greeting = _read_line(connection, 5.0)
             except TimeoutError:
                 if time.monotonic() < deadline:
+                    if notice < deadline:
+                        _say_waiting(place, _missing(place, present), seconds)
+                        notice = deadline
                     continue
                 verdict = verdict or _absent(place, present, seconds)
                 break
@@ -140,12 +146,26 @@ def _gather(
 
 def _absent(place: Place, present: set[int], seconds: float) -> str:
     """Who is missing, once the time is over."""
-    missing = [str(i) for i in range(1, place.processes) if i not in present]
-    noun = "process" if len(missing) == 1 else "processes"
     return (
-        f"{_ABSENT}{noun} {', '.join(missing)} of {place.processes} did not come to"
+        f"{_ABSENT}{_missing(place, present)} of {place.processes} did not come to"
         f" {place.coordinator} within {seconds:g} s: look at the output there, and"
         " start all of them with the same --coordinator and --processes"
+    )
+
+
+def _missing(place: Place, present: set[int]) -> str:
+    """The processes that have not come, by their numbers."""
+    missing = [str(i) for i in range(1, place.processes) if i not in present]
+    return f"{'process' if len(missing) == 1 else 'processes'} {', '.join(missing)}"
+
+
+def _say_waiting(place: Place, whom: str, seconds: float, why: str = "") -> None:
+    """Prints for whom this process waits, since nothing else is printed meanwhile."""
+    print(
+        f"waiting for {whom} of {place.processes} at {place.coordinator}{why},"
+        f" {seconds:g} s at most",
+        file=sys.stderr,
+        flush=True,
     )
 
 
@@ -174,12 +194,16 @@ def _read(text: str | None) -> dict[str, str]:
 def _report_to_first(place: Place, seconds: float, facts: Mapping[str, str]) -> str:
     """Every other process's part: connects to process 0, and returns its verdict."""
     address, deadline = host_and_port(place.coordinator), time.monotonic() + seconds
+    notice = time.monotonic() + _NOTICE_SECONDS
     while True:
-        left = max(0.1, deadline - time.monotonic())
+        left = max(0.1, min(_NOTICE_SECONDS, deadline - time.monotonic()))
         try:
             connection = socket.create_connection(address, timeout=left)
             break
         except OSError as error:
+            if notice < min(time.monotonic(), deadline):
+                _say_waiting(place, "process 0", seconds, f" ({error})")
+                notice = deadline
             if time.monotonic() + 0.2 > deadline:
                 return (
                     f"{_ABSENT}process 0 of {place.processes} was not reached at"

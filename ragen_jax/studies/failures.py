@@ -1,4 +1,7 @@
-"""Why a run of a study failed, kept in its folder and shown on the study's page."""
+"""Why a run of a study failed, kept in its folder and shown on the study's page.
+
+And what a run warned of, which is shown where the study runs.
+"""
 
 import contextlib
 import json
@@ -10,6 +13,7 @@ from ragen_jax.utils import atomic_files
 
 LOG = "study.log"  # what the run printed
 FILE = "study_failure.json"
+_MOST_WARNINGS = 3  # An alarm can warn in every iteration.
 
 
 def keep(workdir: Path, exit_code: int) -> str:
@@ -19,16 +23,27 @@ def keep(workdir: Path, exit_code: int) -> str:
       workdir: of the run; it may be gone.
       exit_code: of its process.
     """
-    log = ""
-    with contextlib.suppress(OSError):
-        log = (workdir / LOG).read_text(encoding="utf-8", errors="replace")
-    lines = log.strip().splitlines()
+    lines = _log_lines(workdir)
     last = lines[-1] if lines else ""
     record = {"exit_code": exit_code, "last_line": last}
     # One folder that cannot be written to must not end the other runs.
     with contextlib.suppress(OSError, UserError):
         atomic_files.write_text(workdir / FILE, json.dumps(record) + "\n")
     return last
+
+
+def warnings(workdir: Path) -> list[str]:
+    """The first different warnings that a run printed, as lines."""
+    told = (line for line in _log_lines(workdir) if line.startswith("warning: "))
+    return list(dict.fromkeys(told))[:_MOST_WARNINGS]
+
+
+def _log_lines(workdir: Path) -> list[str]:
+    """What a run printed; [] where that cannot be read."""
+    with contextlib.suppress(OSError):
+        log = (workdir / LOG).read_text(encoding="utf-8", errors="replace")
+        return log.strip().splitlines()
+    return []
 
 
 def why(workdir: Path) -> str:

@@ -303,6 +303,8 @@ def _finish(item: _Running, console: console_lib.Console) -> str:
     took = console_lib.duration(time.monotonic() - item.started)
     if code == 0 and not _missing_steps(item.workdir, item.run):
         console.line(f"finished  {label}  ({took})")
+        for warning in failures.warnings(item.workdir):
+            console.line(f"          {warning}")
         return FINISHED
     if folder_lock.is_held(item.workdir):  # Another process was faster to start it.
         return _report_elsewhere(item.run, _TRAINING, console)

@@ -10,12 +10,13 @@ from helpers.paths import ROOT
 
 from ragen_jax import cli
 from ragen_jax import settings as settings_lib
-from ragen_jax.cli import evaluation
+from ragen_jax.cli import evaluation, trust
 from ragen_jax.cli.evaluation import Request
 from ragen_jax.cli.subjects import Subject
 from ragen_jax.envs.base import SPLITS, TEST, VALIDATION
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.evaluation import baselines
+from ragen_jax.models.io import hugging_face
 from ragen_jax.parallel import facts
 from ragen_jax.reporting.console import Console
 
@@ -39,6 +40,23 @@ def make_request(**changes):
         show=0,
     )
     return Request(**(usual | changes))
+
+
+def test_an_exported_agent_plays_by_its_own_settings_unless_a_config_is_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(trust, "restrict_to_trusted", lambda *given: None)
+    trained = settings_lib.to_dict(runs.settings(seed=7))
+    origin = {"run": "lakes", "step": 40, "settings": trained}
+    hugging_face.write_origin(tmp_path, origin)
+    asked = dict(checkpoint=None, model=str(tmp_path), config=runs.settings(seed=3))
+    seeds = [
+        evaluation._subject(make_request(**asked, has_config=named)).settings.seed
+        for named in (False, True)
+    ]
+    assert seeds == [7, 3]
+    with pytest.raises(UserError, match="replace all of the agent's settings"):
+        evaluation._subject(make_request(**asked, is_overridden=True))
 
 
 @pytest.mark.parametrize(("asked", "played"), [(None, 0.0), (0.7, 0.7), (0.0, 0.0)])

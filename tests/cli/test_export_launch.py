@@ -46,7 +46,7 @@ def test_the_exported_folder_holds_the_checkpoints_actor(workdir, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"folder       {out}\n" in done.stdout
     # Quoted, so that it can be copied: the folder's name has a space.
-    assert f"next: python launch/evaluate.py '--model={out}' --config" in done.stdout
+    assert f"next: python launch/evaluate.py '--model={out}'\n" in done.stdout
     (weights, config), (wanted, wanted_config) = map(
         models.read_model, (out, runs.model())
     )

@@ -4,6 +4,8 @@ import json
 import mmap
 import os
 import shutil
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -101,6 +103,34 @@ def test_an_absent_process_ends_with_the_code_of_another_try(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         startup.run(main, computes=False)
     assert ended.value.code == 75
+
+
+_ABSENT = """
+import atexit, os, signal, time
+
+from ragen_jax.utils import endings
+endings.install()
+from ragen_jax.cli import startup
+
+def as_srun_does():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+
+def main():
+    atexit.register(as_srun_does)
+    from ragen_jax.errors import ProcessAbsent
+    raise ProcessAbsent("process 1 did not come")
+
+startup.run(main, computes=False)
+"""
+
+
+def test_a_sigterm_after_the_error_leaves_an_absent_process_its_code():
+    """srun sends one as soon as any process has ended, and tells the highest code."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _ABSENT], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (75, "error: process 1 did not come\n")
 
 
 def test_flags_for_xla_that_the_user_gives_win_over_ours():

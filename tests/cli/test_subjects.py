@@ -9,6 +9,7 @@ from helpers import runs
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli import subjects
 from ragen_jax.errors import UserError
+from ragen_jax.models.io import hugging_face
 from ragen_jax.training import checkpoints, model, weights
 
 
@@ -60,6 +61,43 @@ def test_an_agent_is_played_without_a_kernel_that_only_its_device_had(
         saved.save(1, {"actor": jnp.zeros(1)}, info, score=None)
     _, settings = subjects.find_checkpoint(str(tmp_path))
     assert settings.model.attention == settings.rollout.decode_attention == played
+
+
+def _agent(folder, settings, **other):
+    """A folder as launch/export.py writes it, without the model."""
+    told = {"run": "lakes", "step": 40, "settings": settings} | other
+    hugging_face.write_origin(folder, told)
+    return str(folder)
+
+
+def test_an_exported_agent_is_played_as_it_was_trained(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        subjects.trust, "restrict_to_trusted", lambda *given: asked.append(given)
+    )
+    trained = runs.settings(env__size=4, evaluation__temperature=0.25, lora__rank=2)
+    path = _agent(tmp_path, settings_lib.to_dict(trained), code={"env.py": "12ab"})
+    assert subjects.has_origin(path) and not subjects.has_origin("tiny")
+    subject = subjects.of_exported(path)
+    assert subject.who == f"{path}, step 40 of the run lakes"
+    assert (subject.settings.env, subject.settings.evaluation) == (
+        trained.env,
+        trained.evaluation,
+    )
+    # The adapters are part of the weights.
+    assert (subject.settings.model.path, subject.settings.lora.rank) == (path, 0)
+    assert [given[2]["code"] for given in asked] == [{"env.py": "12ab"}]
+
+
+@pytest.mark.parametrize(
+    "settings", [None, [1], {}, {"env": 3}, {"unknown": {"key": 1}}]
+)
+def test_an_agent_that_does_not_say_how_it_was_trained_asks_for_a_config(
+    settings, tmp_path
+):
+    path = _agent(tmp_path, settings)
+    with pytest.raises(UserError, match=r"ragen_jax.json does not .* name the --conf"):
+        subjects.of_exported(path)
 
 
 @pytest.mark.parametrize(

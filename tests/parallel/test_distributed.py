@@ -1,6 +1,7 @@
 """Processes of a run: named by flags or by the cluster, and missed by name."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -427,6 +428,19 @@ def test_strangers_at_the_port_are_ignored(address):
     stranger.join()
     assert call([Place(address, 2, 1)], 20) == [""]
     first.join()
+
+
+def test_a_process_that_waits_long_says_for_whom(address, monkeypatch, capsys):
+    monkeypatch.setattr(roll_call, "_NOTICE_SECONDS", 0.1)
+    assert all(call([Place(address, 3, 0), Place(address, 3, 2)], 0.5))
+    assert capsys.readouterr().err == (
+        f"waiting for process 1 of 3 at {address}, 0.5 s at most\n"
+    )
+    assert all(call([Place(address, 2, 1)], 0.5))
+    assert re.fullmatch(
+        rf"waiting for process 0 of 2 at {address} \(.*refused\), 0.5 s at most\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_first_process_that_ends_while_others_wait_is_reported(monkeypatch):

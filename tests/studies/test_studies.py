@@ -109,6 +109,8 @@ if "--config.seed=1" in sys.argv and "frozenlake" in sys.argv[1]:
     sys.exit(2)
 (folder / "test.json").write_text(json.dumps({"after": {"success": 1}}))
 print("ran", sys.argv[1:])
+for number in (1, 1, 2, 3, 4):
+    print(f"warning: nothing was learned, {number}")
 """
 
 
@@ -136,6 +138,13 @@ def test_what_is_missing_runs_and_a_failed_run_does_not_stop_the_rest(
     assert states == ["finished", "finished", "failed", "finished"]
     assert "failed    one-seed1  (exit code 2" in out.getvalue()
     assert "error: no luck" in out.getvalue()
+    # A finished run's first three warnings, each once.
+    told = [f"warning: nothing was learned, {number}" for number in (1, 2, 3)]
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    finished = [i for i, line in enumerate(lines) if line.startswith("finished")]
+    assert len(finished) == 3
+    assert all(lines[i + 1 : i + 4] == told for i in finished)
+    assert out.getvalue().count("warning: ") == 9
     assert failures.why(folder / failed[0].label) == "exit code 2: error: no luck"
     out.seek(0)
     out.truncate()

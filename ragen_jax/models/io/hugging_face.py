@@ -346,7 +346,7 @@ def write_folder(
       max_shard_bytes: of weights a file; more are written as several with an index.
       stop_tokens: ids at which programs that generate with the model are to stop;
         without any it is the tokenizer's end of text.
-      origin: what the weights come from, for ORIGIN, which no program reads.
+      origin: what the weights come from, for ORIGIN, by which evaluations play.
 
     Raises:
       UserError: if `folder` holds anything.
