@@ -8,7 +8,7 @@ several hosts, run the same command on each: SLURM and Kubernetes are recognized
 
 With --plan nothing is trained: the run's programs are compiled, and the memory that
 they need is shown. With --target they are compiled for a device that need not be
-present, and collectives and the time of an iteration are shown too (docs/planning.md):
+present; collectives, and GPUs' time of an iteration, are shown too (docs/planning.md):
 
   python launch/train.py --config=configs/frozenlake.py:paper --plan --target=h100
 """

@@ -28,7 +28,6 @@ from ragen_jax.learning.update_plan import UpdatePlan, check_record, shard_rows
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.rollout.rollout import Rollout, training_rollout_args
 from ragen_jax.rollout.tasks import Task, TaskTokens, refuse_cut_messages
-from ragen_jax.rollout.types import RolloutPlan
 from ragen_jax.settings import Settings
 from ragen_jax.trajectory import Episodes, Rows
 
@@ -39,7 +38,6 @@ class Run(Protocol):
     settings: Settings
     tasks: tuple[Task, ...]  # the environments of a batch, with their texts
     tokens: TaskTokens  # those texts' tokens
-    plan: RolloutPlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ what an environment needs for it, and what it brings.
 
 import functools
 import shlex
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,10 @@ def main() -> None:
             run.model.tokenizer,
             stop_tokens=run.model.pieces.stop_tokens,
         )
-    words = [f"--config={cli.config_path()}", f"--config.model.path={out}"]
+    # The same environment, whatever was changed of it.
+    words = [f"--config={cli.config_path()}"]
+    words += [word for word in sys.argv if word.startswith("--config.")]
+    words += [f"--config.model.path={out}"]
     print(f"wrote {out}; next: {shlex.join(['python', 'launch/train.py', *words])}")
 
 

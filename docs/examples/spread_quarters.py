@@ -16,6 +16,8 @@ from absl import flags
 
 from ragen_jax import cli
 from ragen_jax.errors import UserError
+from ragen_jax.learning import rewards
+from ragen_jax.learning.filters import counted_penalty
 from ragen_jax.rollout.rollout import training_rollout_args
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training import run as run_lib
@@ -48,7 +50,8 @@ def main() -> None:
     for batch in range(_BATCHES.value):
         drawn = training_rollout_args(settings, np.int32(batch), np.int32(0))
         episodes = programs.rollout(actor, run.tokens, drawn).episodes
-        batches.append(quarters(jax.device_get(episodes)))
+        episodes = jax.device_get(episodes)
+        batches.append(quarters(episodes, counted_penalty(settings)))
     print("quarter", *(f"{head:>12}" for head in _HEADS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of a quarter without any correlation.
@@ -57,7 +60,7 @@ def main() -> None:
         print(f"{number:7}", *(f"{value:12.3f}" for value in row))
 
 
-def quarters(episodes: Episodes) -> np.ndarray:
+def quarters(episodes: Episodes, format_penalty: float = 0.0) -> np.ndarray:
     """float[4, prompts / 4, 5], by spread, the largest first: the columns of _HEADS.
 
     A prompt's in-group std of the return, its success, whether none of its episodes
@@ -66,8 +69,10 @@ def quarters(episodes: Episodes) -> np.ndarray:
 
     Args:
       episodes: of a batch, as host arrays.
+      format_penalty: units of reward, taken off the returns; see `counted_penalty`.
     """
-    returns, actions = episodes.reward.sum(axis=1), episodes.actions.sum(axis=1)
+    returns = np.asarray(rewards.returns(episodes, format_penalty))
+    actions = episodes.actions.sum(axis=1)
     found = []
     for group in np.unique(episodes.group):
         own = episodes.group == group

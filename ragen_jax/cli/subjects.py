@@ -1,5 +1,6 @@
 """What evaluation, export and diagnosis read: a checkpoint or model, with settings."""
 
+import contextlib
 import dataclasses
 import json
 import zlib
@@ -105,11 +106,17 @@ def origin_of(checkpoint, settings: Settings) -> dict[str, Any]:
     }
 
 
-def has_origin(model: str | None) -> bool:
-    """Whether a model is an exported agent's folder, which says how it was trained."""
+def _origin_file(model: str) -> Path:
     from ragen_jax.models.io import hugging_face
 
-    return model is not None and (Path(model) / hugging_face.ORIGIN).exists()
+    with contextlib.suppress(RuntimeError):  # No such user's home: no folder either.
+        return Path(model).expanduser() / hugging_face.ORIGIN
+    return Path(model) / hugging_face.ORIGIN
+
+
+def has_origin(model: str | None) -> bool:
+    """Whether a model is an exported agent's folder, which says how it was trained."""
+    return model is not None and _origin_file(model).exists()
 
 
 def _for_any_device(settings: Settings) -> Settings:
@@ -161,9 +168,7 @@ def of_exported(path: str) -> Subject:
     Raises:
       UserError: if the folder's settings cannot be read.
     """
-    from ragen_jax.models.io import hugging_face
-
-    file = Path(path) / hugging_face.ORIGIN
+    file = _origin_file(path)
     try:
         origin = json_files.read_object(file)
         settings = settings_lib.from_dict(origin["settings"])

@@ -165,7 +165,7 @@ def row_attention(kernel: str, dtype, head_dim: int) -> str:
 
     "cudnn" and "splash" write no scores to memory. Plain operations, "xla", are for a
     device or a driver on which those fail: with replies of 150 tokens the update of
-    Qwen2.5-0.5B moves 5.6 TB an iteration instead of 1.5 on an H100, and the gradient
+    Qwen2.5-0.5B moves 5.3 TB an iteration instead of 1.5 on an H100, and the gradient
     of one attention of 8 rows 12.8 GB instead of 1.5 on a v5p (compiled). "rows" is one
     row after the other, for CPUs.
 

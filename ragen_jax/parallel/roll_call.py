@@ -111,13 +111,14 @@ def _gather(
                 f" process 0 ({error.strerror}): give all processes another port"
             )
         while len(callers) < place.processes - 1:
-            server.settimeout(max(0.001, notice - time.monotonic()))
+            until = min(notice, deadline)
+            server.settimeout(max(0.001, until - time.monotonic()))
             try:
                 connection = stack.enter_context(server.accept()[0])
                 greeting = _read_line(connection, 5.0)
             except TimeoutError:
                 if time.monotonic() < deadline:
-                    if notice < deadline:
+                    if notice < deadline and not verdict:
                         _say_waiting(place, _missing(place, present), seconds)
                         notice = deadline
                     continue

@@ -34,26 +34,27 @@ def table(diagnoses: list[dict[str, Any]]) -> str:
             is_known = value is not None and math.isfinite(value)
             cells.append(f"{format(value, '.3g') if is_known else '-':>9}")
         lines.append(" ".join(cells))
-    return "\n".join([*lines, "", *_legend(diagnoses[-1])])
+    return "\n".join([*lines, "", *_legend(diagnoses)])
 
 
-def _legend(diagnosis: dict[str, Any]) -> list[str]:
-    """Sizes, units and bounds, of what was measured."""
-    text = diagnosis["text"]
+def _legend(diagnoses: list[dict[str, Any]]) -> list[str]:
+    """Sizes, units and bounds, of what was measured of the last, where it had any."""
+    text = diagnoses[-1]["text"]
     lines = [
         f"{text['episodes']} episodes on {text['prompts']} prompts; error: standard"
         " error of success over prompts; distinct: distinct thoughts / thoughts;"
         " across: share of their 4-grams also in another prompt's"
     ]
-    known = diagnosis.get("information", {})
-    prompts = known.get("first_turn/prompts")
-    if prompts:
+    measured = [known for each in diagnoses if (known := each.get("information"))]
+    if measured := [known for known in measured if known.get("first_turn/prompts")]:
+        known = measured[-1]
+        prompts = known["first_turn/prompts"]
         lines.append(
             "I(X;Z), H(Z|X): nats per thought of a first turn"
             f" ({known['first_turn/thoughts']:g} thoughts, {prompts:g} prompts:"
             f" I(X;Z) is at most {math.log(prompts):.3g}); z-score: standard deviations"
         )
-    if "gradients" in diagnosis:
+    if "gradients" in diagnoses[-1]:
         lines.append(
             "task, entropy, KL: gradient norms of the parts of the loss; a KL penalty"
             " in the reward is part of the task"

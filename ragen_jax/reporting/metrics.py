@@ -82,7 +82,7 @@ METRICS: dict[str, Metric] = {
     "update/policy_loss": Metric("1", "clipped policy loss"),
     "update/value_loss": Metric("reward^2", "loss of the critic"),
     "update/kl": Metric(
-        "nats", "estimated KL from the frozen reference; with loss.kl > 0"
+        "nats", "estimated KL from the frozen reference; with a KL term"
     ),
     "update/entropy": Metric("nats", "entropy of the policy being updated"),
     "update/clip_fraction": Metric("1", "share of tokens whose ratio was clipped"),

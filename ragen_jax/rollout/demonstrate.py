@@ -1,6 +1,7 @@
 """Demonstrated episodes: an environment's own replies, as rows to imitate.
 
-For supervised training (`warm_start`); the rollout itself does not use it.
+For supervised training (`warm_start`, docs/examples/imitate.py); the rollout itself
+does not use it.
 """
 
 from typing import Any

@@ -55,7 +55,7 @@ class RolloutContext:
 
 
 def training_rollout_args(
-    settings: Settings, iteration: Scalar, policy_version: Scalar = 0
+    settings: Settings, iteration: Scalar, policy_version: Scalar
 ) -> RolloutArgs:
     """The arguments of an iteration's training rollout.
 

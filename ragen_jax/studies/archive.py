@@ -157,7 +157,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "rollbacks": record_checks.check_rollbacks,
     "code": record_checks.check_code,
 }
-# Older data files have no rollbacks; runs of no own file have no code.
+# Older data files have no rollbacks; embedded models without own files no code.
 _OPTIONAL = ("rollbacks", "code")
 
 

@@ -24,7 +24,7 @@ class RunRecord:
     test: Mapping[str, Any]  # of test.json; with several environments, by label
     diagnoses: Sequence[Mapping[str, Any]] = ()  # of DIAGNOSIS, a checkpoint each
     rollbacks: Sequence[Mapping[str, Any]] = ()  # of rollbacks.json, in order
-    # Digest of each Python file of the user's that its settings name, of `start_record`
+    # Digests, by `start_record`, of the own files that its settings name and the model.
     code: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:

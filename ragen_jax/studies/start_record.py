@@ -37,7 +37,8 @@ def write(workdir: Path, run: PlannedRun) -> None:
     names = [*settings.files(), settings.model.path]
     digests = {name: _digest(name) for name in names}
     known = {name: digest for name, digest in digests.items() if digest}
-    record = {"arguments": _arguments(run), "code": known}
+    # A file that is absent at the moment is still what the run was begun with.
+    record = {"arguments": _arguments(run), "code": code(workdir) | known}
     atomic_files.write_text(workdir / FILE, json.dumps(record) + "\n")
 
 
@@ -52,7 +53,7 @@ def _read(workdir: Path) -> dict[str, Any]:
 
 
 def code(workdir: Path) -> dict[str, str]:
-    """Digest of each own file that a run was begun with; {} if that is not known.
+    """Digests of own files and model that a run was begun with; {} if not known.
 
     Raises:
       UserError: if the record is damaged.

@@ -19,11 +19,16 @@ SLURM = ROOT / "launch" / "slurm" / "train.sbatch"
 KUBERNETES = ROOT / "launch" / "kubernetes" / "train.yaml"
 
 
-# A lost process is found by the others, 75, or was killed itself: srun tells the
-# highest code. SLURM also counts the starts after a time limit.
+# A lost process is found by the others, 75, or was killed or has crashed itself: srun
+# tells the highest code. SLURM also counts the starts after a time limit.
 @pytest.mark.parametrize(
     ("code", "lost", "requeues"),
-    [(75, 19, True), (75, 20, False), (137, 0, True), (2, 0, False)],
+    [
+        (75, 19, True),
+        (75, 20, False),
+        *((code, 0, True) for code in (134, 135, 137, 139)),
+        *((code, 0, False) for code in (1, 2, 7, 130)),
+    ],
 )
 def test_the_slurm_script_hands_its_arguments_on_and_requeues(
     tmp_path, code, lost, requeues

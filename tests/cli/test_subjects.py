@@ -78,6 +78,9 @@ def test_an_exported_agent_is_played_as_it_was_trained(tmp_path, monkeypatch):
     trained = runs.settings(env__size=4, evaluation__temperature=0.25, lora__rank=2)
     path = _agent(tmp_path, settings_lib.to_dict(trained), code={"env.py": "12ab"})
     assert subjects.has_origin(path) and not subjects.has_origin("tiny")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert subjects.has_origin(f"~/{tmp_path.name}")
+    assert not subjects.has_origin("~no-such-user/agent")
     subject = subjects.of_exported(path)
     assert subject.who == f"{path}, step 40 of the run lakes"
     assert (subject.settings.env, subject.settings.evaluation) == (

@@ -382,6 +382,15 @@ def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
     assert finite([found]) == [{"step": 4, "text": text | {"distinct_thoughts": None}}]
 
 
+def test_the_units_of_thoughts_are_told_though_the_last_checkpoint_has_none():
+    text = {"episodes": 8, "prompts": 2, "success": 0.5}
+    known = {"first_turn/prompts": 4.0, "first_turn/thoughts": 6.0}
+    first, last = {"step": 4, "text": text}, {"step": 8, "text": text}
+    first, last = first | {"information": known}, last | {"information": {}}
+    legend = diagnosis_table.table([first, last]).splitlines()[4:]
+    assert "(6 thoughts, 4 prompts: I(X;Z) is at most 1.39)" in legend[1]
+
+
 def test_of_many_checkpoints_one_without_thoughts_lacks_their_information_alone(
     run, monkeypatch
 ):

@@ -131,6 +131,15 @@ def test_every_document_is_in_the_index():
     assert written - linked == {ROOT / "docs" / "README.md"}
 
 
+def test_the_check_before_a_gpu_day_imports_every_requirement():
+    text = (ROOT / "docs" / "planning.md").read_text()
+    (imported,) = re.findall(r'python -c "import ([^;]+);', text)
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    required = [re.split("[<>=]", line)[0] for line in lines if line[0] != "#"]
+    plain = lambda names: sorted(re.sub(r"[-.]", "_", name) for name in names)
+    assert plain(imported.split(", ")) == plain(required)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 def test_every_command_of_a_document_runs_a_file_with_flags_that_exist(document, flags):
     for command in _commands(document.read_text()):
@@ -139,6 +148,9 @@ def test_every_command_of_a_document_runs_a_file_with_flags_that_exist(document,
         if command[1] == "-m":
             script = command[2].replace(".", "/")
             assert list(ROOT.glob(f"{script}.py")), command
+            continue
+        if command[1] == "-c":
+            compile(command[2], document.name, "exec")
             continue
         assert (ROOT / command[1]).is_file(), command
         for word in command[2:]:

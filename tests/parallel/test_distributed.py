@@ -388,6 +388,23 @@ def test_a_misfit_is_told_soon_though_others_are_absent(address, monkeypatch):
     assert time.monotonic() - began < 20
 
 
+def test_a_misfit_is_told_as_soon_when_it_comes_behind_the_notice(
+    address, monkeypatch, capsys
+):
+    monkeypatch.setattr(roll_call, "_LATE_SECONDS", 0.1)
+    monkeypatch.setattr(roll_call, "_NOTICE_SECONDS", 0.1)
+    first = threading.Thread(target=call, args=([Place(address, 3, 0)], 30))
+    began = time.monotonic()
+    first.start()
+    while "waiting for processes 1, 2 of 3" not in capsys.readouterr().err:
+        assert time.monotonic() - began < 20
+        time.sleep(0.02)
+    (said,) = call([Place(address, 4, 1)], 30)
+    first.join(60)
+    assert said.startswith("process 1 was started with --proc")
+    assert time.monotonic() - began < 20
+
+
 def test_an_address_of_ipv6_is_read_without_its_brackets():
     assert roll_call.host_and_port("[::1]:29400") == ("::1", 29400)
 

@@ -117,8 +117,8 @@ def _check_kind(folder: Path) -> None:
         made = shlex.join(["python", "launch/export.py", f"--checkpoint={folder}"])
         raise UserError(
             f"{folder} is a {'run' if is_run else 'checkpoint'} and no model: make one"
-            f" of it by {made} --out=FOLDER, and name that folder here (evaluate.py and"
-            " play.py also take it as it is, as --checkpoint)"
+            f" of it by {made} --out=FOLDER, and name that folder here (evaluate.py"
+            " also takes it as it is, as --checkpoint)"
         )
 
 
