@@ -50,8 +50,8 @@ _GGUF = (
 
 def main() -> None:
     out = _check_flags()
-    cli.check_alone("an export")
     found, settings = find_checkpoint(_CHECKPOINT.value, _MODEL.value)
+    cli.start_jax_alone(settings, "an export")  # Adapters are added as in training.
     _check_adapters(settings.lora.rank)
     # Imported here so that a wrong flag is reported without waiting for JAX.
     import jax

@@ -6,6 +6,7 @@ All of it has to be set before JAX computes anything; startup.py does that.
 import os
 
 from ragen_jax.settings import Settings
+from ragen_jax.utils import host_memory
 
 # Several CPU devices meet in a collective in each minibatch. On a busy machine one may
 # be minutes late, and XLA would abort the process after 40 s. Here it warns after 5
@@ -36,8 +37,7 @@ def set_all(settings: Settings) -> None:
     """
     value = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = xla_flags(value, settings.deterministic)
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if memory := host_memory.most_bytes():
         os.environ.setdefault(_HOST_MEMORY, str(max(64, memory // 2**30)))
     set_precision(settings)
 

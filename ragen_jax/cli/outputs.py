@@ -1,5 +1,6 @@
 """Whether what --out names can be written, before anything expensive starts."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -71,9 +72,9 @@ def refuse_files_of_a_run(out: Path) -> None:
 
     A run is known by its settings.
     """
-    with user_mistakes():
-        place = out.resolve()
-    for workdir in place.parents:
+    with user_mistakes():  # A part of a run may be a link that leads elsewhere.
+        places = {Path(os.path.abspath(out)), out.resolve()}
+    for place, workdir in [(p, parent) for p in places for parent in p.parents]:
         name = place.relative_to(workdir).parts[0]
         if name in workdir_files.KEPT and (workdir / workdir_files.SETTINGS).exists():
             raise UserError(

@@ -290,13 +290,17 @@ def _unusable(key: str, value: Any, where: str) -> UserError:
 
 
 def to_hugging_face(
-    config: ModelConfig, eos: int, pad: int, dtype: str, bos: int | None = None
+    config: ModelConfig,
+    eos: int | None,
+    pad: int | None,
+    dtype: str,
+    bos: int | None = None,
 ) -> dict[str, Any]:
     """The config.json that transformers 4 and 5 read back as the same model.
 
     Args:
       config: the model's shape.
-      eos, pad: token ids.
+      eos, pad: token ids; None where the tokenizer has none.
       dtype: of the stored weights, such as "float32".
       bos: token id; None of a model without one.
     """

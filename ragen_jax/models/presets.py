@@ -1,4 +1,4 @@
-"""The embedded `tiny` model, and the shapes of models that benchmarks know by name."""
+"""The embedded models, and the shapes of models that are known by name."""
 
 import dataclasses
 from pathlib import Path

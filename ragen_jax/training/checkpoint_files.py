@@ -113,7 +113,8 @@ def find(path: str | Path) -> Found:
       UserError: when there is no such path, no checkpoint of ragen_jax in it, or one
         that is damaged, which could have been the best.
     """
-    path = Path(path).expanduser().resolve()
+    # Not resolved: `checkpoints` may be a link, and its run is where the link is.
+    path = Path(os.path.abspath(Path(path).expanduser()))
     if not path.is_dir():
         raise UserError(
             f"There is no folder {path}; give the workdir of a run, or a step's folder"

@@ -1,5 +1,6 @@
 """Which steps of a run are kept, and which is the best: by recency and by score."""
 
+import math
 from collections.abc import Mapping
 
 
@@ -24,6 +25,32 @@ def kept(
     steps = sorted(step_scores)
     due = [step for step in steps if step % every == 0]
     return {*steps[-1:], *due[-keep_last:], *_by_score(step_scores)[:keep_best]}
+
+
+def latest(
+    step_scores: Mapping[int, float | None],
+    until: int | None,
+    keep_best: int,
+    every: int = 1,
+) -> int | None:
+    """The last step, or, where `until` is given, the one to return to.
+
+    That is the last until then which a run without signals would have saved, too, so
+    that one that was interrupted returns as far; where there is none, any.
+
+    Args:
+      step_scores, keep_best, every: as for `kept`.
+      until: the last step that may be returned to.
+    """
+    steps = [s for s in sorted(step_scores) if until is None or s <= until]
+    saved, highest = [], -math.inf
+    for step in steps:
+        score = step_scores[step]
+        is_best = keep_best > 0 and score is not None and score >= highest
+        if step % every == 0 or is_best:
+            saved.append(step)
+        highest = max(highest, -math.inf if score is None else score)
+    return max(steps if until is None else saved or steps, default=None)
 
 
 def best(step_scores: Mapping[int, float | None]) -> int | None:

@@ -41,7 +41,7 @@ from ragen_jax.training.checkpoint_files import (
     scores,
     survey,
 )
-from ragen_jax.training.checkpoint_scores import best, kept
+from ragen_jax.training.checkpoint_scores import best, kept, latest
 from ragen_jax.training.interrupts import STALLED_SAVING
 from ragen_jax.training.quiet import ignore_abandoned_parts, ignore_what_is_reported
 from ragen_jax.utils import atomic_files, machine_errors
@@ -92,9 +92,9 @@ class Checkpoints:
             raise ValueError(f"need {keep_last=} >= 1 and {keep_best=} >= 0")
         lost_checkpoints.check_link(Path(directory))
         self.directory = Path(directory).resolve()
-        self._keep = functools.partial(
-            kept, keep_last=keep_last, keep_best=keep_best, every=every
-        )
+        chosen = {"keep_best": keep_best, "every": every}
+        self._keep = functools.partial(kept, keep_last=keep_last, **chosen)
+        self._latest = functools.partial(latest, **chosen)
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             files.clear_leftovers(self.directory)
@@ -203,10 +203,9 @@ class Checkpoints:
         return sorted(self._scores)
 
     def latest_step(self, until: int | None = None) -> int | None:
-        """The last complete step, no later than `until`; None when there is none."""
+        """The last complete step, or the one to return to; see checkpoint_scores."""
         self.wait()
-        steps = [s for s in self._still_there() if until is None or s <= until]
-        return agreed_step(max(steps, default=None))
+        return agreed_step(self._latest(self._still_there(), until))
 
     def best_step(self) -> int | None:
         """The complete step of the highest score, the later of equals; else None."""

@@ -9,6 +9,7 @@ import jax
 
 from ragen_jax.errors import UserError
 from ragen_jax.training import messages, weights
+from ragen_jax.training.checkpoint_files import FOLDER
 from ragen_jax.training.run import Run
 
 _COMPRESSED = 0.85  # lower bound of (bytes of a checkpoint's files) / (bytes of state)
@@ -33,14 +34,16 @@ def check(
     """
     if max(saved, default=0) >= run.settings.iterations:  # The test alone is missing.
         return
-    keep, free = run.settings.checkpoint, shutil.disk_usage(workdir).free
+    place = workdir / FOLDER  # Which may be a link to another disk.
+    place = place.resolve() if place.is_symlink() else workdir
+    keep, free = run.settings.checkpoint, shutil.disk_usage(place).free
     size = state_bytes(run)
     if free < _COMPRESSED * size:
         remedy = "free space there or choose another --workdir"
         if saved:
             remedy = f"free space there; {messages.last_saved(workdir)}"
         raise UserError(
-            f"{workdir} has {_shown(free)} of room, and one checkpoint of this run"
+            f"{place} has {_shown(free)} of room, and one checkpoint of this run"
             f" takes about {_shown(size)}: {remedy}"
         )
     # One more than are kept: the oldest goes when the newest is whole.
@@ -48,7 +51,7 @@ def check(
     more = max(1, most - len(saved))
     if free < _COMPRESSED * size * more:
         report(
-            f"warning: {workdir} has {_shown(free)} of room; {more} more"
+            f"warning: {place} has {_shown(free)} of room; {more} more"
             f" checkpoints (checkpoint.keep_last = {keep.keep_last}, keep_best ="
             f" {keep.keep_best}) take about {_shown(more * size)}"
         )

@@ -7,7 +7,6 @@ for these devices without running them.
 
 import dataclasses
 import math
-import os
 import resource
 import sys
 from typing import Any
@@ -20,10 +19,12 @@ from ragen_jax.models import parameters
 from ragen_jax.parallel import backend_choices
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.rollout import cache_attention
+from ragen_jax.settings import Settings
 from ragen_jax.training import context_checks, placement, validation, weights
 from ragen_jax.training import model as model_lib
 from ragen_jax.training import programs as programs_lib
 from ragen_jax.training.run import Run
+from ragen_jax.utils import host_memory
 
 _MIB = 2**20
 _TOKEN_BYTES = 16  # at least, for each token of a rollout's record
@@ -186,10 +187,8 @@ def available() -> int | None:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
-    if device.platform == "cpu" and hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return memory // jax.local_device_count()
-    return None
+    memory = host_memory.most_bytes() if device.platform == "cpu" else None
+    return memory and memory // jax.local_device_count()
 
 
 def peak_memory() -> float:
@@ -239,7 +238,7 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
             suggestions.append(({"estimator": "grpo"}, "do without a critic"))
     rollout, update = sum(needs.rollout.values()), sum(needs.update.values())
     if max(needs.evaluation.values(), default=0) > max(rollout, update):
-        half = _evaluated_at_a_time(settings.evaluation) // 2
+        half = _evaluated_at_a_time(settings) // 2
         if slots := half // shards * shards:
             fewer = {"evaluation.slots": slots}
             suggestions.append((fewer, "fewer episodes evaluated at a time"))
@@ -272,11 +271,12 @@ def advice(run: Run, needs: Needs) -> list[tuple[str, str]]:
     ]
 
 
-def _evaluated_at_a_time(chosen: settings_lib.EvaluationSettings) -> int:
+def _evaluated_at_a_time(settings: Settings) -> int:
     """Most episodes of an evaluation that are decoded at a time, of all devices."""
-    episodes = max(
-        chosen.prompts * chosen.rollouts, chosen.test_prompts * chosen.test_rollouts
-    )
+    chosen = settings.evaluation
+    episodes = chosen.test_prompts * chosen.test_rollouts
+    if settings.every.evaluate > 0:
+        episodes = max(episodes, chosen.prompts * chosen.rollouts)
     return min(chosen.slots or episodes, episodes)
 
 

@@ -56,8 +56,9 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
 
     Raises:
       UserError: if another run trains in the workdir, if its checkpoints began with
-        another model, or if training stopped itself: gradients not finite, nothing
-        kept, or sampler and update disagreeing, for as long as the settings allow.
+        another model, or if training stopped itself (RunStopped): gradients not
+        finite, nothing kept, or sampler and update disagreeing, for as long as the
+        settings allow; or as the monitor decided, after a collapse.
       OSError: when it has saved because the console cannot be written to any more; a
         BrokenPipeError if nobody reads it.
     """

@@ -67,15 +67,18 @@ def programs_of(
 ) -> Iterator[tuple[str, Evaluator]]:
     """Yields (kind and label, Evaluator) of what the run will compile, for plans of it.
 
-    A test that would be the same program as the validation is left out.
+    Left out are a validation that it never makes, and a test that would be the same
+    program as the validation.
     """
     chosen = run.settings.evaluation
     sizes = {
         "validation": (chosen.prompts, chosen.rollouts),
         "test": (chosen.test_prompts, chosen.test_rollouts),
     }
+    if run.settings.every.evaluate == 0:
+        del sizes["validation"]
     seen = set()
-    for kind in kinds:
+    for kind in [kind for kind in kinds if kind in sizes]:
         prompts, rollouts = sizes[kind]
         made = make_evaluators(run, rollouts=rollouts, prompts=prompts)
         for label, evaluator in made.items():

@@ -332,6 +332,16 @@ def test_what_a_run_keeps_is_replaced_by_no_other_output(tmp_path, path):
     assert (tmp_path / "settings.json").read_text() == "{}"
 
 
+def test_what_a_run_keeps_on_another_disk_is_replaced_by_no_other_output(tmp_path):
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    (disk / "7").mkdir(parents=True)
+    run.mkdir()
+    (run / "settings.json").write_text("{}")
+    (run / "checkpoints").symlink_to(disk)
+    with pytest.raises(UserError, match=f"what the run in {run} keeps"):
+        cli.check_out(str(run / "checkpoints" / "7" / "digests.json"))
+
+
 @pytest.mark.parametrize("error", [ValueError("no\n such"), OSError("no such")])
 def test_errors_of_checks_become_the_users(error):
     with pytest.raises(UserError, match="^no such$"), cli.user_mistakes():

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ragen_jax.errors import UserError
-from ragen_jax.training import checkpoints
+from ragen_jax.training import checkpoint_scores, checkpoints
 from ragen_jax.training import interrupts as interrupts_lib
 from ragen_jax.training.interrupts import InterruptHandler, StoppedAtOnce
 
@@ -154,6 +154,25 @@ def test_an_old_step_that_the_user_has_deleted_ends_no_run(directory):
         assert saved.steps() == [2]
 
 
+@pytest.mark.parametrize(
+    ("scores", "until", "keep_best", "step"),
+    [
+        ({50: None, 57: None}, None, 0, 57),  # A run goes on from the last.
+        # A signal saved 57, in another run of the same settings nothing did.
+        ({50: None, 57: None, 80: None}, 70, 0, 50),
+        ({50: 0.4, 57: 0.3}, 70, 1, 50),
+        ({50: 0.4, 57: 0.4}, 70, 1, 57),  # It is the best: saved in any case.
+        ({50: 0.4, 57: 0.9}, 70, 0, 50),  # No best is kept.
+        ({57: None, 60: None}, 70, 0, 60),  # Better than none at all.
+        ({50: None}, 40, 0, None),
+    ],
+)
+def test_a_run_that_a_signal_has_saved_goes_as_far_back_as_another(
+    scores, until, keep_best, step
+):
+    assert checkpoint_scores.latest(scores, until, keep_best, every=25) == step
+
+
 def test_no_step_that_the_user_has_deleted_is_gone_back_to_or_the_best(directory):
     with _open(directory, keep_last=9) as saved:
         for step, score in ((1, 0.1), (2, 0.9), (3, None)):
@@ -250,6 +269,12 @@ def test_find_takes_the_best_step_of_a_workdir_else_the_last(directory):
     for path in (directory.parent, directory, f"{directory}/"):
         assert checkpoints.find(path) == (directory, 30, "best")
     assert checkpoints.find(directory / "10") == (directory, 10, "given")
+    # A link to another disk is that of its run.
+    run = directory.parent / "run"
+    run.mkdir()
+    (run / checkpoints.FOLDER).symlink_to(directory)
+    found = checkpoints.find(run / checkpoints.FOLDER / "10")
+    assert (found.workdir, found.step) == (run, 10)
 
 
 def test_a_path_without_a_checkpoint_is_explained(directory, tmp_path):

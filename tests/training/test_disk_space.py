@@ -55,6 +55,18 @@ def test_room_for_one_checkpoint_is_needed_and_for_all_that_are_kept_is_advised(
         disk_space.check(tmp_path, run, [], said.append)
 
 
+def test_room_is_asked_of_the_disk_that_the_checkpoints_are_on(tmp_path, monkeypatch):
+    run, asked = runs.prepare(iterations=2), []
+    full = SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: asked.append(place) or full)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
+    with pytest.raises(UserError, match=rf"^{tmp_path / 'scratch'} has 0.0 MiB"):
+        disk_space.check(tmp_path / "run", run, [], print)
+    assert asked == [tmp_path / "scratch"]
+
+
 def test_a_run_of_few_iterations_is_not_warned_of_more_checkpoints(tmp_path, leave):
     run = runs.prepare(iterations=2, checkpoint__keep_last=9)
     said = []

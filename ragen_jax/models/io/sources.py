@@ -27,8 +27,8 @@ _SHAPE_AND_TOKENIZER = (
 )
 _UNWANTED = ("*/*", "consolidated*")
 _REMEDY = (
-    "give 'tiny', 'tiny_sokoban', 'tiny_symbols', 'tiny_rooms', 'tiny_words' or"
-    " 'smollm2', a Hugging Face model folder or hub id, or a .gguf file"
+    f"give {', '.join(map(repr, EMBEDDED))} or 'smollm2',"
+    " a Hugging Face model folder or hub id, or a .gguf file"
 )
 
 
