@@ -3,9 +3,9 @@ r"""The supervised start of the embedded `tiny` model, from nothing.
   python launch/warm_start.py --config=configs/warm_start.py --out=my_tiny
 
 Trains the tokenizer, then the model, on demonstrated episodes of training levels of
-FrozenLake, Sokoban and Bandit. The result is a Hugging Face folder. Takes above an hour
-on two CPU cores; docs/tiny_model.md says how the shipped file was made and what it
-scores. One variant:
+FrozenLake, Sokoban and Bandit (of Bandit with the names of all levels). The result is
+a Hugging Face folder. Takes above an hour on two CPU cores; docs/tiny_model.md says how
+the shipped file was made and what it scores. One variant:
 
   python launch/warm_start.py --config=configs/warm_start.py:solver --start=tiny \
       --first_stage=sokoban_boards --last_stage=sokoban_dialogues --out=my_solver
@@ -228,7 +228,7 @@ def _read_rooms(config: ConfigDict, dialogues: dict) -> None:
 
     boards      rooms of 6, 7 and 9 rows with one box or two, on short rows without the
                 system prompt
-    frames      the same rooms somewhere within larger drawings, so that the model has
+    frames      such rooms somewhere within larger drawings, so that the model has
                 to count rows and columns
     dialogues   the same in whole dialogues
     places,     the same with more weight on the places that a reply names

@@ -74,7 +74,7 @@ def main() -> None:
         print(f"wrote {written}")
         return
     cli.refuse_unread(("run", "retry_failed", "jobs", "only"), beside="report")
-    cli.refuse_unread(("report", "retry_failed", "jobs"), beside="list")
+    cli.refuse_unread(("report", "retry_failed", "jobs", "run"), beside="list")
     if not (_REPORT.value or _LIST.value):
         cli.check_alone("a study")  # Each run would look for those of its cluster.
     with cli.user_mistakes():

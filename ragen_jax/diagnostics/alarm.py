@@ -148,7 +148,7 @@ class Verdict:
     """What one iteration's metrics say."""
 
     level: str  # HEALTHY, WATCH or COLLAPSE
-    ringing: tuple[str, ...]  # metrics whose signal rings now
+    ringing: tuple[str, ...]  # metrics that ring now, or that a collapse is read from
     sentence: str  # for a person; "" when healthy
     healthy_until: int = 0  # last iteration known to be healthy; 0: not known
 
@@ -267,8 +267,8 @@ def _judge(state: AlarmState, iteration: int, ringing, signals) -> Verdict:
     names = tuple(s.metric for s in ringing)
     if outcomes and recent:
         sentence = (
-            f"collapse at iteration {iteration}: {listed(outcomes)} fell after"
-            f" {listed(recent)} had left the usual range"
+            f"collapse at iteration {iteration}: {listed(outcomes)} fell, and"
+            f" {listed(recent)} left the usual range within {MEMORY} iterations"
         )
         return Verdict(COLLAPSE, names, sentence)
     halved = [s.metric for s in signals if by_name[s.metric].has_halved(s.floor)]

@@ -217,12 +217,11 @@ def thinned(episodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for place in trained:
         of_iteration.setdefault(episodes[place]["iteration"], []).append(place)
     room = MOST_EPISODES - len(tests)
-    while dropped := sorted(of_iteration)[1:-1:2]:
+    count = lambda: sum(map(len, of_iteration.values()))
+    while count() > room and (dropped := sorted(of_iteration)[1:-1:2]):
         for iteration in dropped:
             del of_iteration[iteration]
-        if sum(map(len, of_iteration.values())) <= room:
-            break
-    if sum(map(len, of_iteration.values())) > room:
+    if count() > room:
         share = room // len(of_iteration)
         of_iteration = {i: own[:share] for i, own in of_iteration.items()}
     kept = sorted([*tests, *(place for own in of_iteration.values() for place in own)])

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.learning import rewards
-from ragen_jax.learning.groups import Grouping, group_statistics
+from ragen_jax.learning.groups import SMALLEST_STD, Grouping, group_statistics
 from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_parser import NO_ACTION, ReplyTables
 from ragen_jax.trajectory import Episodes, Rows, reply_places, thought_mask
 
 DISTINCT_GRAM = 2  # Li et al. 2016, arXiv:1510.03055: distinct-2
 OVERLAP_GRAM = 4  # as the longest n-gram of BLEU
-ZERO_SPREAD = 1e-6  # units of reward; a lower std is a rounding error
 _SEEDS = (0x9E3779B9, 0x85EBCA6B)  # of the two 32-bit halves of a hash
 
 
@@ -106,7 +105,7 @@ def zero_spread(
     """
     returns = rewards.returns(episodes, format_penalty)
     std = group_statistics(returns, Grouping(episodes.group, groups)).std
-    return (std < ZERO_SPREAD).mean(dtype=jnp.float32)
+    return (std < SMALLEST_STD).mean(dtype=jnp.float32)
 
 
 # Thoughts ----------------------------------------------------------------------------

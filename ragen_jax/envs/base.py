@@ -99,7 +99,7 @@ class Environment:
 
     # Views.
     # State -> int32[n, 2], the (row, column) of what a thought should name: the player,
-    # the goal, ...; padded with (-1, -1). Read by `reward.grounding`.
+    # the goal, ..., each below 10; padded with (-1, -1). Read by `reward.grounding`.
     landmarks: Callable[[Any], jax.Array] | None = None
     # Host side: State -> a picture, uint8[height, width, 3] (RGB).
     picture: Callable[[Any], np.ndarray] | None = None
@@ -142,6 +142,11 @@ def check_environment(env: Environment) -> None:
         raise ValueError(
             f"environment {env.name!r} has answer_bytes = {env.answer_bytes}: free-form"
             " answers need both read_action and a positive answer_bytes"
+        )
+    if (env.read_action is None) != (env.read_action_text is None):
+        raise ValueError(
+            f"environment {env.name!r} has only one of read_action and"
+            " read_action_text: the second is the definition of the first in Python"
         )
 
 

@@ -142,7 +142,7 @@ METRICS: dict[str, Metric] = {
         "1", "share of thoughts that name the first action of their answer"
     ),
     "health/level": Metric("1", "the alarm: 0 healthy, 1 watch, 2 collapse"),
-    "health/signs": Metric("1", "number of the alarm's signals that ring"),
+    "health/signs": Metric("1", "number of series by which the alarm judges so"),
     # Machine.
     "time/rollout_seconds": Metric("s", "wall time of the rollout"),
     "time/update_seconds": Metric("s", "wall time of filter, advantages and update"),

@@ -237,6 +237,13 @@ def _check_rewards(settings: Settings) -> None:
             f" {reward.length_high}, so no thought earns the bonus: raise"
             " reward.length_high"
         )
+    budget = settings.rollout.reply_tokens  # `</think>` takes a part of it, too.
+    if reward.length_bonus > 0 and reward.length_low >= budget:
+        raise SettingsError(
+            f"reward.length_low = {reward.length_low} is not less than"
+            f" rollout.reply_tokens = {budget}, so no thought earns the bonus: lower"
+            " reward.length_low"
+        )
     if (reward.length_bonus > 0 or reward.grounding > 0) and not settings.env.thinking:
         raise SettingsError(
             "reward.length_bonus and reward.grounding are for thoughts, but"

@@ -142,8 +142,8 @@ def check_same_run(
 ) -> None:
     """Raises SettingsError if the run saved in `where` was made with other settings.
 
-    A setting that is newer than the saved run counts as its default (see schema.py), so
-    that a run can resume with a later version of the code.
+    A setting of schema.py that is newer than the saved run counts as its default, so
+    that a run can resume with a later version of the code; an environment's own do not.
     """
     try:
         saved = to_dict(from_dict(saved))

@@ -49,7 +49,7 @@ LIMITS = ("turns", "actions_per_turn", "actions")
 class TaskSettings:
     """One of several environments: an entry of `env.mix` or `env.evaluate`.
 
-    Of `turns`, `actions_per_turn` and `actions`, a 0 means the value in `rollout`.
+    0 turns, actions_per_turn (up to its actions) or actions: the value in `rollout`.
     """
 
     label: str  # its key in the config, used in metrics and messages

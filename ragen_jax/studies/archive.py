@@ -6,11 +6,14 @@ such a file counts as finished wherever its workdir is, and in every study that 
 run with the same arguments.
 """
 
+import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_jax import cli
 from ragen_jax.errors import UserError
 from ragen_jax.studies import record_checks
 from ragen_jax.studies.definition import PlannedRun
@@ -45,7 +48,7 @@ Key = tuple[tuple[str, ...], tuple[str, ...]]
 # When checkpoints are written, and how many stay, changes none of a run's figures,
 # except where it returns to one of them, or they are measured.
 _SAVING = ("--config.every.checkpoint=", "--config.checkpoint.")
-_ROLLBACK = "--config.health.on_collapse=rollback"
+_ON_COLLAPSE = "--config.health.on_collapse="
 
 
 def key(run: PlannedRun) -> Key:
@@ -59,9 +62,26 @@ def key_of(item: dict[str, Any]) -> Key:
 
 
 def _key(arguments: Sequence[str], diagnose: Sequence[str]) -> Key:
-    if _ROLLBACK not in arguments and not diagnose:
+    if not (_rolls_back(arguments) or diagnose):
         arguments = [a for a in arguments if not a.startswith(_SAVING)]
     return tuple(sorted(arguments)), tuple(diagnose)
+
+
+def _rolls_back(arguments: Sequence[str]) -> bool:
+    """Whether a run may return to a checkpoint, by its arguments or its config."""
+    given = [a.removeprefix(_ON_COLLAPSE) for a in arguments if _ON_COLLAPSE in a]
+    configs = [a for a in arguments if a.startswith("--config=")]
+    if not given and configs:
+        given = [_on_collapse(configs[-1].removeprefix("--config="))]
+    return given[-1:] == ["rollback"]
+
+
+@functools.cache
+def _on_collapse(config: str) -> str:
+    """What a config says of a collapse; "" where it cannot be read."""
+    with contextlib.suppress(UserError, AttributeError, OSError):
+        return str(cli.load_config(config).health.on_collapse)
+    return ""
 
 
 def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str, Any]:

@@ -27,6 +27,11 @@ class RunRecord:
     # Digests, by `start_record`, of the own files that its settings name and the model.
     code: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """Labels of the environments of its test; one alone has none: ("",)."""
+        return ("",) if "after" in self.test else tuple(self.test)
+
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(iterations, values) of a metric where it was written."""
         points = [

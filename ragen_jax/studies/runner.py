@@ -116,7 +116,7 @@ def run_missing(
     )
     gpu_sets: list[str] = []
     if queue:
-        jobs, gpu_sets = _divide_gpus(min(jobs, len(states)), console)
+        jobs, gpu_sets = _divide_gpus(min(jobs, len(queue)), console)
     with contextlib.ExitStack() as claims:
         cores = _claim_cores(min(jobs, len(queue)), claims) if one_core else []
         environment = {"JAX_NUM_CPU_DEVICES": "1"} if one_core else {}

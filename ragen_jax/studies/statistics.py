@@ -11,7 +11,8 @@ from ragen_jax.studies import measures
 from ragen_jax.studies.run_record import RunRecord
 
 DRAWS = 10_000  # of the bootstrap
-_LEVEL = 0.95  # of intervals
+LEVEL = 0.95  # of intervals
+SIGNIFICANT = 0.05  # 1 - LEVEL: a smaller p leaves the margin out of the interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _bootstrap(samples: Sequence[_Sample]) -> Interval:
             row[:] = counts @ sample.levels / n
     seeds = rng.integers(len(samples), size=(DRAWS, len(samples)))
     means = drawn[seeds, np.arange(DRAWS)[:, None]].mean(axis=1)  # float[DRAWS]
-    tail = (1 - _LEVEL) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     half = student_half([sample.value for sample in samples])
     return Interval(
@@ -126,7 +127,7 @@ def p_value(quantity: Interval, margin: float) -> float:
     if math.isnan(half):
         return math.nan
     freedom = quantity.seeds - 1
-    quantile = special.stdtrit(freedom, (1 + _LEVEL) / 2)
+    quantile = special.stdtrit(freedom, (1 + LEVEL) / 2)
     t = quantile * abs(quantity.mean - margin) / half
     return float(2 * special.stdtr(freedom, -t))
 
@@ -156,5 +157,5 @@ def student_half(values: Sequence[float]) -> float:
     n = len(values)
     if n < 2 or np.allclose(values, values[0], rtol=1e-5, atol=2e-6):
         return math.nan
-    quantile = special.stdtrit(n - 1, (1 + _LEVEL) / 2)
+    quantile = special.stdtrit(n - 1, (1 + LEVEL) / 2)
     return float(quantile * np.std(values, ddof=1) / math.sqrt(n))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ragen_jax.studies.definition import Claim
 from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.studies.statistics import (
+    SIGNIFICANT,
     Interval,
     difference,
     holm,
@@ -19,7 +20,6 @@ _WEAKLY = "by the bootstrap alone"
 WEAKLY_HOLDS, WEAKLY_FAILS = f"{HOLDS} {_WEAKLY}", f"{FAILS} {_WEAKLY}"
 # For a verdict by the bootstrap alone, or on a measure that some seeds lack.
 _FEWEST_SEEDS = 3
-_LEAST_P = 0.05  # from which Student's 95 % interval contains the margin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def corrected(verdicts: Sequence[Verdict]) -> tuple[int, int, int]:
         for verdict, p in zip(family, by_holm, strict=True)
         if verdict.verdict in (HOLDS, FAILS)
     ]
-    return len(family), len(decided), sum(p < _LEAST_P for p in decided)
+    return len(family), len(decided), sum(p < SIGNIFICANT for p in decided)
 
 
 def judge(claim: Claim, runs: Mapping[str, Sequence[RunRecord]]) -> Verdict:

@@ -136,10 +136,6 @@ def _check_static(env: base.Environment) -> None:
         env.instruction.strip() == env.instruction != "",
         "instruction is empty or has white space around it: say the rules and the goal",
     )
-    dynamics.require(
-        env.read_action is None or env.read_action_text is not None,
-        "read_action has no read_action_text beside it: add its definition in Python",
-    )
 
 
 def main(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ def most_bytes(root: Path = Path("/")) -> int | None:
 def _limits(root: Path) -> list[int]:
     """Bytes, the limits of this process's control groups; [] without any."""
     with contextlib.suppress(OSError, ValueError):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
         groups = [line.split(":", 2) for line in lines]
         return [
             limit
@@ -52,5 +52,7 @@ def _limits_along(folder: Path, controllers: str, group: str) -> list[int]:
     texts = []
     for depth in range(len(parts) + 1):
         with contextlib.suppress(OSError):
-            texts.append(folder.joinpath(*parts[:depth], name).read_text().strip())
+            texts.append(
+                folder.joinpath(*parts[:depth], name).read_text("utf-8").strip()
+            )
     return [int(text) for text in texts if text.isdecimal()]

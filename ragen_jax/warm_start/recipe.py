@@ -69,7 +69,9 @@ def _rooms(weight: int, size: int, boxes: int, *shapes: tuple[int, int]) -> Kind
 
 
 def _rooms_in_frames(longest: int, one: int = 2, two: int = 3) -> tuple[Kind, ...]:
-    """The same rooms within larger drawings of walls, so that cells must be counted.
+    """Such rooms within larger drawings of walls, so that cells must be counted.
+
+    Of 9 rows with two boxes, too.
 
     No drawing is 8 x 8.
 

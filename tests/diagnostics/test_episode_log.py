@@ -160,6 +160,13 @@ def test_a_log_that_grows_too_long_is_thinned_of_episodes_of_training(
     assert iterations() == [1, 3]
 
 
+def test_training_is_not_thinned_where_the_tests_alone_are_too_many(monkeypatch):
+    monkeypatch.setattr(episode_log, "MOST_EPISODES", 8)
+    tests = [{"iteration": 0, "phase": "before"}] * 6
+    trained = [{"iteration": i, "phase": "train"} for i in range(1, 6)]
+    assert episode_log.thinned([*tests, *trained]) == [*tests[:2], *trained]
+
+
 def test_a_write_that_was_cut_short_costs_itself_alone(tmp_path):
     for iteration in (1, 2):
         episode_log.append(tmp_path, [{"iteration": iteration, "phase": "train"}])

@@ -23,7 +23,7 @@ def test_the_picture_of_a_decline_is_drawn_and_the_alarm_repeated(tmp_path, caps
     assert said[0].startswith(
         "iterations 123 to 124: watch at iteration 123: train/suc"
     )
-    assert "collapse at iteration 125: train/success fell after" in said[1]
+    assert "collapse at iteration 125: train/success fell, and" in said[1]
 
 
 def test_a_file_that_is_not_there_is_refused_in_a_sentence(tmp_path):

@@ -84,6 +84,21 @@ def test_every_puzzle_can_be_solved_and_its_solution_is_read_as_one(settings):
     assert env.solve(state.replace(done=np.True_)) == ()
 
 
+def test_no_puzzle_is_made_by_way_of_a_number_that_no_solution_may_have(monkeypatch):
+    """Beyond LIMIT, which with the true one is rare; an own solver says what can be."""
+    for module in (generator, solver):
+        monkeypatch.setattr(module, "LIMIT", 99)
+    settings = Countdown(min_numbers=3, max_numbers=3, use_all=True)
+    draw = jax.vmap(lambda key: generator.random_puzzle(key, settings))
+    numbers, targets = jax.device_get(draw(jax.random.split(jax.random.key(0), 4000)))
+    fit = [i for i, target in enumerate(targets) if 1 <= target <= 99]
+    state = State(numbers[0], targets[0], np.int32(NO_ACTION), np.False_, np.False_)
+    for i in fit:
+        puzzle = state.replace(numbers=numbers[i], target=targets[i])
+        assert solver.solution_text(puzzle, settings) is not None, (i, puzzle)
+    assert len(fit) > 1000
+
+
 def test_splits_share_no_puzzle_in_whatever_order_its_numbers_are_given():
     levels = _levels(SMALLEST)
     content = np.column_stack([np.sort(levels.numbers), levels.target])

@@ -11,6 +11,7 @@ from helpers.study_records import record
 
 from ragen_jax.diagnostics import validation_decline
 from ragen_jax.errors import UserError
+from ragen_jax.studies import statistics
 from ragen_jax.studies.across import (
     bandit_std,
     budgets,
@@ -283,8 +284,10 @@ def test_arms_of_a_seed_that_draw_alike_are_told_from_other_seeds():
 def test_a_claims_p_value_is_that_of_its_t_test():
     mean = numbers.student([1.0, 2.0, 3.0])
     # t = 2 / (1 / sqrt(3)) with two degrees of freedom.
-    assert claims.p_value(mean, 0) == pytest.approx(0.0742, abs=1e-4)
-    assert claims.p_value(mean, 2) == pytest.approx(1)
+    bounds = mean.value, math.nan, math.nan, mean.count, mean.low, mean.high
+    interval = statistics.Interval(*bounds)
+    assert statistics.p_value(interval, 0) == pytest.approx(0.0742, abs=1e-4)
+    assert statistics.p_value(interval, 2) == pytest.approx(1)
     runs = [
         trained(arm, seed, levels=np.arange(100) < hits + seed * (arm == "a"))
         for seed in range(3)

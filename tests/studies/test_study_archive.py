@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from helpers.study_records import STUDY, record, study_file
 
 from ragen_jax.errors import UserError
@@ -75,6 +76,18 @@ def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rol
     keep(planned(**rollback, **saving))
     assert is_there(planned(**rollback, **saving))
     assert not is_there(planned(**rollback))
+    # The config may roll back by itself.
+    config = tmp_path / "own.py"
+    config.write_text(
+        f"import importlib.util, sys\nsys.path.insert(0, {str(ROOT / 'configs')!r})\n"
+        "import bandit\n\n\ndef get_config():\n    config = bandit.get_config()\n"
+        "    config.health.on_collapse = 'rollback'\n    return config\n"
+    )
+    few, many = (
+        PlannedRun("one", 0, str(config), {"checkpoint.keep_last": count})
+        for count in (2, 20)
+    )
+    assert archive.key(few) != archive.key(many)
 
 
 def test_a_run_in_two_data_files_has_the_curves_of_both_if_it_was_trained_once(

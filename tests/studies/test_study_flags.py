@@ -59,7 +59,7 @@ def test_a_flag_that_another_leaves_without_effect_is_refused(tmp_path):
     for flag in ("--jobs=1", "--only=a"):
         ended = warm_process.attempt(script, [*report[:2], flag], tmp_path)
         assert ended.code == 2 and "no effect with --report" in ended.errors
-    for flag in ("--report", "--jobs=3", "--retry_failed"):
+    for flag in ("--report", "--jobs=3", "--retry_failed", "--run=3"):
         ended = warm_process.attempt(script, [report[0], "--list", flag], tmp_path)
         assert ended.code == 2 and "no effect with --list" in ended.errors
 

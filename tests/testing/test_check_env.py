@@ -109,6 +109,7 @@ def _loses_the_end(key, state, action):
         ({"instruction": "Go.\n"}, "white space around it"),
         ({"action_names": ("Left", "left")}, "'Left' is empty, repeated"),
         ({"answer_bytes": 5}, "free-form answers need both"),
+        ({"read_action_text": max}, "only one of read_action and read_action_text"),
         ({"demonstrate": max}, "has demonstrate and no reply_phrases: add the texts"),
         (
             {"action_size": 2, "sample_action": max, "action_text": max},
@@ -556,7 +557,9 @@ def test_free_form_readers_that_disagree_are_found(lake, plays):
     ):
         with pytest.raises(CheckError, match=message):
             texts.check_free_form(dataclasses.replace(sound, **changes), plays)
-    with pytest.raises(CheckError, match="no read_action_text beside it"):
+    with pytest.raises(
+        CheckError, match="only one of read_action and read_action_text"
+    ):
         check_env(dataclasses.replace(sound, read_action_text=None))
 
 

@@ -54,7 +54,7 @@ def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.A
 
     Repeatedly two of the remaining values are replaced by one: their sum, difference,
     product (the sum if that is beyond LIMIT) or quotient (the difference if that has a
-    remainder). The value may be unfit for a target.
+    remainder). The value may be unfit for a target; one beyond LIMIT stays as it is.
     """
     most = settings.max_numbers
     count_key, number_key, pair_key, operator_key = jax.random.split(key, 4)
@@ -75,7 +75,9 @@ def random_puzzle(key: jax.Array, settings: Countdown) -> tuple[jax.Array, jax.A
         quotient = jnp.where(is_whole, high // divisor, high - low)
         results = jnp.stack([high + low, high - low, product, quotient])
         joins = is_left.sum() > 1  # False once a single value is left.
-        values = jnp.where(joins & (place == one), results[operator], values)
+        # The reader refuses it, also on the way to a value that would fit.
+        result = jnp.where(high > LIMIT, high, results[operator])
+        values = jnp.where(joins & (place == one), result, values)
         return (values, is_left & ~(joins & (place == two))), None
 
     orders = jax.random.uniform(pair_key, (most - 1, most))

@@ -97,7 +97,7 @@ def _reset_midway(
 ) -> State:
     """A room in which a plan has been carried out, unless that solves it."""
     start = env.reset(key, split)  # The level is the same as without `midway`.
-    key = jax.random.fold_in(key, 5)  # `reset` splits it into 5, numbers 0 to 4.
+    key = jax.random.fold_in(key, 5)  # `reset` splits it into at most 5.
     player = dataclasses.replace(player, longest=player.midway)
     actions, _, _ = plan(key, start, next_task(start, boxes), player)
 

@@ -169,12 +169,17 @@ def action_text(action: Any, state: Any, shop: Catalogue) -> str:
         return f"search[{search.words_text(shop.index, words)}]"
     if kind < PRODUCT:
         place = 0
+    elif kind == OPTION:  # As `step` takes it.
+        place = min(place, 2 * VALUES - 1)
     name = clickable(state, shop).get((kind, place))
     return f"click[{name}]" if name else "nothing"
 
 
 def sample_action(key: jax.Array, shop: Catalogue) -> jax.Array:
-    """int32[ACTION_SIZE], a kind, a place and three words, each equally likely."""
+    """int32[ACTION_SIZE], a kind, a place and three words, each equally likely.
+
+    There are fewer options than places: those beyond the last one mean the last.
+    """
     kind_key, place_key, word_key = jax.random.split(key, 3)
     words = search.random_query(word_key, shop.index)
     kind = jax.random.randint(kind_key, (1,), 0, len(ACTION_NAMES))

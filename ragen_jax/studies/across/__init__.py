@@ -2,7 +2,7 @@
 
 pool.py          the runs of all studies, each once, with their settings
 numbers.py       intervals, power and corrections, and how they are written
-budgets.py       comparisons at equal updates and at equal episodes
+budgets.py       comparisons at equal updates, episodes, and rate times iterations
 power.py         how many seeds a difference needs
 signs.py         what announces a decline
 bandit_std.py    the in-group standard deviation that success on Bandit implies

@@ -1,11 +1,12 @@
 """How many of the studies' verdicts remain if so many are asked for."""
 
+import collections
 import dataclasses
 import math
 
 import numpy as np
 
-from ragen_jax.studies import measures, statistics
+from ragen_jax.studies import statistics, verdicts
 from ragen_jax.studies.across import numbers
 from ragen_jax.studies.across.pool import Pool
 from ragen_jax.studies.definition import Claim
@@ -24,39 +25,23 @@ class Judged:
     @property
     def is_decided(self) -> bool:
         """Whether the 95 % interval leaves out the margin."""
-        return self.p_value < 1 - numbers.LEVEL
+        return self.p_value < statistics.SIGNIFICANT
 
 
 def judged(pool: Pool) -> list[Judged]:
     """All claims whose runs have a Student's interval."""
     found = []
     for name, study in pool.studies.items():
-        arms = pool.arms(name)
+        records = collections.defaultdict(list)
+        for arm, runs in pool.arms(name).items():
+            records[arm] = [run.record for run in runs.values()]
         for claim in study.claims:
-            left = _values(arms.get(claim.left, {}), claim.measure)
-            if claim.right is not None:
-                right = _values(arms.get(claim.right, {}), claim.measure)
-                left = {s: left[s] - right[s] for s in sorted(set(left) & set(right))}
-            mean = numbers.student(list(left.values()))
-            if not math.isnan(mean.low):
-                above = mean.value > claim.margin
+            verdict = verdicts.judge(claim, records)
+            if not math.isnan(verdict.p):
+                above = verdict.quantity.mean > claim.margin
                 holds = above == (claim.relation == "greater")
-                found.append(Judged(name, claim, p_value(mean, claim.margin), holds))
+                found.append(Judged(name, claim, verdict.p, holds))
     return found
-
-
-def _values(arm, measure: str) -> dict[int, float]:
-    """Seed -> measure, of the runs that have it."""
-    values = {seed: measures.value(run.record, measure) for seed, run in arm.items()}
-    return {seed: value for seed, value in values.items() if not math.isnan(value)}
-
-
-def p_value(mean: numbers.Mean, margin: float) -> float:
-    """Of a two-sided t test that the true mean is the margin."""
-    interval = statistics.Interval(
-        mean.value, math.nan, math.nan, mean.count, mean.low, mean.high
-    )
-    return statistics.p_value(interval, margin)
 
 
 def section(pool: Pool) -> list[str]:
@@ -73,7 +58,7 @@ def section(pool: Pool) -> list[str]:
     p_values = [each.p_value for each in found]
     decided = [each for each in found if each.is_decided]
     holding = sum(each.holds for each in decided)
-    holm = sum(p < 1 - numbers.LEVEL for p in statistics.holm(p_values))
+    holm = sum(p < statistics.SIGNIFICANT for p in statistics.holm(p_values))
     expected = numbers.remaining_by_benjamini_hochberg(p_values)
     studies = len({each.study for each in found})
     lines += [

@@ -10,7 +10,6 @@ from scipy import special
 
 from ragen_jax.studies import statistics
 
-LEVEL = 0.95  # of intervals
 _MOST_SEEDS = 2000  # that a search for enough of them goes to
 
 
@@ -45,7 +44,7 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson 1927, JASA 22); NaN of nothing."""
     if not count:
         return math.nan, math.nan
-    z = special.ndtri((1 + LEVEL) / 2)
+    z = special.ndtri((1 + statistics.LEVEL) / 2)
     share, spread = hits / count, z * z / count
     middle = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / count + spread / (4 * count))
@@ -56,7 +55,7 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
 
 def deviation_limits(deviation: float, freedom: int) -> tuple[float, float]:
     """The 95 % interval of a standard deviation of normal values, by chi-square."""
-    tail = (1 - LEVEL) / 2
+    tail = (1 - statistics.LEVEL) / 2
     low, high = (special.chdtri(freedom, p) for p in (tail, 1 - tail))
     return deviation * math.sqrt(freedom / low), deviation * math.sqrt(freedom / high)
 
@@ -69,7 +68,7 @@ def power(difference: float, deviation: float, seeds: int) -> float:
       deviation: standard deviation of one seed's difference.
       seeds: how many, at least two.
     """
-    bound = special.stdtrit(seeds - 1, (1 + LEVEL) / 2)
+    bound = special.stdtrit(seeds - 1, (1 + statistics.LEVEL) / 2)
     shift = difference / deviation * math.sqrt(seeds)
     within = special.nctdtr(seeds - 1, shift, bound)
     below = special.nctdtr(seeds - 1, shift, -bound)

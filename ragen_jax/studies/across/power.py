@@ -27,8 +27,12 @@ class Spread:
 
 
 def _setting(run: Trained) -> tuple[str, str, float]:
+    """Environment, schedule and rate; a mean over several environments is its own."""
     schedule = str(run.settings["optimizer.schedule"])
-    return run.environment, schedule, float(run.settings["optimizer.actor_lr"])
+    several = len(run.record.tested)
+    where = run.environment
+    where += f", tested in {several} environments" * (several > 1)
+    return where, schedule, float(run.settings["optimizer.actor_lr"])
 
 
 def without_failures(runs: Sequence[Trained]) -> list[Trained]:
@@ -96,14 +100,14 @@ def section(pool: Pool) -> list[str]:
     lines += [
         "The standard deviation (SD) of the difference of test success between two"
         " arms of one seed, in points: from what effects of arm and seed leave of a"
-        " setting's table (environment, schedule and rate; iterations apart, then"
-        " pooled), times the root of 2; its interval by chi-square. Then the seeds that"
-        " give a paired t test at 5 % a power of 80 %, by noncentral t, if the true"
-        " difference is 2, 5, 10 or 20 points, and the power of three seeds for 5"
-        " points. A failing arm"
-        f" is one of which a run ends {100 * _FAILED:.0f} points below its setting's"
-        " median. Leaving those out looks at the outcome, and makes SDs of settings in"
-        " which runs fail by chance too small; keeping them makes values far from"
+        " setting's table (environment, what is tested, schedule and rate; iterations"
+        " apart, then pooled), times the root of 2; its interval by chi-square. Then"
+        " the seeds that give a paired t test at 5 % a power of 80 %, by noncentral t,"
+        " if the true difference is 2, 5, 10 or 20 points, and the power of three seeds"
+        " for 5 points. A failing arm is one of which a run ends more than"
+        f" {100 * _FAILED:.0f} points below the median of its setting and number of"
+        " iterations. Leaving those out looks at the outcome, and makes SDs of settings"
+        " in which runs fail by chance too small; keeping them makes values far from"
         " normal, for which the seeds are a rough guide. Runs that roll back are left"
         f" out, and settings with fewer than {_LEAST_FREEDOM} degrees of freedom.",
         "",
@@ -134,6 +138,8 @@ def _range(seeds: Sequence[int]) -> str:
     if not seeds:
         return "no more"
     ordered = sorted(seeds, key=lambda n: n or math.inf)
+    if ordered[0] == ordered[-1]:
+        return f"{_needed(ordered[0])} seeds"
     return f"from {_needed(ordered[0])} to {_needed(ordered[-1])} seeds"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ragen_jax.diagnostics import validation_decline
 from ragen_jax.studies import measures
 from ragen_jax.studies.across import bandit_std, numbers
 from ragen_jax.studies.across.numbers import share
@@ -15,8 +16,9 @@ from ragen_jax.studies.run_record import RunRecord
 from ragen_jax.utils.words import counted, listed
 
 _FEWEST = 8  # validations of a run that is looked at
-_MARGIN = 0.1  # of success, below the best validation
-_RUNNING = 2  # validations in a row below it
+# As the alarm's, which asks for three standard errors, too.
+_MARGIN = validation_decline.MARGIN  # of success, below the best validation
+_RUNNING = validation_decline.TIMES  # validations in a row below it
 
 SIGNS: Mapping[str, Callable[[RunRecord], float]] = {
     "in-group std": lambda run: measures.onset(run, "filter/reward_std"),
@@ -94,7 +96,8 @@ def section(pool: Pool) -> list[str]:
         "",
         "Does a sign come before validation success declines, and only then?",
         "",
-        f"All runs without a rollback with at least {_FEWEST} validations. A decline is"
+        "All runs without a rollback that validate in one environment, at least"
+        f" {_FEWEST} times. A decline is"
         f" validation success more than {100 * _MARGIN:.0f} points below its best so"
         f" far, {_RUNNING} validations running; it is dated by the first. Signs are"
         " those of the studies' measures `std_lead` (below half of its peak),"
@@ -109,12 +112,13 @@ def section(pool: Pool) -> list[str]:
     chosen: dict[str, list[Trained]] = {}
     for run in pool.runs:
         _, values = run.record.series("validation/success")
-        if not run.rewinds and len(values) >= _FEWEST:
+        is_one = len(run.record.tested) == 1  # Of several the mean is validated.
+        if is_one and not run.rewinds and len(values) >= _FEWEST:
             chosen.setdefault(run.environment, []).append(run)
     for name, runs in sorted(chosen.items()):
         lines += _environment(name, runs, pool)
     if not chosen:
-        lines += [f"No run has {_FEWEST} validations.", ""]
+        lines += [f"No run has {_FEWEST} validations in one environment.", ""]
     return [*lines, *bandit_std.part(pool)]
 
 
