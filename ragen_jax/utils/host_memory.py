@@ -23,7 +23,7 @@ def most_bytes(root: Path = Path("/")) -> int | None:
 def _limits(root: Path) -> list[int]:
     """Bytes, the limits of this process's control groups; [] without any."""
     with contextlib.suppress(OSError, ValueError):
-        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         groups = [line.split(":", 2) for line in lines]
         return [
             limit
@@ -53,6 +53,8 @@ def _limits_along(folder: Path, controllers: str, group: str) -> list[int]:
     for depth in range(len(parts) + 1):
         with contextlib.suppress(OSError):
             texts.append(
-                folder.joinpath(*parts[:depth], name).read_text("utf-8").strip()
+                folder.joinpath(*parts[:depth], name)
+                .read_text(encoding="utf-8")
+                .strip()
             )
     return [int(text) for text in texts if text.isdecimal()]

@@ -29,6 +29,7 @@ ROWS = (
     ("collapse", r"On validation half the rate ends above ([\w -]+)\.", "{}"),
     ("group_shape", r"On (\w+), \d+ prompts x (\d+) episodes, filtered", "{} {}"),
     ("variance_quarters", r"On (\w+) the quarter that varies most", "{}"),
+    ("variance_quarters", r"On (\w+) the second quarter ends above", "{}"),
     ("filter_level", r"On (\w+) keeping prompts that vary most ends above", "{}"),
     ("filter_level", r"On (\w+) it ends above", "{}"),
     ("filter_choice", r"On (\w+) filtering by the spread .* by ([a-z ]+)\.", "{} {}"),
