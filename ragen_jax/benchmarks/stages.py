@@ -6,6 +6,7 @@ without a GPU. suite.py runs the stages.
 
 import contextlib
 import dataclasses
+import shutil
 import statistics
 import subprocess
 import sys
@@ -309,11 +310,14 @@ def _twice(sizes: Sizes, out: Path, stage: Stage) -> Tables:
         *_flags(changes),
     )
     yield from _avoided(changes)
+    # Beside the runs' folder, so that another attempt need not compile again.
+    caches = [out / f"{stage.name}.{name}.programs" for name in ("a", "b")]
     with _new_folder(out, stage) as folder:
-        caches = folder / "a.programs", folder / "b.programs"
         one = training_runs.train(folder / "a", *arguments, programs=caches[0])
         yield "the first run", {"iterations": len(one)} | _last(one)
         other = training_runs.train(folder / "b", *arguments, programs=caches[1])
+    for cache in caches:
+        shutil.rmtree(cache, ignore_errors=True)
     differing = sorted(
         name
         for first, second in zip(one, other, strict=True)
@@ -342,8 +346,6 @@ def _last(records: list[dict]) -> dict:
 @contextlib.contextmanager
 def _new_folder(out: Path, stage: Stage) -> Iterator[Path]:
     """A context with an empty folder for runs; deleted unless the stage fails."""
-    import shutil
-
     folder = out / f"{stage.name}.runs"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

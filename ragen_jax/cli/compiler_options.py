@@ -10,10 +10,15 @@ from ragen_jax.utils import host_memory
 
 # Several CPU devices meet in a collective in each minibatch. On a busy machine one may
 # be minutes late, and XLA would abort the process after 40 s. Here it warns after 5
-# minutes, and aborts after an hour.
+# minutes, and aborts after an hour. So it would after 30 or 40 s where a process has
+# several GPUs, whose first update loads programs and plans attention on each of them.
 _TIMEOUTS = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+    "xla_gpu_executable_warn_stuck_timeout": 300,  # seconds, too
+    "xla_gpu_executable_terminate_timeout": 3600,
+    "xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 300,
+    "xla_gpu_first_collective_call_terminate_timeout_seconds": 3600,
 }
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": "true"}
 # CPU compiler passes that are switched off: together they take a sixth of the time of

@@ -19,7 +19,7 @@ from ragen_jax.planning.devices import Gpu
 from ragen_jax.planning.model import ShapeSource
 from ragen_jax.planning.programs import Block, Collective
 from ragen_jax.planning.roofline import Iteration, RolloutParts
-from ragen_jax.planning.target import Target, memory_fraction
+from ragen_jax.planning.target import Target, fraction_variable, memory_fraction
 from ragen_jax.planning.work import Costs
 from ragen_jax.settings import Settings
 from ragen_jax.training import memory_plan, validation
@@ -167,13 +167,13 @@ def _memory(plan: Plan) -> Iterator[str]:
     whole, share = plan.target.device.memory, memory_fraction()
     yield (
         f"(Available is what JAX allocates, {share:.0%} of {whole / _MIB:,.1f};"
-        " XLA_CLIENT_MEM_FRACTION changes it.)"
+        f" {fraction_variable()} changes it.)"
     )
     total = plan.needs.total
     # A CUDA graph of the whole rollout needs memory besides what JAX allocates.
     most = 0.88 if plan.run.settings.rollout.cuda_graph else 0.92
     if total > plan.target.available and total < most * whole:
-        yield f"  XLA_CLIENT_MEM_FRACTION={most} would make it fit as it is."
+        yield f"  {fraction_variable()}={most} would make it fit as it is."
 
 
 def _programs(plan: Plan) -> Iterator[str]:

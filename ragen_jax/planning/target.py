@@ -37,6 +37,12 @@ _NO_TPU_HERE = {
 }
 
 
+def fraction_variable() -> str:
+    """The environment variable that sets that share: JAX refuses both of them."""
+    given = [name for name in _FRACTION_VARIABLES if name in os.environ]
+    return (given or _FRACTION_VARIABLES)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A number of hosts, each with the same number of equal devices."""

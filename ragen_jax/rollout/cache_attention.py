@@ -49,7 +49,9 @@ class CacheAttention:
         slots = jnp.arange(new.shape[0])
         where = [slots, slice(None), slice(None), slice(None)]
         where[self.context_axis] = position
-        return entry.at[tuple(where)].set(self._heads(new), mode="drop")
+        # Unique: else a deterministic program on a GPU sorts before it writes.
+        put = entry.at[tuple(where)].set
+        return put(self._heads(new), mode="drop", unique_indices=True)
 
     def write_message(self, entry, new, start) -> jax.Array:
         """The entry with [W, T, G, d] from int32[W] on; all T have room."""

@@ -41,7 +41,8 @@ def decode_step(
     slots = state.slots
     active = slots.status == DECODING
     drawn, cache = _sample_tokens(plan, model, inputs, state, active, bucket)
-    row = jnp.where(active, row_of(plan, slots), plan.rows)  # plan.rows: dropped
+    dropped = plan.rows + jnp.arange(active.size)  # All different: see below.
+    row = jnp.where(active, row_of(plan, slots), dropped)
     position = slots.length + 1
     rows = _write_reply_tokens(state.rows, row, position, slots.turn, drawn)
     reply, is_closed = _read_tokens(plan, inputs, slots.reply, drawn.token)
@@ -106,11 +107,17 @@ def _write_reply_tokens(
 
     Args:
       rows: R rows.
-      row, position: int32[S], where each slot writes; dropped if out of range.
+      row, position: int32[S], where each slot writes, two nowhere alike; dropped if
+        out of range.
       turn: int32[S], being played.
       drawn: the tokens.
     """
-    put = lambda buffer, new: buffer.at[row, position].set(new, mode="drop")
+
+    def put(buffer, new):
+        # Else a deterministic program on a GPU would sort before it writes.
+        where = buffer.at[row, position]
+        return where.set(new, mode="drop", unique_indices=True)
+
     return RowBuffers(
         tokens=put(rows.tokens, drawn.token),
         logprobs=put(rows.logprobs, drawn.logprob),

@@ -339,6 +339,12 @@ def test_jax_allocates_three_quarters_unless_told(monkeypatch):
     assert target.memory_fraction() == 0.75
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
     assert target.memory_fraction() == 0.9
+    # JAX refuses to start with both variables: the advice names the one that is set.
+    assert target.fraction_variable() == "XLA_CLIENT_MEM_FRACTION"
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    assert target.fraction_variable() == "XLA_CLIENT_MEM_FRACTION"
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    assert target.fraction_variable() == "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import pytest
 from helpers import models
 
 from ragen_jax.models import transformer
-from ragen_jax.rollout import cache_attention
+from ragen_jax.rollout import cache_attention, decode_step
 from ragen_jax.rollout import kv_cache as kv
+from ragen_jax.rollout.token_sampling import Sampled
+from ragen_jax.rollout.types import RowBuffers
 
 VOCABULARY, SLOTS, CONTEXT = 50, 3, 40
 PROMPT, MESSAGE = 8, 6  # capacities
@@ -214,3 +216,32 @@ def _cached_logits(parameters, config, tokens, bucket, attention, behind=0.0):
     return [
         (np.asarray(at), np.asarray(logits)) for at, logits in zip(*run, strict=True)
     ]
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_a_token_is_written_as_to_places_of_its_own_and_out_of_range_nowhere(attention):
+    """Else a deterministic program on a GPU sorts before each write."""
+    config = models.small_config(VOCABULARY)
+    layout = attention(config)
+    new = jnp.ones((SLOTS, config.kv_heads, config.head_dim))
+    entry = layout.with_context(layout.to_entry(new[:, None] * 0), CONTEXT)
+    where = jnp.array([0, CONTEXT, 7])
+    jaxpr = str(jax.make_jaxpr(layout.write_token)(entry, new, where))
+    assert jaxpr.count("scatter[") == jaxpr.count("unique_indices=True") == 1
+    written = layout.write_token(entry, new, where).any(
+        axis=[axis for axis in (1, 2, 3) if axis != layout.context_axis]
+    )
+    assert np.argwhere(written).tolist() == [[0, 0], [2, 7]]
+
+
+def test_sampled_tokens_are_written_as_to_places_of_their_own():
+    whole, real = jnp.zeros((2, 5), int), jnp.zeros((2, 5))
+    rows = RowBuffers(whole, real, real, whole, whole > 0)
+    ones = jnp.ones(3)
+    drawn = Sampled(token=jnp.array([7, 8, 9]), logprob=ones, entropy=ones)
+    given = jnp.array([1, 2, 3]), jnp.array([4, 0, 0]), jnp.zeros(3, int), drawn
+    write = decode_step._write_reply_tokens
+    jaxpr = str(jax.make_jaxpr(write)(rows, *given))
+    assert jaxpr.count("scatter[") == jaxpr.count("unique_indices=True") == 5
+    tokens = write(rows, *given).tokens
+    assert np.argwhere(tokens).tolist() == [[1, 4]] and tokens[1, 4] == 7
