@@ -356,7 +356,12 @@ def test_negative_returns_are_the_cause_where_a_filter_ranks_by_them(
 )
 def test_the_cause_of_an_empty_batch_says_which_rewards_do_not_count(changes, spread):
     thinking = dict(env__thinking=True)
-    paid = dict(reward__length_bonus=0.1, reward__hook="my_rewards.py") | thinking
+    paid = (
+        dict(
+            reward__length_bonus=0.1, reward__length_low=2, reward__hook="my_rewards.py"
+        )
+        | thinking
+    )
     uncounted = ", not counting reward.length_bonus and reward.hook"
     cause = safety.why_nothing_is_kept(runs.settings(**changes, **paid), spread)
     assert cause.endswith(uncounted)
