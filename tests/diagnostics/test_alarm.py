@@ -540,3 +540,36 @@ def test_a_collapse_from_the_beginning_on_goes_back_to_the_beginning():
         if decision.action == health.ROLLBACK:
             break
     assert record["iteration"] == 11 and decision.healthy_until == alarm.START
+
+
+@pytest.mark.parametrize("signal", alarm.SIGNALS, ids=lambda signal: signal.metric)
+def test_a_signal_rings_on_its_unhealthy_side_alone(signal):
+    """Expected of each metric: what RAGEN's collapses show."""
+    falling = {"rollout/entropy", "rollout/reply_tokens", "train/success"}
+    falling |= {"train/return_with_penalty", "filter/reward_std"}
+    falling |= {"rollout/valid_reply_rate", "health/distinct_thoughts"}
+    falling |= {"health/first_action_entropy"}
+    rising = {"rollout/entropy", "rollout/reply_tokens", "update/actor_grad_norm"}
+    rising |= {"health/overlap_across"}
+    usual = 20.0 if signal.metric == "rollout/reply_tokens" else 0.5
+    for factor, unhealthy in ((0.1, falling), (1.9, rising)):
+        state, rings = AlarmState(), False
+        for iteration in range(1, 41):
+            value = usual if iteration <= 30 else usual * factor
+            state, verdict = alarm.update(
+                state, iteration, {signal.metric: value}, (signal,)
+            )
+            rings |= signal.metric in verdict.ringing
+        assert rings == (signal.metric in unhealthy)
+
+
+@pytest.mark.parametrize(("iteration", "healthy"), [(25, 3), (26, 26)])
+def test_a_run_is_healthy_again_when_memory_iterations_have_passed(iteration, healthy):
+    rang = AlarmState(tracks=(("train/success", Track(rang_at=5)),))
+    state = health.HealthState(alarm=rang, healthy_until=3)
+    found, _ = health.observe(state, iteration, {}, HealthSettings(on_collapse="warn"))
+    assert (MEMORY, found.healthy_until) == (20, healthy)
+
+
+def test_both_recorded_healthy_runs_are_there():
+    assert len(HEALTHY_RUNS) == 2

@@ -173,6 +173,30 @@ def test_norms_equal_plain_gradients_and_a_small_bucket_is_not_made_quiet():
     assert values["one/row_share"] == 0.25
 
 
+def test_counts_shares_and_losses_of_a_bucket_are_worked_out_by_hand():
+    """Rows of weight 0 count nowhere, and a loss is a mean over minibatches."""
+    weight = jnp.where(jnp.arange(16) < 12, 1.0, 0.0)
+    found = scored()
+    found = found.replace(batch=found.batch.replace(weight=weight))
+    losses = iter([0.25, 0.5, 1.0])  # Two minibatches of all, one of the bucket.
+
+    def gradients(actor, frozen, batch):
+        loss = jnp.full(3, next(losses))
+        return analysis.ComponentGradients(jnp.full(3, 6.0), loss, jnp.float32(3.0))
+
+    episode = np.asarray(found.kept.rows.episode).max(axis=1)
+    group = np.zeros(len(episode), int)
+    group[episode[8:12]] = 1
+    buckets = [analysis.Bucket("one", np.array([1]))]
+    values = analysis.analyze(plan(), gradients, None, {}, found, group, buckets)
+    assert (values["all/rows"], values["all/row_share"]) == (12, 1.0)
+    assert (values["one/rows"], values["one/row_share"]) == (4, 4 / 12)
+    assert (values["one/groups"], values["one/task/loss"]) == (1, 1.0)
+    assert values["all/task/loss"] == (0.25 + 0.5) / 2
+    assert values["one/task/per_sample"] == 6.0 / 4
+    assert values["one/task/per_token"] == 6.0 / 3
+
+
 def test_a_bucket_is_cut_evenly_as_the_update_cuts_its_rows():
     cut = analysis.minibatches_of(np.arange(13), 5)
     assert sorted(map(len, cut)) == [4, 4, 5]

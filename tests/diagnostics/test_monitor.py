@@ -371,6 +371,33 @@ def test_a_rollback_without_a_checkpoint_to_return_to_says_which_it_wants(run):
     assert "with a higher checkpoint.keep_last" in said
 
 
+def test_a_warning_is_printed_and_training_goes_on(run):
+    verdict, said = alarm.Verdict(alarm.COLLAPSE, (), "a collapse"), []
+    console = types.SimpleNamespace(line=said.append)
+    outputs = types.SimpleNamespace(console=console)
+    decision = health.Decision(health.WARN, "a collapse (warn)", verdict)
+    assert loop._carry_out(run, outputs, 60, decision) == ""
+    assert said == ["warning: a collapse (warn)"]
+
+
+def test_a_run_without_a_checkpoint_begins_again_until_its_twentieth_iteration(
+    run, tmp_path
+):
+    decision = health.Decision(
+        health.ROLLBACK, "x", alarm.Verdict(alarm.COLLAPSE, (), "x"), 3
+    )
+    deleted = []
+    saved = types.SimpleNamespace(
+        latest_step=lambda until: None, delete_after=deleted.append
+    )
+    workdir = types.SimpleNamespace(checkpoints=saved, path=tmp_path)
+    outputs = types.SimpleNamespace(workdir=workdir)
+    assert "no checkpoint" in loop._carry_out(run, outputs, 21, decision)
+    with pytest.raises(loop.RolledBack) as back:
+        loop._carry_out(run, outputs, 20, decision)
+    assert (back.value.to, deleted) == (0, [0])
+
+
 def test_a_number_that_is_not_known_is_no_figure_of_a_checkpoint():
     """Such as the agreement of thoughts where no reply has one."""
     text = {"episodes": 8, "prompts": 2, "success": 0.5, "distinct_thoughts": math.nan}

@@ -172,6 +172,16 @@ def test_a_reported_z_score_has_the_smoothed_std():
     assert values["x/sequence/marginal_std_ema"] == pytest.approx(std)
 
 
+def test_a_reported_retrieval_stands_beside_its_chance():
+    scores = jnp.array([[3.0, 2, 1, 0]] * 4)
+    is_same = np.eye(4, dtype=bool)
+    is_same[0, 3] = is_same[3, 0] = True
+    pairs = pairs_of([0, 1, 2, 3], 4, [1] * 4, is_same)
+    values, _ = mi.report(scores, pairs, "x", mi.SmoothedStd())
+    assert values["x/retrieval_at_1"] == pytest.approx(2 / 4)
+    assert values["x/retrieval_at_1_chance"] == pytest.approx(1.5 / 4)
+
+
 # The model's side ---------------------------------------------------------------------
 
 
@@ -290,6 +300,11 @@ def test_first_turns_have_a_column_for_each_prompt():
     assert pairs.thought_lengths.tolist() == [1, 1, 2]
     assert pairs.thoughts[:, :2].tolist() == [[1, 0], [6, 0], [1, 1]]
     assert pairs.is_same.all()  # The two prompts are the same tokens here.
+    other = rows.replace(tokens=rows.tokens.copy())
+    other.tokens[2:, 1] += 1  # As long, and another.
+    pairs = thought_samples.sample_first_turns(other, turns, group, samples=0, seed=0)
+    assert pairs.prompt_lengths.tolist() == [2, 2]
+    assert pairs.is_same.tolist() == [[True, False], [True, False], [False, True]]
     for seed in range(9):  # No thought twice.
         few = thought_samples.sample_first_turns(
             rows, turns, group, samples=2, seed=seed

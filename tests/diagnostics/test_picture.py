@@ -80,3 +80,17 @@ def test_the_command_prints_nothing_but_what_the_alarm_said(tmp_path):
     command = [sys.executable, "-m", module, str(DECLINE), str(tmp_path / "x.png")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_each_panel_of_the_picture_draws_its_own_metric(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(picture.plt, "close", figures.append)
+    records = [
+        {"iteration": i} | {name: 10 * n + i for n, name in enumerate(picture.PANELS)}
+        for i in (1, 2)
+    ]
+    picture.draw(records, tmp_path / "x.png")
+    (figure,) = figures
+    drawn = [axis.lines[0].get_ydata().tolist() for axis in figure.axes]
+    assert drawn == [[10 * n + 1, 10 * n + 2] for n in range(len(picture.PANELS))]
+    assert [axis.get_title() for axis in figure.axes] == list(picture.PANELS.values())

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.records import rows_of
+from helpers.records import episodes_of, rows_of
 
-from ragen_jax.learning import advantages, gather, groups, strategies
+from ragen_jax.learning import advantages, filters, gather, groups, strategies
 from ragen_jax.learning.groups import Grouping
 from ragen_jax.settings import FilterSettings, update_counts
 
@@ -538,3 +538,11 @@ def _kept_by_loop(score, strategy, fraction, keep_zero):
         keep[g] = True
         kept_sum += score[g]
     return keep
+
+
+def test_a_length_is_that_of_all_of_an_episodes_replies_thoughts_included():
+    episodes = episodes_of(reward=[[0.0, 0.0], [0.0, 0.0]]).replace(
+        reply_tokens=jnp.array([[3, 2], [4, 0]]),
+        thought_tokens=jnp.array([[1, 1], [3, 0]]),
+    )
+    assert filters._length(None, None, episodes).tolist() == [5.0, 4.0]

@@ -228,3 +228,30 @@ def test_the_uses_of_a_batch_are_reported_as_one():
     assert found.sums.policy_loss.value() == 1.5
     assert found.sums.logprob_gap.value() == 0.25
     assert (found.sums.logprob_gap_max, found.sums.ratio_max) == (0.5, 1.5)
+
+
+def test_each_number_of_an_iteration_is_reported_under_its_own_name():
+    chosen = updates.settings(reward__grounding=0.5)
+    names = ["success", "return", "return_with_penalty", "return_shaped", "grounded"]
+    of_rollout = ["entropy", "reply_tokens", "thought_tokens", "valid_reply_rate"]
+    of_rollout += ["turns", "actions", "episode_tokens"]
+    names += [*of_rollout, "sampled_tokens"]
+    means = {name: jnp.float32(value) for value, name in enumerate(names, 1)}
+    norms = dict(actor_grad_norm=2.0, critic_grad_norm=0.5, reward_std=0.25)
+    others = dict(kept_fraction=0.75, explained_variance=0.125)
+    use = dataclasses.replace(learned(1), **norms, **others)
+    counts = summary.counts_so_far(updates.new_state(chosen))
+    values = summary.iteration_values(
+        chosen, counts, [use], means, jnp.int32(26), jnp.float32(1e-3)
+    )
+    seen, times = summary.Summaries(means, {}, ()), Times(rollout=2.0, update=5.0)
+    found = summary.iteration_metrics(values, seen, [], times)
+    wanted = {f"train/{name}": i for i, name in enumerate(names[:4], 1)}
+    wanted |= {f"rollout/{name}": float(means[name]) for name in of_rollout}
+    wanted |= {"rollout/grounded": 5.0, "rollout/utilization": 13 / 26}
+    wanted |= {"update/actor_grad_norm": 2.0, "update/critic_grad_norm": 0.5}
+    wanted |= {"filter/reward_std": 0.25, "filter/kept_fraction": 0.75}
+    wanted |= {"update/explained_variance": 0.125}
+    wanted |= {"time/rollout_seconds": 2.0, "time/update_seconds": 5.0}
+    wanted |= {"rollout/tokens_per_second": 13 / 2}
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)

@@ -1,6 +1,7 @@
 """The record of a rollout: what was sampled and fed, however the loop was cut up."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from ragen_jax.envs.base import TEST, TRAIN
 from ragen_jax.errors import UserError
 from ragen_jax.learning.token_scores import score_tokens
 from ragen_jax.models import transformer
+from ragen_jax.rollout import plan as plan_lib
 from ragen_jax.rollout import prng, token_sampling
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout.rollout import training_rollout_args
@@ -282,3 +284,16 @@ _PER_TURN = (
 def _reply(row, turn):
     """The tokens sampled in a turn of a row."""
     return row.tokens[row.is_reply & (row.turn == turn)].tolist()
+
+
+def test_the_passes_of_all_shards_and_of_both_kinds_are_counted():
+    counts = rollout_lib.PassCounts(jnp.array([3, 5]), jnp.array([1, 2]))
+    assert int(counts.total()) == 11
+
+
+def test_environments_of_a_mix_share_the_slots_by_their_prompts():
+    tasks = [types.SimpleNamespace(prompts=prompts) for prompts in (4, 4, 8)]
+    shards = plan_lib._divide(tasks, 4, slots=16, shards=2, extend_share=2)
+    assert [each.slots for each in shards] == [2, 2, 4]
+    assert [each.first_slot for each in shards] == [0, 2, 4]
+    assert [each.episodes for each in shards] == [8, 8, 16]

@@ -1,10 +1,14 @@
 """Runners of studies side by side: whose runs, and whose cores."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import textwrap
 
@@ -281,3 +285,37 @@ def test_runs_have_one_core_each_where_there_is_no_gpu_and_none_is_meant(
         console=Console(io.StringIO()),
     )
     assert given["one_core"] == one_core
+
+
+def test_the_time_left_is_that_of_the_run_that_ends_last(tmp_path):
+    runs = [
+        dataclasses.replace(run, changes={**run.changes, "iterations": 10})
+        for run in planned_runs(STUDY)
+    ]
+    running = []
+    for run, done in zip(runs, (4, 8), strict=True):
+        workdir = tmp_path / run.label
+        workdir.mkdir()
+        lines = [
+            # The first compiles, and does not count.
+            {"iteration": i, "time/iteration_seconds": 2.0 if i > 1 else 60.0}
+            for i in range(1, done + 1)
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (workdir / "metrics.jsonl").write_text(text)
+        running.append(runner._Running(run, workdir, None, None, None, 0.0, 1))
+    states = dict.fromkeys(runs, runner.MISSING)
+    assert runner._progress(running, states, 3) == (
+        "0/2 finished; one-seed0 4/10, other-seed0 8/10; 12 s for these, 3 runs behind"
+    )
+
+
+def test_a_run_that_does_not_end_on_sigterm_is_killed(monkeypatch):
+    monkeypatch.setattr(runner, "_KILL_AFTER", 0.1)
+    code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
+    code += "print('deaf', flush=True)\ntime.sleep(60)"
+    deaf = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    with deaf:
+        assert deaf.stdout.readline() == b"deaf\n"
+        runner._stop([runner._Running(None, None, deaf, None, None, 0.0, 1)])
+        assert deaf.wait(30) == -signal.SIGKILL

@@ -94,6 +94,21 @@ def test_validations_and_saves_have_clocks_of_their_own(run, tmp_path, monkeypat
     assert steps == [2, 4, 5]
 
 
+def test_a_validation_below_an_earlier_one_saves_nothing(run, tmp_path, monkeypatch):
+    scores = iter([0.7, 0.5, 0.6])
+    validate = lambda *_: {"validation/success": next(scores)}
+    _, steps = _iterate(run, tmp_path, monkeypatch, validate=validate, best=1)
+    assert steps == [2, 5]  # 4 is not the best; 5 is the last.
+
+
+def test_the_time_left_is_asked_of_what_is_still_to_come(run, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(loop.console_lib, "seconds_left", lambda *x: asked.append(x))
+    _iterate(run, tmp_path, monkeypatch)
+    # At the third of five iterations, when the fourth and fifth validate, and the last.
+    assert [(left, due) for _, left, _, due in asked] == [(2, 2), (0, 0)]
+
+
 @pytest.mark.parametrize(("process", "trims"), [(0, True), (1, False)])
 def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     process, trims, run, tmp_path, monkeypatch

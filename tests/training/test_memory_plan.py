@@ -4,6 +4,7 @@ import dataclasses
 import os
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -133,6 +134,22 @@ def test_what_is_advised_where_memory_is_short_would_be_accepted(
     assert overrides == [f"--config.{text}" for text in told]
 
 
+def test_the_peak_is_what_stays_and_the_largest_of_what_comes_on_top():
+    passing = {"r": 2, "s": 2}, {"u": 5}
+    assert memory_plan.Needs({"a": 1}, *passing, None, {"e": 3, "f": 4}).total == 6
+    assert memory_plan.Needs({"a": 1}, *passing, None, {"e": 3, "f": 9}).total == 10
+    assert memory_plan.Needs({"a": 1, "b": 1}, *passing, None).total == 7
+
+
+@pytest.mark.parametrize(("system", "largest"), [("linux", 2**20), ("darwin", 2**30)])
+def test_the_peak_memory_of_a_process_is_told_in_gib(monkeypatch, system, largest):
+    """Linux tells KiB, macOS bytes."""
+    used = SimpleNamespace(ru_maxrss=largest)
+    monkeypatch.setattr(memory_plan.resource, "getrusage", lambda who: used)
+    monkeypatch.setattr(memory_plan.sys, "platform", system)
+    assert memory_plan.peak_memory() == 1.0
+
+
 def test_sharing_the_state_is_advised_only_where_that_shares_any_of_it():
     needs = memory_plan.Needs({"actor": 9}, {}, {"all": 9}, available=10)
     shared = "--config.mesh.data=1 --config.mesh.fsdp=-1"
@@ -171,3 +188,9 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_compiled():
     memory_plan.check_least(run)
     with pytest.raises(UserError, match="needs at least .*--plan shows every part"):
         memory_plan.check_least(run, limit=100_000)
+    record = run.plan.rows * run.plan.context * 16
+    on_top = memory_plan._sampler_copy(run) + memory_plan._cache(run) + record
+    least = sum(memory_plan.resident(run).values()) + on_top
+    memory_plan.check_least(run, limit=least)
+    with pytest.raises(UserError, match="needs at least"):
+        memory_plan.check_least(run, limit=least - 1)

@@ -1,7 +1,9 @@
 """Messages of a run for the console."""
 
 import shlex
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from helpers import runs
 from helpers.paths import CONFIGS, ROOT
@@ -129,3 +131,21 @@ def test_the_command_that_follows_a_run_in_ones_own_environment_lets_its_file_be
     config = cli.load_config("docs/examples/coin_walk_config.py").to_dict()
     said = messages.finished(tmp_path, settings.from_dict(config))
     assert shlex.split(said.split("next: ")[1])[-1] == "--trust-code"
+
+
+def test_of_an_example_the_first_prompt_and_the_first_reply_are_shown():
+    turn = jnp.array([[0, 0, 0, 1, 1, 1]])
+    is_reply = jnp.array([[False, True, True, False, True, True]])
+    tokens = jnp.array([[1, 2, 3, 4, 5, 6]])
+    decode = lambda ids: " ".join(map(str, ids.tolist()))
+    run = SimpleNamespace(
+        model=SimpleNamespace(tokenizer=SimpleNamespace(decode=decode))
+    )
+    rows = SimpleNamespace(tokens=tokens, turn=turn, is_reply=is_reply)
+    said = messages.example(run, SimpleNamespace(rows=rows))
+    assert [line.strip() for line in said.splitlines()] == [
+        "--- an example prompt",
+        "1",
+        "--- its reply",
+        "2 3",
+    ]
