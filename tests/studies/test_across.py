@@ -348,3 +348,14 @@ def test_a_run_that_two_studies_trained_counts_once():
     assert pool.runs == [one, other]
     assert pool.arms("invented")["b"] == {0: again, 1: other}
     assert trained("a", 0).arm == trained("a", 1).arm != trained("b", 1).arm
+
+
+def test_a_run_was_measured_as_the_study_asked_that_diagnosed_it():
+    """Another one, which comes first, may have planned it without a diagnosis."""
+    plain = trained("a", 0)
+    flags = ("--all", "--same_prompts")
+    planned = dataclasses.replace(plain.planned, diagnose=flags)
+    asked, other = dataclasses.replace(plain, planned=planned), trained("b", 1)
+    pool = Pool({}, {"first": [plain, other], "second": [asked]})
+    assert pool.runs == [plain, other]
+    assert pool.diagnosed_by(plain) == flags and pool.diagnosed_by(other) == ()

@@ -112,7 +112,7 @@ def section(pool: Pool) -> list[str]:
     groups: dict[str, list[Trained]] = {}
     for run in pool.runs:
         if run.record.diagnoses:
-            same = "--same_prompts" in run.planned.diagnose
+            same = "--same_prompts" in pool.diagnosed_by(run)
             title = f"{run.environment}, the same prompts" if same else run.environment
             groups.setdefault(title, []).append(run)
     if not groups:

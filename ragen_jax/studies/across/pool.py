@@ -72,6 +72,19 @@ class Pool:
             runs.setdefault(_trained_as(run), run)
         return list(runs.values())
 
+    def diagnosed_by(self, run: Trained) -> tuple[str, ...]:
+        """The flags of a run's diagnosis, whichever study asked for it; () of none."""
+        like = _trained_as(run)
+        return next(
+            (
+                tuple(each.planned.diagnose)
+                for trained in self.trained.values()
+                for each in trained
+                if each.planned.diagnose and _trained_as(each) == like
+            ),
+            (),
+        )
+
     def study_of(self, run: Trained) -> str:
         """The first study that holds one of `runs`."""
         return next(
