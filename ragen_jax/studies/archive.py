@@ -49,31 +49,30 @@ Key = tuple[tuple[str, ...], tuple[str, ...]]
 # except where it returns to one of them, or they are measured.
 _SAVING = ("--config.every.checkpoint=", "--config.checkpoint.")
 _ON_COLLAPSE = "--config.health.on_collapse="
+_ROLLBACK = f"{_ON_COLLAPSE}rollback"
 
 
 def key(run: PlannedRun) -> Key:
     """A run's identity: equal for runs of different studies that are the same run."""
-    return _key(run.arguments(), run.diagnose)
+    return _key(run.arguments(), run.diagnose, _rolls_back(run))
 
 
 def key_of(item: dict[str, Any]) -> Key:
-    """The key of an entry's run."""
-    return _key(item["arguments"], item["diagnose"])
+    """The key of an entry's run. No config that only a data file names is executed."""
+    rolls_back = _ROLLBACK in item["arguments"] or "rolls_back" in item
+    return _key(item["arguments"], item["diagnose"], rolls_back)
 
 
-def _key(arguments: Sequence[str], diagnose: Sequence[str]) -> Key:
-    if not (_rolls_back(arguments) or diagnose):
+def _key(arguments: Sequence[str], diagnose: Sequence[str], rolls_back: bool) -> Key:
+    if not (rolls_back or diagnose):
         arguments = [a for a in arguments if not a.startswith(_SAVING)]
     return tuple(sorted(arguments)), tuple(diagnose)
 
 
-def _rolls_back(arguments: Sequence[str]) -> bool:
+def _rolls_back(run: PlannedRun) -> bool:
     """Whether a run may return to a checkpoint, by its arguments or its config."""
-    given = [a.removeprefix(_ON_COLLAPSE) for a in arguments if _ON_COLLAPSE in a]
-    configs = [a for a in arguments if a.startswith("--config=")]
-    if not given and configs:
-        given = [_on_collapse(configs[-1].removeprefix("--config="))]
-    return given[-1:] == ["rollback"]
+    given = [a for a in run.arguments() if a.startswith(_ON_COLLAPSE)]
+    return _ROLLBACK in given or (not given and _on_collapse(run.config) == "rollback")
 
 
 @functools.cache
@@ -102,7 +101,11 @@ def entry(run: PlannedRun, record: RunRecord, curves: Iterable[str]) -> dict[str
         "diagnoses": list(record.diagnoses),
         "rollbacks": list(record.rollbacks),
     }
-    return {**item, "code": dict(record.code)} if record.code else item
+    if record.code:
+        item["code"] = dict(record.code)
+    if _rolls_back(run) and _ROLLBACK not in run.arguments():
+        item["rolls_back"] = True  # As the config says.
+    return item
 
 
 def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
@@ -132,7 +135,7 @@ def read(pages: Path, own: str = "") -> dict[Key, RunRecord]:
                 run_key = key_of(item)
                 items[run_key] = _merged(item, items.get(run_key))
                 if item["diagnose"]:  # It serves a study that diagnoses nothing, too.
-                    plain = _key(item["arguments"], ())
+                    plain = key_of({**item, "diagnose": []})
                     items[plain] = _merged(items.get(plain, item), item)
         except (ValueError, RecursionError) as error:
             raise UserError(
@@ -176,9 +179,10 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "diagnoses": record_checks.check_diagnoses,
     "rollbacks": record_checks.check_rollbacks,
     "code": record_checks.check_code,
+    "rolls_back": record_checks.check_true,
 }
 # Older data files have no rollbacks; embedded models without own files no code.
-_OPTIONAL = ("rollbacks", "code")
+_OPTIONAL = ("rollbacks", "code", "rolls_back")
 
 
 def _check(number: int, item: Any) -> None:

@@ -147,6 +147,11 @@ def check_text(text: Any) -> None:
     _demand(isinstance(text, str), "it is no text")
 
 
+def check_true(value: Any) -> None:
+    """Raises ValueError unless it is true."""
+    _demand(value is True, "it is not true")
+
+
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number, or None for one that is not known."""
     if value is None:

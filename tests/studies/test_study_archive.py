@@ -88,6 +88,10 @@ def test_a_run_that_was_saved_more_often_and_diagnosed_is_the_same_unless_it_rol
         for count in (2, 20)
     )
     assert archive.key(few) != archive.key(many)
+    item = archive.entry(few, record(0, [1.0]), ())
+    config.write_text("raise SystemExit('a data file names it, and nobody else')")
+    archive._on_collapse.cache_clear()
+    assert archive.key_of(item)[0] == tuple(sorted(few.arguments()))
 
 
 def test_a_run_in_two_data_files_has_the_curves_of_both_if_it_was_trained_once(
