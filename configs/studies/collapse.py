@@ -122,7 +122,9 @@ def get_study() -> Study:
         claims=(falls, *helps, *ends, *echoes, returns, *contrasts),
         paper={"iterations": 200, "optimizer.actor_lr": 1e-6},
         paper_arms={_HALF: {"optimizer.actor_lr": 5e-7}},
-        notes="Each arm changes plain GRPO in one thing; StarPO-S in all of them."
+        notes="Each arm changes one thing of plain GRPO; the critic's is PPO, with GAE,"
+        " whitened advantages, and the KL term among the rewards. StarPO-S changes"
+        " four: filter, KL term, clipping, and the critic."
         " 100 iterations, half of the paper's: the first run seen fell within 11."
         " A rollback trains again what it has gone back over, which is not counted"
         " among the 100; those of seeds 0 and 4 go back to the beginning, and are then"

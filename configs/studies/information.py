@@ -75,6 +75,7 @@ def get_study() -> Study:
         " here each run has its own correlation, over 20 checkpoints of rising"
         " training: what merely moves with time correlates too. The learning rate falls"
         " to 0 over the most updates that an arm can make (the paper's is constant),"
-        " and filtered arms make fewer: they end at a higher rate than the arms of all;"
-        " how much higher these runs' data do not say.",
+        " and filtered arms make fewer: they end at a higher rate than the arms of all."
+        " Filtered Sokoban makes 481 of 800 and ends at 35 % of the highest rate; the"
+        " data of FrozenLake do not say how many prompts were kept.",
     )

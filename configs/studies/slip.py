@@ -49,6 +49,7 @@ def get_study() -> Study:
         " 20 %. The learning rate falls to 0 over the most updates that an arm can make"
         " (the paper's is constant), and filtered arms make fewer the fewer prompts"
         " vary: they end at a higher rate than the arms of all, which is part of each"
-        " claim. How much higher is not known, as these runs' data do not say how many"
-        " prompts were kept.",
+        " claim. At 2, 5, 10 and 50 % they make 360, 405, 485 and 760 of 800 updates"
+        " and end at 59, 50, 34 and 1 % of the highest rate; the data of the others do"
+        " not say how many prompts were kept.",
     )

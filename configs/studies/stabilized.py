@@ -29,8 +29,8 @@ def get_study() -> Study:
     )
     return Study(
         name="stabilized",
-        question="Does StarPO-S (uncertainty filter, clip-higher, no KL, critic) train"
-        " agents that end better than plain StarPO's?",
+        question="Does StarPO-S (uncertainty filter, clip-higher, no KL) train agents"
+        " that end better than plain StarPO's?",
         source="arXiv:2504.20073, Figure 9",
         config="configs/frozenlake.py",
         changes={"iterations": 100, "every.evaluate": 10},
@@ -47,6 +47,7 @@ def get_study() -> Study:
         curves=("validation/success", "filter/reward_std", "rollout/entropy"),
         claims=claims,
         paper={"iterations": 200},
-        notes="The learning rate falls to 0 over the run (cosine), as in the configs;"
-        " the paper's is constant, and its runs twice as long.",
+        notes="Both by PPO, with a critic. The learning rate falls to 0 over the run"
+        " (cosine), as in the configs; the paper's is constant, and its runs twice as"
+        " long.",
     )

@@ -5,6 +5,7 @@ The pages themselves are written by the program that judges; these were written 
 
 import functools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -97,12 +98,15 @@ def test_what_the_filters_of_bandit_keep_is_what_their_runs_kept():
 def rates_left(study: str) -> dict[str, tuple[str, str, str]]:
     """Arm -> its seeds' updates, the most it can make, percent of the rate at the end.
 
-    Each from the least to the greatest, as in "225 to 240".
+    Each from the least to the greatest, as in "225 to 240". Arms whose data do not say
+    how many prompts were kept are left out.
     """
     items = archive.entries(ROOT / "docs" / "studies" / f"{study}.json")
     settings, found = {}, {}
     for item in items:
         arm = item["arm"]
+        if "filter/kept_fraction" not in item["series"]:
+            continue  # Trained by a study that did not keep this curve.
         if arm not in settings:
             flag_values = flags.FlagValues()
             define_config(flag_values=flag_values)
@@ -146,12 +150,21 @@ def test_a_study_says_which_filters_end_above_the_lowest_rate(monkeypatch):
             "Bandit, summed return, top-p 0.9": "by the summed return {0} and ends at"
             " {2} %; the others end at 0",
         },
+        "information": {"Sokoban, filtered": f"Filtered Sokoban makes {end}"},
     }
     for study, arms in notes.items():
         found, text = rates_left(study), text_of(f"studies/{study}.md")
         for arm, note in arms.items():
             assert note.format(*found.pop(arm)) in text, (study, arm)
-        assert {rate for _, _, rate in found.values()} == {"0"}, study
+        assert {rate for _, _, rate in found.values()} <= {"0"}, study
+    slips = ("2", "5", "10", "50")
+    columns = zip(
+        *(rates_left("slip")[f"slip {slip} %, filtered"] for slip in slips), strict=True
+    )
+    made, most, rates = (" and ".join(", ".join(x).rsplit(", ", 1)) for x in columns)
+    said = f"make {made} of 800 updates and end at {rates} % of the highest rate"
+    assert set(most.replace(" and", ",").split(", ")) == {"800"}
+    assert said in text_of("studies/slip.md")
 
 
 @pytest.mark.slow  # Bootstraps eight claims.
@@ -231,3 +244,44 @@ def test_the_seeds_that_20_points_of_the_collapse_need_are_those_of_the_power_pa
     needed = cells[6].strip()  # After runs, seeds, SD, 2, 5 and 10 points.
     assert f"{needed} seeds would be needed" in text_of("echo_trap.md")
     assert f"would need {needed} seeds" in text_of("results.md")
+
+
+def test_of_banditrev_without_a_thought_most_failures_are_invalid_replies():
+    def tested(title: str, when: str) -> np.ndarray:
+        """[seeds, 2], success and the share of valid replies."""
+        tests = [run.test for run in runs_of("thinking")[f"BanditRev, {title}"]]
+        keys = ("success", "valid_reply_rate")
+        return np.array([[test[when][key] for key in keys] for test in tests])
+
+    before, after = tested("no thinking", "before"), tested("no thinking", "after")
+    shares = [f"{100 * success / valid:.1f}" for success, valid in after]
+    right = " and ".join([", ".join(shares[:-1]), shares[-1]])
+    said = (
+        f"{percent(after[:, 1])} of the test's replies without a thought are valid"
+        f" ({percent(before[:, 1])} before training) and"
+        f" {percent(tested('thinking', 'after')[:, 1])} of those with one; of the valid"
+        f" ones without a thought {right} % choose right"
+    )
+    assert said in text_of("results.md")
+
+
+def test_the_pages_say_how_many_claims_remain_after_holms_correction():
+    left = {}
+    for page in sorted((ROOT / "docs" / "studies").glob("*.md")):
+        found = re.search(
+            r"(\d+) holds? or do(?:es)? not hold, of which Holm's correction over this"
+            r" page leaves (\d+)",
+            page.read_text(),
+        )
+        if found:
+            left[page.stem] = (int(found[1]), int(found[2]))
+    text = text_of("results.md")
+    some = {name: found for name, found in left.items() if found[1]}
+    none = {name: found for name, found in left.items() if not found[1]}
+    for name, (decided, remaining) in some.items():
+        assert f"`{name}` {remaining} of {decided}," in text
+    assert none == {"collapse": (12, 0), "reuse": (2, 0), "kl_and_clip": (1, 0)}
+    assert "none of `collapse`'s 12, `reuse`'s 2 and `kl_and_clip`'s 1;" in text
+    assert len(some) == text.count(
+        " of ", text.index("`risk` 4"), text.index("none of")
+    )
