@@ -10,7 +10,8 @@ from helpers import models, runs
 
 from ragen_jax import cli, envs
 from ragen_jax import settings as settings_lib
-from ragen_jax.envs import base
+from ragen_jax.envs import base, registry
+from ragen_jax.envs.frozen_lake.env import FrozenLake
 from ragen_jax.learning import shaping
 from ragen_jax.testing import check_env
 from ragen_jax.text import prompts
@@ -26,6 +27,14 @@ CONFIG = "docs/examples/coin_walk_config.py"
 def at_root(monkeypatch):
     """The current directory that the document supposes."""
     monkeypatch.chdir(runs.ROOT)
+
+
+@pytest.mark.slow
+def test_the_example_that_reads_text_passes_the_checks(at_root, capsys):
+    assert check_env.main(["docs/examples/guess.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "ok"
+    assert "read_action equals read_action_text on any bytes" in lines
 
 
 @pytest.mark.slow
@@ -119,6 +128,32 @@ def test_the_reward_function_of_the_document_does_what_it_says(tmp_path):
     episodes = blank_episodes(2, 2).replace(actions=np.array([[1, 3], [2, 5]]))
     rewards = shaping.load_hook(str(path))(episodes)
     np.testing.assert_allclose(rewards, [[0, -0.05], [0, -0.05]], atol=1e-7)
+
+
+def test_the_other_words_of_the_document_give_the_prompt_that_it_shows():
+    section = DOC.split("## Other words in the prompt")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)\n```", section, re.DOTALL)
+    config = cli.load_config(str(runs.ROOT / "configs" / "frozenlake.py"))
+    exec(code, {"config": config})
+    settings = cli.read_settings(config)
+    (task,) = settings.tasks()
+    limits = prompts.TurnLimits(
+        task.turns, task.actions_per_turn, task.actions, settings.rollout.reply_tokens
+    )
+    env = envs.make(task.name, task.options_and_texts)
+    prompt = prompts.system_prompt(env, limits, settings.env.thinking)
+    first, last = shown.split(" ... ")
+    assert prompt.startswith(first) and prompt.endswith(last)
+    assert prompt.count("\n") == shown.count("\n")
+    # It says all that an instruction has to.
+    assert all(name in env.instruction for name in env.action_names)
+    assert all(f"{symbol}: " in env.instruction for symbol in FrozenLake().symbols)
+
+
+def test_the_document_lists_the_names_that_no_setting_of_an_environment_may_have():
+    said = DOC.split("cannot be\n  fields:")[1].split("\n* ")[0]
+    assert set(re.findall(r"`(\w+)`", said)) == registry._RESERVED
 
 
 @pytest.mark.parametrize("name", envs.NAMES)

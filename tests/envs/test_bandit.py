@@ -307,3 +307,12 @@ def test_demonstrations_pair_any_names_in_either_order():
     assert abs(high.sum() - 3 * LEVELS / 2) < 4 * 38.7
     pairs = {frozenset(pair) for pair in arms.tolist()}
     assert len(pairs) > 0.99 * (len(NAMES) // 2) ** 2
+
+
+def test_an_actions_text_is_what_a_reply_has_to_say_for_it():
+    env, levels = bandit.make(Bandit()), _levels(False)
+    for index in range(20):
+        state = _one(levels, index)
+        for place in (0, 1):
+            text = base.text_of_action(place, env, state)
+            assert env.read_action_text(text.lower().encode(), state) == place

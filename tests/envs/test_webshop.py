@@ -279,6 +279,18 @@ def test_the_solver_earns_the_full_score_on_every_kind_of_goal(shop, environment
         )
 
 
+def test_the_solver_searches_for_no_more_than_a_reply_can_say(shop, monkeypatch):
+    monkeypatch.setattr(actions, "ANSWER_BYTES", 60)
+    queries = 0
+    for goal in range(0, len(shop.goals.product), 29):
+        state = jax.device_get(env.start(jnp.int32(goal)))
+        for action in actions.solve(state, shop)[:1]:
+            text = actions.action_text(action, state, shop)
+            assert text.startswith("search[") and len(text) <= 60
+            queries += 1
+    assert queries
+
+
 def test_where_success_alone_is_paid_a_purchase_that_nearly_fits_earns_nothing(shop):
     goals, paid = shop.goals, dataclasses.replace(SETTINGS, reward="success")
     buy = jnp.array([actions.BUY] + [0] * (actions.ACTION_SIZE - 1))
@@ -420,12 +432,18 @@ def test_description_and_features_read_as_the_product_says(shop, environment):
 
 def test_goals_of_the_splits_differ_and_the_seed_decides_all(shop):
     goals = shop.goals
-    texts = [
-        {(goals.attributes[g].tobytes(), catalogue.goal_text(goals, g, 0)) for g in own}
-        for own in goals.of_split
-    ]
-    assert sum(map(len, goals.of_split)) == len(goals.product)
-    assert len(texts[0]) > 4 * len(texts[2])
+    contents = np.column_stack(
+        [shop.type[goals.product], goals.attributes, goals.options, goals.highest]
+    ).astype(np.int32)
+    train, validation, test = (set(map(tuple, contents[own])) for own in goals.of_split)
+    assert (
+        sum(map(len, goals.of_split)) == len(contents) == len(train | validation | test)
+    )
+    assert len(train) > 4 * len(test)
+    # By content alone: a goal is in the same split of every shop that has it.
+    for own, split in zip(goals.of_split, range(3), strict=True):
+        hashes = jax.vmap(base.content_hash)(jnp.asarray(contents[own]))
+        assert (jax.vmap(base.split_of)(hashes) == split).all()
     again = catalogue.make_catalogue(120, 3, 2)
     other = catalogue.make_catalogue(120, 4, 2)
     assert (again.price == shop.price).all() and (other.price != shop.price).any()

@@ -95,6 +95,7 @@ def make(settings: Bandit) -> base.Environment:
         answer_bytes=ANSWER_BYTES,
         read_action=read_action,
         read_action_text=read_action_text,
+        action_text=action_text,
         picture=picture,
         solve=solve,
     )
@@ -206,6 +207,11 @@ def read_action_text(text: bytes, state: State) -> int:
         if text == NAMES[arm].lower().encode():
             return place
     return base.NO_ACTION
+
+
+def action_text(action: int, state: State) -> str:
+    """The name of the arm that an action pulls."""
+    return NAMES[int(state.arms[int(action)])]
 
 
 def picture(state: State) -> np.ndarray:

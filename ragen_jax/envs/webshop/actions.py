@@ -203,7 +203,7 @@ def solve(state: Any, shop: Catalogue) -> tuple[tuple[int, ...], ...]:
     """Actions that buy a product with the full score, from knowledge of the catalogue.
 
     Of three queries (the instruction, the product's title, its whole text), takes the
-    one that ranks such a product highest.
+    one that ranks such a product highest, of those that fit into a reply.
     """
     goal = int(state.goal)
     goals, rest = shop.goals, [base.NO_ACTION] * search.QUERY_WORDS
@@ -227,7 +227,8 @@ def solve(state: Any, shop: Catalogue) -> tuple[tuple[int, ...], ...]:
         fit = [
             at for at, p in enumerate(ranking) if catalogue_lib.matches(shop, goal, p)
         ]
-        if fit:
+        text = action_text((SEARCH, 0, *query), state, shop)
+        if fit and len(text) <= ANSWER_BYTES:
             plans.append((fit[0], query, ranking[fit[0]]))
     if not plans:
         return ()
