@@ -85,6 +85,8 @@ def _environment() -> dict:
     return dict(
         name="frozen_lake",
         thinking=True,  # Replies begin with <think>, else with <answer>.
+        instruction="",  # Not empty: in place of the rules in the system prompt.
+        note="",  # Not empty: stands behind the rules.
         size=4,
         frozen_probability=0.9,  # Of ice on each tile but start and goal; else a hole.
         success_probability=0.8,  # Of moving as intended; else at a right angle.
@@ -197,6 +199,9 @@ def _learning(config: ConfigDict) -> None:
         # "sequence_mean_token_sum_norm"; a sequence is a row.
         aggregation="token_mean",
         logprob_gap_limit=0.05,  # nats, mean |sampler - update|; more ends the run.
+        surrogate="clip",  # PPO's; or "cispo", whose clipped tokens keep a gradient.
+        # Replies that rollout.reply_tokens cut off: "learn", or "mask" their tokens.
+        cut_replies="learn",
     )
     config.optimizer = dict(
         actor_lr=1e-4,

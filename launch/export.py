@@ -8,7 +8,7 @@ training began with; ragen_jax plays it with
   python launch/evaluate.py --model=my_agent
 
 Of a run with adapters (lora.rank), --adapter writes the adapters alone, as a folder for
-the peft library; otherwise they are merged into their base model.
+the peft library, which names its base model; otherwise they are merged into that.
 
 A checkpoint is a run's workdir (its best step, or the last if none was validated) or
 one step's folder. The folder appears whole or not at all.
@@ -63,13 +63,15 @@ def main() -> None:
     from ragen_jax.reporting.console import Console
     from ragen_jax.settings import fit_mesh
     from ragen_jax.text import agent_template
-    from ragen_jax.training import weights
+    from ragen_jax.training import messages, weights
     from ragen_jax.training.model import make_model
 
     console = Console(sys.stdout)
     sizes = fit_mesh(settings.mesh, jax.device_count())
     with cli.user_mistakes():
         model = make_model(settings, meshes.make_mesh(**sizes))
+        path, source = settings.model.path, model.source
+        base = sources.outside_name(path, source) if _ADAPTER.value else ()
     console.status(f"reading step {found.step} ...")
     origin = origin_of(found, settings)
     read = weights.restore_trained if _ADAPTER.value else weights.restore_actor
@@ -77,9 +79,8 @@ def main() -> None:
     console.status(f"writing {out} ...")
     with cli.user_mistakes():
         if _ADAPTER.value:
-            base = sources.outside_name(settings.model.path, model.source)
             peft.write_folder(out, model.config, actor, model.adapters, *base, origin)
-            notes = [_GGUF] * model.source.is_gguf
+            notes = [_GGUF] * source.is_gguf
             notes += [agent_template.of_adapters(settings.env.thinking)]
         else:
             tokenizer, note = agent_template.for_agent(
@@ -104,9 +105,8 @@ def main() -> None:
     )
     for note in notes:
         console.line(f"note         {note}")
-    if not _ADAPTER.value:
-        words = shlex.join(["python", "launch/evaluate.py", f"--model={out}"])
-        console.line(f"\nnext: {words}")
+    words = messages.evaluation(f"--model={out}", settings=settings)
+    console.line(f"\nnext: {shlex.join(words)}")
 
 
 def _check_flags() -> Path:

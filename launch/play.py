@@ -30,8 +30,8 @@ _ENV = flags.DEFINE_string(
 _SET = flags.DEFINE_multi_string(
     "set",
     [],
-    "KEY=VALUE, a setting of --env; a tuple of texts as in symbols=P,.,O,G,X,Y or"
-    " \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\"",
+    "KEY=VALUE, a setting of --env, or its instruction or note; a tuple of texts as in"
+    " symbols=P,.,O,G,X,Y or \"symbols=('P', '.', 'O', 'G', 'X', 'Y')\"",
 )
 _POLICY = flags.DEFINE_enum(
     "policy", "human", ["human", "random", "rule", "solver"], "Who plays."
@@ -81,7 +81,7 @@ def main() -> None:
                 f"env.mix.{task.label}." if settings.env.mix else "env.",
                 task.label,
                 task.name,
-                task.options,
+                task.options_and_texts,
                 task.actions,
             )
             for task in settings.tasks()

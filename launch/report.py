@@ -29,8 +29,18 @@ def main() -> None:
         raise UserError("--workdir is missing: pass the folder of a run")
     from ragen_jax.diagnostics import report
 
-    others = [Path(other).expanduser() for other in _COMPARE.value]
-    print(report.write_report(Path(_WORKDIR.value).expanduser(), others))
+    others = [_folder("compare", other) for other in _COMPARE.value]
+    print(report.write_report(_folder("workdir", _WORKDIR.value), others))
+
+
+def _folder(flag: str, path: str) -> Path:
+    """The folder that a flag names. Raises UserError if there is none."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"--{flag}={path}: there is no such folder; give the workdir of a run"
+        )
+    return folder
 
 
 if __name__ == "__main__":

@@ -25,12 +25,13 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax import cli
-from ragen_jax.cli import startup
+from ragen_jax.cli import profiling, startup
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.settings import check_changed
 
 flags.adopt_module_key_flags(startup)
+flags.adopt_module_key_flags(profiling)
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; default: runs/NAME-OF-THE-CONFIG."
@@ -59,17 +60,13 @@ _SHAPE = flags.DEFINE_string(
 )
 cli.group_flags(
     "Planning, without training",
-    _PLAN.name,
-    _TARGET.name,
-    _DEVICES.name,
-    _HOSTS.name,
-    _REPLIES.name,
-    _SHAPE.name,
+    *(flag.name for flag in (_PLAN, _TARGET, _DEVICES, _HOSTS, _REPLIES, _SHAPE)),
 )
 
 
 def main() -> None:
     settings = cli.read_settings(_CONFIG.value)
+    traced = profiling.asked_iterations(settings)
     if _TARGET.value or _SHAPE.value:
         plan_flags = cli.PlanFlags(
             plan=_PLAN.value,
@@ -114,7 +111,7 @@ def main() -> None:
         # Created last, so that a mistake leaves no folder behind.
         workdir = cli.make_workdir(path)
     console = Console(sys.stdout if jax.process_index() == 0 else cli.silence())
-    trainer.train(run, workdir, console, shlex.join(["python", *sys.argv]))
+    trainer.train(run, workdir, console, shlex.join(["python", *sys.argv]), traced)
 
 
 def _report_plan(run) -> None:

@@ -72,10 +72,11 @@ def iterate(
     """
     started = time.perf_counter()
     rollout_args = training_rollout_args(run.settings, state.iteration, state.updates)
-    actor = programs.merge(state.actor, programs.frozen)
-    rollout = programs.rollout(actor, run.tokens, rollout_args)
-    seen = programs.summarize(rollout)
-    jax.block_until_ready(seen.means)
+    with jax.profiler.TraceAnnotation("rollout"):
+        actor = programs.merge(state.actor, programs.frozen)
+        rollout = programs.rollout(actor, run.tokens, rollout_args)
+        seen = programs.summarize(rollout)
+        jax.block_until_ready(seen.means)
     del actor  # Merged adapters would be a second model in memory during the update.
     labels = [task.label for task in run.tasks]
     refuse_cut_messages(labels, jax.device_get(seen.too_long))
@@ -83,13 +84,14 @@ def iterate(
 
     record = (programs.frozen, programs.reference, rollout.rows, rollout.episodes)
     uses: list[UpdateMetrics] = []  # one for each use of the episodes
-    while len(uses) < run.settings.optimizer.reuse:  # 1: on-policy.
-        update_args = train_state.update_arguments(
-            run.settings, [use.counts for use in uses]
-        )
-        state, use = programs.update(state, *record, update_args)
-        uses.append(use)
-    jax.block_until_ready(state.updates)
+    with jax.profiler.TraceAnnotation("update"):
+        while len(uses) < run.settings.optimizer.reuse:  # 1: on-policy.
+            update_args = train_state.update_arguments(
+                run.settings, [use.counts for use in uses]
+            )
+            state, use = programs.update(state, *record, update_args)
+            uses.append(use)
+        jax.block_until_ready(state.updates)
     times = Times(sampled - started, time.perf_counter() - sampled)
     metrics = report_iteration(run, programs, state, rollout, seen, uses, times)
     return state, metrics, rollout

@@ -38,9 +38,9 @@ def missing(config: ModelConfig) -> dict[str, str]:
 
 
 def model_folder(model: Model, actor: Parameters, new: Path) -> Path:
-    """A Hugging Face folder with the model: its own, or for a GGUF file a new one."""
-    if not model.source.is_gguf:
-        return model.source.path
+    """A Hugging Face folder with the model: its own, or a new one where it has none."""
+    if model.source.whole_folder:
+        return model.source.whole_folder
     hugging_face.write_folder(
         new, model.config, jax.device_get(actor), model.tokenizer, model.dtype
     )

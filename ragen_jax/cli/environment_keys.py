@@ -9,16 +9,16 @@ from ml_collections import ConfigDict
 
 from ragen_jax import settings as settings_lib
 from ragen_jax.settings import TaskSettings
-from ragen_jax.settings.schema import LIMITS
+from ragen_jax.settings.environment import LIMITS, MIX, TEXTS
 from ragen_jax.utils import user_modules
 
 _NAME = re.compile(r"(env\.(?:(mix|evaluate)\.[^.]+\.)?)name")
 # Keys that an environment may have besides its own settings, by section: env, env.mix,
 # env.evaluate.
-_LIMITS = {
-    None: (),
-    "mix": ("prompts", *LIMITS),
-    "evaluate": LIMITS,
+_COMMON = {
+    None: TEXTS,
+    "mix": ("prompts", *LIMITS, *TEXTS),
+    "evaluate": (*LIMITS, *TEXTS),
 }
 
 
@@ -37,12 +37,14 @@ def unnamed(leaves: Mapping[str, Any]) -> dict[str, Any]:
     for key, name in leaves.items():
         if match := _NAME.fullmatch(key):
             section, kind = match.groups()
-            limits = [
+            if name == MIX:  # Its environments have the keys.
+                continue
+            common = [
                 field
                 for field in dataclasses.fields(TaskSettings)
-                if field.name in _LIMITS[kind]
+                if field.name in _COMMON[kind]
             ]
-            for field in (*limits, *_own_fields(name, key)):
+            for field in (*common, *_own_fields(name, key)):
                 unnamed_keys[section + field.name] = _default(field)
     return {key: value for key, value in unnamed_keys.items() if key not in leaves}
 
@@ -84,7 +86,7 @@ def advice(key: str, leaves: Mapping[str, Any]) -> str:
 
 
 def _own_fields(name: Any, key: str) -> tuple[dataclasses.Field, ...]:
-    if not isinstance(name, str) or name == "mix" or user_modules.is_path(name):
+    if not isinstance(name, str) or user_modules.is_path(name):
         return ()
     from ragen_jax.envs.registry import lookup  # Brings JAX, and starts no device.
 

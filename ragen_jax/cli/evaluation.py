@@ -12,8 +12,8 @@ from ragen_jax.cli.subjects import Subject
 from ragen_jax.errors import UserError
 from ragen_jax.parallel import facts
 from ragen_jax.settings import Settings
+from ragen_jax.settings.environment import LIMITS
 from ragen_jax.settings.limits import LEAST_TEMPERATURE
-from ragen_jax.settings.schema import LIMITS
 
 # What an evaluation reads of the config: sections, and single keys.
 _SECTIONS = ("env", "model", "lora", "mesh")
@@ -324,7 +324,7 @@ def _play_baseline(request: Request, subject: Subject, console):
 
     with startup.user_mistakes():
         task = subject.settings.tasks()[0]
-        env = envs.make(task.name, task.options)
+        env = envs.make(task.name, task.options_and_texts)
         envs.check_file(env, task.name)
         _check_levels(request, subject, env)
         env = envs.guard(env, task.name)

@@ -27,6 +27,7 @@ flags.disclaim_key_flags()
 
 _EXAMPLE = "configs/frozenlake.py"
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
+_VERSION = ("--version", "-version")
 # Of each command line that was parsed, the last one counts (tests parse several): the
 # value of --config, and the leaves of that file by dotted key, before overrides.
 _CONFIG_PATHS: list[str] = []
@@ -115,13 +116,16 @@ def parse(arguments: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> 
 
     Raises:
       UserError: for an argument or a config that cannot be used.
-      SystemExit: after a request for help.
+      SystemExit: after a request for help or the version.
     """
     flag_files.check(arguments[1:])
     try:
         arguments = flag_values.read_flags_from_files(arguments, force_gnu=False)
     except flags.Error as error:
         raise UserError(f"check the path of --flagfile: {one_line(error)}") from None
+    if set(arguments[1:]) & set(_VERSION):
+        print(help_text.version())
+        sys.exit(0)
     takes_config = "config" in flag_values
     path = flag_values["config"].default if takes_config else None
     if takes_config:

@@ -5,6 +5,8 @@ flags.py prints it. A script, or a module that defines flags for several scripts
 """
 
 import contextlib
+import importlib.metadata
+import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+import ragen_jax
 from ragen_jax import settings as settings_lib
 from ragen_jax.cli import environment_keys
 from ragen_jax.errors import SettingsError
@@ -31,6 +34,13 @@ A setting that is None takes the value that the algorithm or the estimator presc
 def group(heading: str, *names: str) -> None:
     """Lists these flags under a heading, in this order, after the script's others."""
     _GROUPS[heading] = names
+
+
+def version() -> str:
+    """The versions that a report of a fault needs: ragen_jax, jax, Python."""
+    jax = importlib.metadata.version("jax")  # Without the second that importing takes.
+    python = platform.python_version()
+    return f"ragen_jax {ragen_jax.__version__}, jax {jax}, python {python}"
 
 
 def flag_list(flag_values: flags.FlagValues, *, full: bool = False) -> str:

@@ -225,14 +225,24 @@ def user_mistakes() -> Iterator[None]:
 
 
 def local_path(flag: str, path: str) -> Path:
-    """The absolute path that a flag's value names. Raises UserError for a URL."""
+    """The absolute path that a flag's value names, without its "..".
+
+    Links stay as they are; a ".." after a link leads from where that points to, so
+    that the path is then left as it was given.
+
+    Raises:
+      UserError: for a URL.
+    """
     if re.match(r"[A-Za-z][\w+.-]*://", path):
         raise UserError(
             f"--{flag}={path} is a URL: give a path here, such as one in the folder"
             " where the bucket is mounted"
         )
     with user_mistakes():
-        return Path(path).expanduser().absolute()
+        given = Path(path).expanduser().absolute()
+        plain = Path(os.path.normpath(given))
+        is_same = os.path.realpath(plain) == os.path.realpath(given)
+        return plain if is_same else given
 
 
 def make_workdir(path: str | None) -> Path:

@@ -56,7 +56,7 @@ class ComponentGradients:
 
     norm: jax.Array  # float32[3], global norm of the gradient of the mean loss
     loss: jax.Array  # float32[3], that mean loss, times its coefficient
-    tokens: jax.Array  # float32[], reply tokens counted
+    tokens: jax.Array  # float32[], reply tokens with a loss
 
 
 def quantile_buckets(spread: np.ndarray, buckets: int = QUANTILES) -> list[Bucket]:
@@ -120,7 +120,7 @@ def make_gradients(
                 norm, mean = _component(plan, frozen, actor, batch, name)
             norms.append(norm)
             means.append(mean)
-        counted = batch.is_reply & (batch.weight > 0)[:, None]
+        counted = batch.policy_tokens & (batch.weight > 0)[:, None]
         return ComponentGradients(
             jnp.stack(norms), jnp.stack(means), counted.sum(dtype=jnp.float32)
         )

@@ -184,11 +184,15 @@ def _check_names(env: Environment) -> None:
     lowered = [as_read(name) for name in env.action_names]
     times = collections.Counter(lowered)
     for name, low in zip(env.action_names, lowered, strict=True):
-        if not low or times[low] > 1 or any(c in name for c in "<|>"):
-            raise ValueError(
-                f"environment {env.name!r}: action name {name!r} is empty, repeated or"
-                " contains one of < | >, which the reply format needs for itself"
-            )
+        wrong = ""
+        if not low:
+            wrong = "is empty: name every action"
+        elif times[low] > 1:
+            wrong = "is repeated (capital and small letters are read alike): rename one"
+        elif any(c in name for c in "<|>"):
+            wrong = "contains one of < | >, which the reply format needs for itself"
+        if wrong:
+            raise ValueError(f"environment {env.name!r}: action name {name!r} {wrong}")
     if not env.example_actions:
         raise ValueError(
             f"environment {env.name!r}: example_actions is empty: name one or two, for"

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.envs import traced_checks
+from ragen_jax.envs import traced_checks, wording
 from ragen_jax.envs.base import Environment, check_environment
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings import (
+    TEXTS,
     EnvironmentSettings,
     TaskSettings,
     env_settings,
@@ -61,7 +62,8 @@ def make(
 
     Args:
       name: see `lookup`.
-      options: (key, value) pairs; other settings keep their defaults.
+      options: (key, value) pairs; other settings keep their defaults. The texts
+        `instruction` and `note` (settings.TEXTS) are options of every environment.
       section: what precedes the keys in the config, ending in a dot; for messages.
 
     Raises:
@@ -69,8 +71,11 @@ def make(
     """
     key = f"{section}name"
     settings_type, maker = lookup(name, key)
+    given = dict(options)
+    texts = {key: given.pop(key) for key in TEXTS if key in given}
+    wording.check(texts, section)
     try:
-        settings = env_settings(options, settings_type, section, name)
+        settings = env_settings(given.items(), settings_type, section, name)
     except SettingsError:
         raise
     except Exception as error:  # From a __post_init__ of the settings.
@@ -80,7 +85,7 @@ def make(
             env = maker(settings)
         if isinstance(env, Environment):
             check_environment(env)
-            return env
+            return wording.reworded(env, texts)
     except ValueError as error:
         # The environment says frozen_lake.size where the config's key is env.size.
         own_keys = rf"\b{re.escape(Path(name).stem)}\.(?=[A-Za-z_])"
@@ -274,11 +279,20 @@ def _check_settings(settings: type, where: str) -> None:
             )
         is_texts = typing.get_origin(field.type) is tuple
         is_texts &= typing.get_args(field.type) == (str, ...)
-        if field.type not in _FIELD_TYPES and not is_texts:
+        if isinstance(field.type, str):  # By quotes, or for the whole file.
             raise SettingsError(
-                f"{where}: Settings.{field.name} is a {field.type}, which"
+                f"{where}: Settings.{field.name} has its type as a text,"
+                f" {field.type!r}: write it without quotes, and the file without"
+                " from __future__ import annotations"
+            )
+        if field.type not in _FIELD_TYPES and not is_texts:
+            # Of list[int] the name would be list.
+            is_class = typing.get_origin(field.type) is None
+            kind = getattr(field.type, "__name__", "") if is_class else ""
+            raise SettingsError(
+                f"{where}: Settings.{field.name} is a {kind or field.type}, which"
                 " a config cannot hold: choose int, float, bool, str or"
-                " tuple[str, ...], not as a text"
+                " tuple[str, ...]"
             )
         if field.default is dataclasses.MISSING:
             raise SettingsError(

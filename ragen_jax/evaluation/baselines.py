@@ -64,7 +64,7 @@ def make_baseline(name: str, env: Environment, chosen: TaskSettings) -> Baseline
     if env.solve is None:
         raise UserError(
             f"--policy={name}: env.name = {chosen.name!r} has no solver: choose"
-            " --policy=random"
+            f" --policy=random{' or --policy=rule' if env.rule else ''}"
         )
     return _solver(env, chosen.actions)
 
@@ -83,7 +83,7 @@ def _rule_player(env: Environment) -> Baseline:
     if env.rule is None:
         raise UserError(
             f"--policy=rule: env.name = {env.name!r} has no rule-based player: choose"
-            " --policy=random"
+            f" --policy=random{' or --policy=planner' if env.solve else ''}"
         )
     return Baseline(
         description="a fixed rule that sees what is shown",

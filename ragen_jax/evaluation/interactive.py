@@ -127,7 +127,7 @@ def rule_player(env: base.Environment) -> Player:
     if env.rule is None:
         raise UserError(
             f"--policy=rule: the environment {env.name} has no rule-based player:"
-            " choose --policy=human or --policy=random"
+            f" choose {_players(env)}"
         )
     rule = jax.jit(env.rule)
     return lambda state, left: (np.asarray(rule(state)),)
@@ -140,7 +140,7 @@ def solving_player(table: Table) -> Player:
     if solve is None:
         raise UserError(
             f"--policy=solver: the environment {table.env.name} has no solver: choose"
-            " --policy=human or --policy=random"
+            f" {_players(table.env)}"
         )
 
     def play(state: Any, left: int) -> tuple[int, ...] | None:
@@ -151,6 +151,13 @@ def solving_player(table: Table) -> Player:
         return plan if is_sure(table.step, state, plan) else plan[:1]
 
     return play
+
+
+def _players(env: base.Environment) -> str:
+    """What --policy may be for the environment, to follow upon "choose"."""
+    own = {"rule": env.rule, "solver": env.solve}
+    names = ["human", "random", *(name for name, player in own.items() if player)]
+    return " or ".join(f"--policy={name}" for name in names)
 
 
 def is_sure(step: Callable, state: Any, plan: tuple[int, ...]) -> bool:

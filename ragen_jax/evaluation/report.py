@@ -70,10 +70,7 @@ def table(score: Score, played: Played) -> str:
             f"{played.prompts} {played.split} levels of {env.name}, {each},"
             f" seed {played.settings.seed}",
         ),
-        (
-            "settings",
-            ", ".join(f"{key} {value}" for key, value in env.options) or "as it comes",
-        ),
+        ("settings", settings_lib.described(env)),
     ]
     if played.is_model:
         text = f"{limits.turns} turns, {limits.actions} actions"

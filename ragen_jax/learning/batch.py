@@ -6,7 +6,13 @@ from flax import struct
 
 from ragen_jax.learning import advantages, aggregation, filters, gather
 from ragen_jax.settings import Settings, update_counts
-from ragen_jax.trajectory import Episodes, Rows, thought_mask
+from ragen_jax.trajectory import (
+    REPLY_BUDGET,
+    Episodes,
+    Rows,
+    look_up_turns,
+    thought_mask,
+)
 
 
 @struct.dataclass
@@ -43,14 +49,20 @@ class Batch:
     # float32[C, T], nats; None: `old_logprobs` are what the sampler recorded.
     sampler_logprobs: jax.Array | None = None
     # bool[C, T] each, None: all reply tokens. Where the critic learns; which tokens
-    # have an entropy bonus.
+    # have an entropy bonus; which have a loss of the policy at all.
     is_target: jax.Array | None = None
     has_bonus: jax.Array | None = None
+    has_loss: jax.Array | None = None
 
     @property
     def critic_tokens(self) -> jax.Array:
         """bool[C, T], where the critic learns."""
         return self.is_reply if self.is_target is None else self.is_target
+
+    @property
+    def policy_tokens(self) -> jax.Array:
+        """bool[C, T], where the policy learns."""
+        return self.is_reply if self.has_loss is None else self.has_loss
 
 
 @struct.dataclass
@@ -103,6 +115,24 @@ def bonus_tokens(settings: Settings, rows: Rows, episodes: Episodes) -> jax.Arra
     return rows.is_reply & has_bonus
 
 
+def uncut_tokens(rows: Rows, episodes: Episodes) -> jax.Array:
+    """bool[C, T], the tokens of replies that ended before the reply budget did.
+
+    Where and how a cut reply would have ended is not known, so what it earned says
+    little of its tokens.
+
+    Source: overlong filtering, DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.4;
+    TRL's mask_truncated_completions. Both leave out the whole sample, and so all turns;
+    here an episode's other replies stay.
+
+    Args:
+      rows: C rows.
+      episodes: all B, with why each of their replies ended.
+    """
+    is_cut = look_up_turns(episodes.reply_end == REPLY_BUDGET, rows)
+    return rows.is_reply & ~is_cut
+
+
 def make_batch(
     settings: Settings,
     kept: KeptRows,
@@ -125,6 +155,9 @@ def make_batch(
     has_bonus = None
     if settings.loss.entropy_on != "reply":
         has_bonus = bonus_tokens(settings, rows, episodes)
+    has_loss = None
+    if settings.loss.cut_replies == "mask":
+        has_loss = uncut_tokens(rows, episodes)
     return Batch(
         tokens=rows.tokens,
         is_reply=rows.is_reply,
@@ -137,6 +170,7 @@ def make_batch(
         sampler_logprobs=scores.sampler_logprobs,
         is_target=estimate.is_target,
         has_bonus=has_bonus,
+        has_loss=has_loss,
     )
 
 

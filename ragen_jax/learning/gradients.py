@@ -237,16 +237,20 @@ def _policy_sums(
       is_first: as for `actor_loss`.
     """
 
-    def mean(x: jax.Array) -> Mean:
+    def mean(x: jax.Array, tokens: jax.Array = microbatch.policy_tokens) -> Mean:
         return jax.lax.stop_gradient(
-            aggregation.token_mean(x, microbatch.is_reply, microbatch.weight)
+            aggregation.token_mean(x, tokens, microbatch.weight)
         )
 
     sampled = sampler_logprobs(microbatch)
     gap = jnp.abs(scores.logprobs - sampled)
+    # Of all replies: whether sampler and update agree does not depend on the loss.
     is_counted = microbatch.is_reply & (microbatch.weight > 0)[:, None]
-    gap_mean = mean(gap)
+    gap_mean = mean(gap, microbatch.is_reply)
     ratio = losses.probability_ratio(scores.logprobs, sampled)
+    is_learned = is_counted
+    if microbatch.has_loss is not None:
+        is_learned &= microbatch.has_loss
     return TokenSums(
         policy_loss=mean(by_token.surrogate),
         value_loss=Mean.zero(),
@@ -259,7 +263,7 @@ def _policy_sums(
         logprob_gap_max=jax.lax.stop_gradient(
             jnp.where(is_counted & is_first, gap, 0).max()
         ),
-        ratio_max=jax.lax.stop_gradient(jnp.where(is_counted, ratio, 0).max()),
+        ratio_max=jax.lax.stop_gradient(jnp.where(is_learned, ratio, 0).max()),
     )
 
 

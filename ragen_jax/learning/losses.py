@@ -63,6 +63,43 @@ def clipped_policy_loss(
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
 
+def cispo_loss(
+    logprobs: jax.Array,
+    compared_logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> jax.Array:
+    """CISPO: log-probs weighted by the clipped ratio, which is held constant.
+
+    With r = exp(compared_logprobs - old_logprobs), the loss of one token is
+      -stop(clip(r, 1 - clip_low, 1 + clip_high)) * A * logprobs.
+    Unlike `clipped_policy_loss` no token loses its gradient: r beyond a bound weighs as
+    much as at it.
+
+    Source: MiniMax-M1, Chen et al. 2025, arXiv:2506.13585, eqs. 4 and 5, which sets no
+    lower bound: clip_low near 1.
+
+    Args:
+      logprobs: float[R, T], nats, under the policy being trained.
+      compared_logprobs: float[R, T], nats, the same, or by `sequence_logprobs`.
+      old_logprobs, advantages, clip_low, clip_high: as for `clipped_policy_loss`.
+
+    Returns:
+      float32[R, T].
+
+    Raises: as `clipped_policy_loss`.
+    """
+    _check_clip(clip_low, clip_high)
+    chex.assert_equal_shape([logprobs, compared_logprobs])
+    ratio = _ratio(compared_logprobs, old_logprobs, advantages)
+    weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    gain = jax.lax.stop_gradient(weight * advantages.astype(jnp.float32))
+    return -gain * logprobs.astype(jnp.float32)
+
+
 def sequence_logprobs(
     logprobs: jax.Array, old_logprobs: jax.Array, is_reply: jax.Array
 ) -> jax.Array:
@@ -142,6 +179,26 @@ def clip_fraction(
     if dual_clip:
         fell |= (ratio > dual_clip) & (advantages < 0)
     return (rose | fell).astype(jnp.float32)
+
+
+def outside_clip(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> jax.Array:
+    """1 where `cispo_loss` clips a token's ratio, whatever its advantage, else 0.
+
+    Args: `logprobs` are its `compared_logprobs`; the others as there.
+
+    Returns:
+      float32[R, T], 0 or 1.
+    """
+    _check_clip(clip_low, clip_high)
+    ratio = _ratio(logprobs, old_logprobs, advantages)
+    return ((ratio > 1 + clip_high) | (ratio < 1 - clip_low)).astype(jnp.float32)
 
 
 def clipped_value_loss(

@@ -19,15 +19,17 @@ class TokenLosses:
     """Losses of R rows; off the replies the numbers mean nothing."""
 
     total: jax.Array  # float32[R, T], what is minimized
-    surrogate: jax.Array  # float32[R, T], the clipped policy loss in it
-    is_clipped: jax.Array  # float32[R, T], 1 where that has no gradient, else 0
+    surrogate: jax.Array  # float32[R, T], the policy's loss in it
+    # float32[R, T], 1 where that has no gradient, else 0; of CISPO: where the ratio is
+    # clipped.
+    is_clipped: jax.Array
     divergence: jax.Array  # float32[R, T], nats, from the reference; 0 without one
 
 
 def token_losses(
     settings: Settings, scores: TokenScores, microbatch: Batch, iteration: jax.Array
 ) -> TokenLosses:
-    """The clipped loss, less the entropy bonus, with a KL term that is in the loss.
+    """The policy's loss, less the entropy bonus, with a KL term that is in the loss.
 
     Args:
       settings: of the run.
@@ -54,21 +56,26 @@ def token_losses(
 
 
 def _surrogate(settings: Settings, logprobs: jax.Array, microbatch: Batch):
-    """The clipped loss of each token and where it is clipped, float32[R, T] each."""
+    """The policy's loss of each token and where it is clipped, float32[R, T] each."""
     options, old_logprobs = settings.loss, microbatch.old_logprobs
-    clips: dict[str, Any] = dict(
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        dual_clip=options.dual_clip,
-    )
+    clips: dict[str, Any] = dict(clip_low=options.clip_low, clip_high=options.clip_high)
+    compared = logprobs  # whose ratio to the old ones is clipped
     if options.ratio == "sequence":
-        logprobs = losses.sequence_logprobs(logprobs, old_logprobs, microbatch.is_reply)
-    inputs = (logprobs, old_logprobs, microbatch.advantages)
-    loss = losses.clipped_policy_loss(*inputs, **clips)
+        compared = losses.sequence_logprobs(
+            logprobs, old_logprobs, microbatch.policy_tokens
+        )
+    inputs = (compared, old_logprobs, microbatch.advantages)
+    if options.surrogate == "cispo":
+        loss = losses.cispo_loss(logprobs, *inputs, **clips)
+    else:
+        clips["dual_clip"] = options.dual_clip
+        loss = losses.clipped_policy_loss(*inputs, **clips)
     if options.sampler_correction:
         loss *= losses.sampler_weights(
             old_logprobs, sampler_logprobs(microbatch), options.sampler_correction
         )
+    if options.surrogate == "cispo":
+        return loss, losses.outside_clip(*inputs, **clips)
     return loss, losses.clip_fraction(*inputs, **clips)
 
 
@@ -92,11 +99,14 @@ def aggregate(settings: Settings, total: jax.Array, microbatch: Batch) -> Mean:
         turns = 1 if rollout.window_turns else settings.most_turns()
         options = dict(most_tokens=turns * rollout.reply_tokens)
     mean = aggregation.AGGREGATIONS[name]
-    return mean(total, microbatch.is_reply, microbatch.weight, **options)
+    return mean(total, microbatch.policy_tokens, microbatch.weight, **options)
 
 
 def value_loss(settings: Settings, values: jax.Array, microbatch: Batch) -> Mean:
     """The critic's loss, the mean over the tokens that it learns at.
+
+    Whatever loss.cut_replies is, those of cut replies are among them: what the episode
+    earned from there on is known, and the tokens before are judged by these values.
 
     Args:
       settings: of the run.

@@ -99,15 +99,13 @@ def _top_p(ranked, options, fraction, size):
     """Until the kept scores' sum reaches fraction * total - margin (RAGEN-2, linear).
 
     A total so small that this is not positive keeps nothing, and nor do scores that
-    fall to 0 or below before it is reached; a fraction of 1 keeps every candidate.
+    begin at 0 or below; a fraction of 1 keeps every candidate.
     """
     reached = jnp.cumsum(ranked.score)
     enough = fraction * reached[-1] - options.margin
     is_positive = jnp.cumsum(~(ranked.score > 0)) == 0  # and all before it
     before = jnp.concatenate([jnp.zeros(1), reached[:-1]])
-    within = is_positive & (before < enough)
-    suffices = jnp.max(jnp.where(within, reached, 0.0)) >= enough
-    return (within & suffices) | (fraction >= 1)
+    return (is_positive & (before < enough)) | (fraction >= 1)
 
 
 def _top_p_softmax(ranked, options, fraction, size):

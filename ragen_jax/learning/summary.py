@@ -18,7 +18,13 @@ from ragen_jax.learning.shaping import bonuses, shaped_rewards
 from ragen_jax.learning.token_sums import TokenSums, merge
 from ragen_jax.learning.train_state import TrainState, UpdateCounts, actor_steps
 from ragen_jax.settings import RewardSettings, Settings
-from ragen_jax.trajectory import Episodes, Rows, is_played, row_lengths
+from ragen_jax.trajectory import (
+    REPLY_BUDGET,
+    Episodes,
+    Rows,
+    is_played,
+    row_lengths,
+)
 
 
 @struct.dataclass
@@ -52,6 +58,7 @@ def summarize(
         "thought_tokens": per_turn(episodes.thought_tokens),
         "grounded": per_turn(episodes.grounded),
         "valid_reply_rate": per_turn(episodes.is_valid.astype(jnp.float32)),
+        "cut_replies": per_turn(episodes.reply_end == REPLY_BUDGET),
     }
     return by_turn | {
         "success": episodes.success.mean(dtype=jnp.float32),
@@ -185,6 +192,7 @@ def iteration_values(
         "rollout/reply_tokens": means["reply_tokens"],
         "rollout/thought_tokens": means["thought_tokens"],
         "rollout/valid_reply_rate": means["valid_reply_rate"],
+        "rollout/cut_replies": means["cut_replies"],
         "rollout/turns": means["turns"],
         "rollout/actions": means["actions"],
         "rollout/episode_tokens": means["episode_tokens"],

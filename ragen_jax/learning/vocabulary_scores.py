@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ragen_jax.parallel import backend
+from ragen_jax.utils.scatter import put_where
 
 # Most float32 logits in memory at a time: 64 MiB on CPUs and 1 GiB on accelerators,
 # which have the room, and read the whole weight from memory for each chunk.
@@ -181,11 +182,11 @@ def _forward(options: _Options, weight, hidden, token, order, count, temperature
             # Not log Z - sum_v p_v x_v, which cancels where the policy is sure.
             log_policy = logits - log_normalizer[:, None]
             entropy = -(jnp.exp(log_policy) * log_policy).sum(axis=-1)
-        # The last chunk's tokens that are not to be scored are dropped.
-        at = jnp.where(index * chunk + jnp.arange(chunk) < count, at, token.size)
+        # The last chunk has tokens that are not to be scored.
+        is_real = index * chunk + jnp.arange(chunk) < count
         new = (token_logit - log_normalizer, entropy, log_normalizer)
         return tuple(
-            x.at[at].set(part, mode="drop") for x, part in zip(scores, new, strict=True)
+            put_where(x, at, part, is_real) for x, part in zip(scores, new, strict=True)
         )
 
     blank = (jnp.zeros(token.shape, jnp.float32),) * 3
@@ -229,8 +230,7 @@ def _backward(options: _Options, residuals, cotangents):
         d_weight += jnp.einsum(
             to_weight, d_logits, piece, preferred_element_type=jnp.float32
         )
-        at = jnp.where(is_real, at, token.size)
-        return d_weight, d_hidden.at[at].set(d_piece, mode="drop")
+        return d_weight, put_where(d_hidden, at, d_piece, is_real)
 
     blank = (jnp.zeros(cast.shape, jnp.float32), jnp.zeros_like(hidden))
     d_weight, d_hidden = jax.lax.fori_loop(

@@ -5,11 +5,15 @@ from pathlib import Path
 
 from ragen_jax.models.config import ModelConfig
 
-# The embedded models (docs/tiny_model.md says what each was taught).
-EMBEDDED = {
-    name: Path(__file__).parent / name
-    for name in ("tiny", "tiny_sokoban", "tiny_symbols", "tiny_rooms", "tiny_words")
+# The embedded models, and the environments that each was taught (docs/tiny_model.md).
+TAUGHT = {
+    "tiny": ("frozen_lake", "sokoban", "bandit"),
+    "tiny_sokoban": ("sokoban",),
+    "tiny_symbols": ("sokoban",),
+    "tiny_rooms": ("sokoban",),
+    "tiny_words": ("search_qa", "webshop"),
 }
+EMBEDDED = {name: Path(__file__).parent / name for name in TAUGHT}
 
 # About 1 M parameters: Qwen2-shaped, so that every path it takes is a real model's.
 TINY = ModelConfig(

@@ -65,6 +65,7 @@ METRICS: dict[str, Metric] = {
         "1", "share of landmarks named correctly in thoughts; with reward.grounding > 0"
     ),
     "rollout/valid_reply_rate": Metric("1", "share of replies that are well formed"),
+    "rollout/cut_replies": Metric("1", "share of replies cut at rollout.reply_tokens"),
     "rollout/turns": Metric("turns", "mean turns of an episode"),
     "rollout/actions": Metric("actions", "mean actions of an episode"),
     "rollout/episode_tokens": Metric(
@@ -79,7 +80,7 @@ METRICS: dict[str, Metric] = {
     ),
     # Update: means over its tokens and gradient steps unless said otherwise; null in an
     # iteration that made none.
-    "update/policy_loss": Metric("1", "clipped policy loss"),
+    "update/policy_loss": Metric("1", "policy loss, without entropy and KL terms"),
     "update/value_loss": Metric("reward^2", "loss of the critic"),
     "update/kl": Metric(
         "nats", "estimated KL from the frozen reference; with a KL term"

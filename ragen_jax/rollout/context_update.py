@@ -23,6 +23,7 @@ from ragen_jax.rollout.types import (
     Slots,
     row_of,
 )
+from ragen_jax.utils.scatter import put_where
 
 
 @struct.dataclass
@@ -102,12 +103,11 @@ def slide_window(
         feedback.tokens.shape[1],
         plan.buckets,
     )
-    next_row = jnp.where(continues, row + 1, plan.rows)  # plan.rows: dropped
     return ContextUpdate(
         entries=entries,
         rows=rows.replace(
-            tokens=rows.tokens.at[next_row].set(new.tokens, mode="drop"),
-            turn=rows.turn.at[next_row].set(new.turn, mode="drop"),
+            tokens=put_where(rows.tokens, row + 1, new.tokens, continues),
+            turn=put_where(rows.turn, row + 1, new.turn, continues),
         ),
         length=new.length - 1,
         pending=last_token(new.tokens, new.length),
@@ -125,11 +125,10 @@ def _write_message(
     """The rows with each message written after its slot's reply."""
     index = jnp.arange(feedback.tokens.shape[1])[None]
     is_real = continues[:, None] & (index < feedback.length[:, None])
-    # Out of range, so dropped, where there is no token.
-    row = jnp.where(is_real, slots.episode[:, None], plan.episodes)
+    row = jnp.broadcast_to(slots.episode[:, None], is_real.shape)
     position = slots.length[:, None] + 1 + index  # Behind the reply's last token.
     turn = jnp.broadcast_to(slots.turn[:, None] + 1, position.shape)
     return rows.replace(
-        tokens=rows.tokens.at[row, position].set(feedback.tokens, mode="drop"),
-        turn=rows.turn.at[row, position].set(turn, mode="drop"),
+        tokens=put_where(rows.tokens, (row, position), feedback.tokens, is_real),
+        turn=put_where(rows.turn, (row, position), turn, is_real),
     )

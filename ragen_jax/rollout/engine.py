@@ -37,6 +37,7 @@ from ragen_jax.rollout.types import (
     row_of,
 )
 from ragen_jax.trajectory import PADDING, UNFINISHED, first_to_hold
+from ragen_jax.utils.scatter import put_where
 
 
 def start(plan: RolloutPlan, model: ShardedModel, inputs: EngineInputs) -> RolloutState:
@@ -248,9 +249,8 @@ def _put_back(
     entries: kv.Cache,
 ) -> RolloutState:
     """The state with the W slots that got feedback, and their cache entries."""
-    # Out of range, so dropped, where fewer than W slots waited.
-    where = jnp.where(feedback.is_used, feedback.slot, plan.slots)
-    put = lambda old, new: old.at[where].set(new, mode="drop")
+    # Fewer than W slots may have waited.
+    put = lambda old, new: put_where(old, feedback.slot, new, feedback.is_used)
     return state.replace(
         slots=jax.tree.map(put, state.slots, slots),
         cache=jax.tree.map(put, state.cache, entries),

@@ -20,6 +20,7 @@ from ragen_jax.text import free_form
 from ragen_jax.text.prompts import DialogueTokens, message_tokens
 from ragen_jax.text.reply_parser import ReplyState
 from ragen_jax.trajectory import END_OF_TURN, UNFINISHED
+from ragen_jax.utils.scatter import put_where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +205,5 @@ def _start_env_episodes(
     after = jax.tree.map(
         lambda new, old: where_first(admitted >= 0, new, old), fresh, after
     )
-    where = jnp.where(is_used, slot - shard.first_slot, shard.slots)
-    return jax.tree.map(
-        lambda old, new: old.at[where].set(new, mode="drop"), env_episodes, after
-    )
+    put = lambda old, new: put_where(old, slot - shard.first_slot, new, is_used)
+    return jax.tree.map(put, env_episodes, after)

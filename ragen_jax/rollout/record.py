@@ -13,6 +13,7 @@ from ragen_jax.rollout.types import (
     Slots,
 )
 from ragen_jax.trajectory import PADDING, Episodes, Rows
+from ragen_jax.utils.scatter import put_where
 
 
 def blank_episodes(plan: RolloutPlan, prompts: Prompts) -> Episodes:
@@ -28,9 +29,9 @@ def record_turn(
     plan: RolloutPlan, episodes: Episodes, slots: Slots, feedback: EnvFeedback
 ) -> Episodes:
     """Records the turns that W slots have just played."""
-    row = jnp.where(feedback.is_used, slots.episode, plan.episodes)
-    put = lambda x, new: x.at[row].set(new, mode="drop")
-    at_turn = lambda x, new: x.at[row, slots.turn].set(new, mode="drop")
+    row, is_used = slots.episode, feedback.is_used
+    put = lambda x, new: put_where(x, row, new, is_used)
+    at_turn = lambda x, new: put_where(x, (row, slots.turn), new, is_used)
     return episodes.replace(
         success=put(episodes.success, feedback.success),
         end=put(episodes.end, feedback.end),

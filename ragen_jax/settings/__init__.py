@@ -4,6 +4,7 @@
 without devices, a model or an environment. The modules:
 
   schema.py           the tree of dataclasses, each leaf with its limits (limits.py)
+  environment.py      the part of it for environments, and several of them
   choices.py          tables of named choices: estimators, filters, aggregations, KL
   meanings.py         one line a leaf, for --help
   reader.py           config to tree, and back
@@ -27,6 +28,12 @@ from ragen_jax.settings.choices import (
     FILTER_STRATEGIES,
     KL_KINDS,
 )
+from ragen_jax.settings.environment import (
+    TEXTS,
+    EnvironmentSettings,
+    TaskSettings,
+    described,
+)
 from ragen_jax.settings.main_task import main_task
 from ragen_jax.settings.reader import (
     check_same_run,
@@ -41,7 +48,6 @@ from ragen_jax.settings.reader import (
 )
 from ragen_jax.settings.record_sizes import check_record, limit_key, turn_sizes
 from ragen_jax.settings.schema import (
-    EnvironmentSettings,
     EvaluationSettings,
     FilterSettings,
     LoraSettings,
@@ -49,7 +55,6 @@ from ragen_jax.settings.schema import (
     OptimizerSettings,
     RewardSettings,
     Settings,
-    TaskSettings,
 )
 from ragen_jax.settings.unread import check_changed
 
@@ -59,6 +64,7 @@ __all__ = [
     "FILTER_METRICS",
     "FILTER_STRATEGIES",
     "KL_KINDS",
+    "TEXTS",
     "EnvironmentSettings",
     "EvaluationSettings",
     "FilterSettings",
@@ -73,6 +79,7 @@ __all__ = [
     "check_record",
     "check_same_run",
     "check_even_split",
+    "described",
     "differences",
     "flatten",
     "from_dict",

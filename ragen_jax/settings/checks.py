@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ragen_jax.errors import SettingsError
+from ragen_jax.settings.environment import MIX, TEXTS
 from ragen_jax.settings.learning_checks import check_learning
 from ragen_jax.settings.record_sizes import check_sizes, evaluations, longest_turns
-from ragen_jax.settings.schema import MIX, MeshSettings, Settings
+from ragen_jax.settings.schema import MeshSettings, Settings
 from ragen_jax.utils.words import counted
 
 
@@ -170,8 +171,9 @@ def _check_mix(settings: Settings) -> None:
             f"env.name = {env.name!r} with {len(env.mix)} environments in env.mix:"
             f" {remedy}"
         )
-    if env.mix and env.options:
-        names = ", ".join(f"env.{name}" for name, _ in env.options)
+    own = [*dict(env.options), *(key for key in TEXTS if getattr(env, key))]
+    if env.mix and own:
+        names = ", ".join(f"env.{name}" for name in own)
         raise SettingsError(
             f"{names} belongs to no environment, since env.name = {MIX!r}: move it to"
             f" env.mix.{env.mix[0].label}, or to the environment that it is meant for"

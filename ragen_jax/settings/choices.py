@@ -180,6 +180,12 @@ AGGREGATIONS = {
     "sequence_mean_token_sum_norm": "those sums over the most reply tokens of a row",
 }
 
+SURROGATES = {
+    "clip": "PPO: no gradient where the clip holds the ratio",
+    "cispo": "log p weighted by the clipped ratio; every token has a gradient",
+}
+CUT_REPLIES = ("learn", "mask")  # whether the policy's loss has their tokens
+
 KL_KINDS = {
     "k1": "log-ratio; in the reward alone, for as a loss it does nothing on average",
     "k2": "half the square of the log-ratio",

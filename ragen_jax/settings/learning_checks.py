@@ -172,6 +172,12 @@ def _check_loss(settings: Settings) -> None:
             " becomes 0 with them: set loss.kl_in to 'loss' and loss.kl_kind to 'k3',"
             f" or {chosen} to 0"
         )
+    if loss.surrogate == "cispo" and loss.dual_clip:
+        raise SettingsError(
+            f"loss.dual_clip = {loss.dual_clip:g} does nothing with loss.surrogate ="
+            " 'cispo', which clips the ratio whatever the advantage: set loss.dual_clip"
+            " to 0 or loss.surrogate to 'clip'"
+        )
     if loss.entropy_on != "reply" and not settings.env.thinking:
         raise SettingsError(
             f"loss.entropy_on = {loss.entropy_on!r} tells thoughts from answers, but"

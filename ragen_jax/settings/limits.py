@@ -12,6 +12,9 @@ from typing import Any
 LARGEST_BELOW_ONE = 0.9999999
 # Logits are divided by it; at far lower ones no gradient is finite in float32.
 LEAST_TEMPERATURE = 1e-6
+# Of turns and actions of an episode, and of actions of a turn or passes over a batch. A
+# larger number is a typing error, and would make the run hang.
+MOST_TURNS, MOST_ACTIONS, MOST_EACH = 10_000, 100_000, 1_000
 BELOW_ONE_REMEDY = f"a number from 0 to below 1, at most {LARGEST_BELOW_ONE}"
 
 

@@ -40,6 +40,8 @@ MEANINGS = {
     "deterministic": "identical results on every run, on GPUs too; slower",
     "env.name": 'a built-in environment, a Python file that defines one, or "mix"',
     "env.thinking": "replies begin with <think>; if false, with <answer>",
+    "env.instruction": 'replaces the rules in the system prompt; "": the own rules',
+    "env.note": 'stands behind the rules in the system prompt; "": nothing',
     "model.path": "folder, hub id, GGUF file, smollm2, tiny, or tiny_ with sokoban,"
     " symbols, rooms or words",
     "model.compute_dtype": 'dtype of activations: "auto", "float32" or "bfloat16"',
@@ -117,6 +119,8 @@ MEANINGS = {
     "loss.kl_in": 'where the KL term is added: to the "reward" or the "loss"',
     "loss.aggregation": f"mean of token losses: {_one_of(choices.AGGREGATIONS)}",
     "loss.logprob_gap_limit": "mean sampler-update gap in nats that ends the run",
+    "loss.surrogate": f"loss by the clipped ratio: {_one_of(choices.SURROGATES)}",
+    "loss.cut_replies": 'replies cut by reply_tokens: "learn" from them or "mask" them',
     "optimizer.actor_lr": "peak learning rate of the policy",
     "optimizer.critic_lr": "peak learning rate of the critic",
     "optimizer.beta1": "AdamW: decay rate of the first moment",

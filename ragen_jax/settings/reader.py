@@ -14,7 +14,9 @@ from typing import Any
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings import schema as tree
 from ragen_jax.settings.checks import check_combinations
+from ragen_jax.settings.environment import TEXTS, TaskSettings
 from ragen_jax.settings.schema import Settings
+from ragen_jax.utils.words import shortened
 
 # Keys, or prefixes of keys, that a resumed run may change. A model may have moved: its
 # fingerprint is compared when a checkpoint is read. How the work is divided goes with
@@ -43,7 +45,7 @@ _MOST_LISTED = 8  # settings that differ, in one sentence
 # Nonzero floats must have a size in this range, which float32 holds with some room for
 # arithmetic.
 _TINIEST, _LARGEST = 1e-37, 1e38
-_TASKS = tuple[tree.TaskSettings, ...]  # The type of `env.mix` and `env.evaluate`.
+_TASKS = tuple[TaskSettings, ...]  # The type of `env.mix` and `env.evaluate`.
 
 
 def from_dict(config: Mapping[str, Any]) -> Settings:
@@ -74,12 +76,17 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 
 def _task_to_dict(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves the entries of `options` up among the other fields, as in a config."""
+    """Moves the entries of `options` up among the other fields, as in a config.
+
+    Texts that are empty are left out: then the settings are written as they were before
+    there were any.
+    """
     options = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in values["options"]
     }
-    return {k: v for k, v in values.items() if k != "options"} | options
+    unset = {"options", *(key for key in TEXTS if not values[key])}
+    return {k: v for k, v in values.items() if k not in unset} | options
 
 
 def env_settings(
@@ -102,7 +109,7 @@ def env_settings(
     """
     names = [field.name for field in dataclasses.fields(settings_type)]
     # `env.thinking` holds for all environments of a mix, so their sections lack it.
-    common = ("name", "thinking") if section == "env." else ("name",)
+    common = ("name", *TEXTS, *(("thinking",) if section == "env." else ()))
     valid_keys = [f"{section}{name}" for name in (*common, *names)]
     leaves = {f"{section}{key}": value for key, value in options}
     try:
@@ -124,13 +131,17 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     old, new = flatten(saved), flatten(now)
 
-    def shown(leaves: Mapping[str, Any], key: str) -> str:
+    def written(leaves: Mapping[str, Any], key: str) -> str:
         return repr(leaves[key]) if key in leaves else "absent"
+
+    def shown(leaves: Mapping[str, Any], key: str) -> str:
+        is_long = key.rpartition(".")[2] in TEXTS
+        return shortened(written(leaves, key)) if is_long else written(leaves, key)
 
     return [
         f"{key} was {shown(old, key)} and is {shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if shown(old, key) != shown(new, key) and not key.startswith(_MAY_DIFFER)
+        if written(old, key) != written(new, key) and not key.startswith(_MAY_DIFFER)
     ]
 
 
@@ -289,7 +300,7 @@ def _env_options(values: Mapping[str, Any], kind: type) -> tuple[tuple[str, Any]
     )
 
 
-def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
+def _read_tasks(values: Any, key: str) -> tuple[TaskSettings, ...]:
     """The environments of `env.mix` or `env.evaluate`, in the order of their labels."""
     if not isinstance(values, Mapping) or not all(
         isinstance(task, Mapping) for task in values.values()
@@ -315,7 +326,7 @@ def _read_tasks(values: Any, key: str) -> tuple[tree.TaskSettings, ...]:
                 f" the test {label} training: choose another name"
             )
     return tuple(
-        _read(tree.TaskSettings, {**task, "label": label}, f"{key}.{label}.")
+        _read(TaskSettings, {**task, "label": label}, f"{key}.{label}.")
         for label, task in sorted(values.items())
     )
 

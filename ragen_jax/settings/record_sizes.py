@@ -16,7 +16,7 @@ def limit_key(settings: Settings, name: str, label: str, *, is_training: bool) -
 
     Args:
       settings: of the run.
-      name: one of schema.LIMITS.
+      name: one of environment.LIMITS.
       label: of the environment.
       is_training: whether it is one that training plays, of `env.mix`; else of
         `env.evaluate`.

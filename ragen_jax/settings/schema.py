@@ -8,11 +8,11 @@ still be read.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from ragen_jax.settings import limits
 from ragen_jax.settings.choices import (
     AGGREGATIONS,
+    CUT_REPLIES,
     EARLY_STOPS,
     ESTIMATORS,
     FILTER_METRICS,
@@ -20,7 +20,9 @@ from ragen_jax.settings.choices import (
     KL_KINDS,
     ON_COLLAPSE,
     REMEDIES,
+    SURROGATES,
 )
+from ragen_jax.settings.environment import LIMITS, EnvironmentSettings, TaskSettings
 from ragen_jax.utils.user_modules import is_path
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -35,42 +37,6 @@ PER_ALGORITHM = {
     },
 }
 PER_ESTIMATOR = {name: facts.presets for name, facts in ESTIMATORS.items()}
-# Limits of turns and actions of an episode, and of actions of a turn or passes over a
-# batch. A larger number is a typing error, and would make the run hang.
-_MOST_TURNS, _MOST_ACTIONS, _MOST_EACH = 10_000, 100_000, 1_000
-
-
-MIX = "mix"  # The `env.name` of several environments in one batch.
-# The leaves of `rollout` that each of several environments can override.
-LIMITS = ("turns", "actions_per_turn", "actions")
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSettings:
-    """One of several environments: an entry of `env.mix` or `env.evaluate`.
-
-    0 turns, actions_per_turn (up to its actions) or actions: the value in `rollout`.
-    """
-
-    label: str  # its key in the config, used in metrics and messages
-    name: str = limits.name()  # a built-in environment or the path of a Python file
-    # Its share of rollout.prompts; 0 if it is only evaluated.
-    prompts: int = limits.at_least(0, default=0)
-    turns: int = limits.between(0, _MOST_TURNS, default=0)
-    actions_per_turn: int = limits.between(0, _MOST_EACH, default=0)
-    actions: int = limits.between(0, _MOST_ACTIONS, default=0)
-    options: tuple[tuple[str, Any], ...] = ()  # the environment's own, sorted by key
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvironmentSettings:
-    """The environment to play, whose own settings dataclass checks `options`."""
-
-    name: str = limits.name()  # a built-in environment, a Python file, or MIX
-    thinking: bool  # replies begin with <think>, else with <answer>
-    options: tuple[tuple[str, Any], ...]  # the environment's own, sorted by key
-    mix: tuple[TaskSettings, ...] = ()  # the environments of a batch, if `name` is MIX
-    evaluate: tuple[TaskSettings, ...] = ()  # to evaluate on; (): those trained on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +76,9 @@ class RolloutSettings:
     prompts: int = limits.at_least(1)  # P, initial states of one iteration
     group_size: int = limits.at_least(1)  # N, episodes from each of them
     slots: int = limits.at_least(0)  # episodes decoded at a time; 0: by the backend
-    turns: int = limits.between(1, _MOST_TURNS)  # K, most turns of an episode
-    actions_per_turn: int = limits.between(1, _MOST_EACH)  # A, most read from a reply
-    actions: int = limits.between(1, _MOST_ACTIONS)  # most actions of an episode
+    turns: int = limits.between(1, limits.MOST_TURNS)  # K, most turns of an episode
+    actions_per_turn: int = limits.between(1, limits.MOST_EACH)  # A, read of a reply
+    actions: int = limits.between(1, limits.MOST_ACTIONS)  # most actions of an episode
     reply_tokens: int = limits.at_least(1)  # most tokens sampled in one turn
     # What a reply is conditioned on: the episode so far, its last turns, or this turn.
     history: str = limits.one_of("full", "window", "single")
@@ -229,6 +195,9 @@ class LossSettings:
     aggregation: str = limits.one_of(*AGGREGATIONS)  # a "sequence" is a row
     # Nats, mean |log p of the sampler - log p of the update|; more ends the run.
     logprob_gap_limit: float = limits.above(0)
+    surrogate: str = limits.one_of(*SURROGATES, default="clip")  # of the clipped ratio
+    # Whether the policy learns from replies that rollout.reply_tokens cut off.
+    cut_replies: str = limits.one_of(*CUT_REPLIES, default="learn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +215,9 @@ class OptimizerSettings:
     clip_norm: float = limits.above(0)  # global norm to which gradients are clipped
     minibatch: int = limits.at_least(1)  # E, rows of one optimizer step
     microbatch: int = limits.at_least(1)  # rows of one gradient accumulation step
-    epochs: int = limits.between(1, _MOST_EACH)  # passes over the kept rows
+    epochs: int = limits.between(1, limits.MOST_EACH)  # passes over the kept rows
     # How often the program `update` runs on one batch of episodes; 1: on-policy.
-    reuse: int = limits.between(1, _MOST_EACH)
+    reuse: int = limits.between(1, limits.MOST_EACH)
     critic_warmup: int = limits.at_least(0)  # iterations that train the critic alone
     # Steps until the learning rate is 0, of the actor its iterations' share of them; 0:
     # as many as the run is expected to make.
@@ -356,6 +325,8 @@ class Settings:
             name=env.name,
             prompts=self.rollout.prompts,
             options=env.options,
+            instruction=env.instruction,
+            note=env.note,
         )
         return tuple(map(self._with_limits, env.mix or (alone,)))
 
@@ -376,7 +347,13 @@ class Settings:
     def alone(self, task: TaskSettings) -> "Settings":
         """These settings reduced to one environment, such as one to be evaluated."""
         own = {name: getattr(task, name) for name in LIMITS}
-        env = EnvironmentSettings(task.name, self.env.thinking, task.options)
+        env = EnvironmentSettings(
+            name=task.name,
+            thinking=self.env.thinking,
+            options=task.options,
+            instruction=task.instruction,
+            note=task.note,
+        )
         rollout = dataclasses.replace(self.rollout, **own)
         return dataclasses.replace(self, env=env, rollout=rollout)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from ragen_jax.errors import SettingsError
 from ragen_jax.settings.choices import ESTIMATORS, FILTER_STRATEGIES
+from ragen_jax.settings.environment import LIMITS
 from ragen_jax.settings.reader import flatten, to_dict
-from ragen_jax.settings.schema import LIMITS, PER_ESTIMATOR, Settings
+from ragen_jax.settings.schema import PER_ESTIMATOR, Settings
 
 
 @dataclasses.dataclass(frozen=True)

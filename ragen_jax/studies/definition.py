@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.errors import UserError
+from ragen_jax.settings import nearest
 from ragen_jax.studies import measures, study_checks
 
 # "tiny" trains the embedded model, "smoke" is a test of minutes, and "paper" trains
@@ -154,15 +155,23 @@ def check(study: Study) -> None:
         _check_one_of(arm, study.arms, f"{where}: arm of paper_arms")
     for name in (*study.measures, *(claim.measure for claim in study.claims)):
         if measures.parse(name)[0] is None:
-            names = ", ".join(measures.MEASURES)
-            raise UserError(
-                f"{where}: measure {name!r} is unknown: choose one of {names}; the"
-                " first three also as NAME/LABEL of one of several environments"
-            )
+            raise UserError(f"{where}: {_unknown_measure(name)}")
     for claim in study.claims:
         _check_one_of(claim.relation, RELATIONS, f"{where}: relation of a claim")
         for arm in filter(None, (claim.left, claim.right)):
             _check_one_of(arm, study.arms, f"{where}: arm of a claim")
+
+
+def _unknown_measure(name: str) -> str:
+    base, slash, _ = name.partition("/")
+    remedy = nearest(base, measures.MEASURES)
+    if not slash:
+        return f"measure {name!r} is unknown: {remedy}"
+    several = [key for key, one in measures.MEASURES.items() if one.by_environment]
+    return (
+        f"measure {name!r} is unknown (with /LABEL, that of one of several"
+        f" environments, there are {', '.join(several)}): {remedy}"
+    )
 
 
 def _check_types(study: Study, where: str) -> None:

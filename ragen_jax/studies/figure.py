@@ -13,6 +13,7 @@ from ragen_jax.utils import atomic_files
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 _MOST_IN_A_PANEL = 5  # arms; more are hard to tell apart
 _MOST_IN_A_LEGEND = 3  # arms; the legend of more stands beside the panel
@@ -124,6 +125,7 @@ def _draw_row(
                 lines[arm] = axis.plot(x, y, dashes, color=color, linewidth=1.8)
         axis.set_title(f"{title}: {name}" if title else name, fontsize=10)
         axis.set_xlabel("iteration")
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axis.grid(alpha=0.3)
     shown = [arm for arm in runs if arm in lines]
     legend = [lines[arm][0] for arm in shown], shown

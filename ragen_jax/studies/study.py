@@ -196,7 +196,8 @@ def listing(plan: StudyPlan) -> str:
     ]
     choice = plan.choice
     command = ["python", "launch/study.py", f"--study={choice.path}"]
-    command += [f"--scale={choice.scale}"]
+    if choice.scale != Choice.scale:
+        command.append(f"--scale={choice.scale}")
     command.append(f"--folder={choice.folder}")
     if choice.pages is not None:
         command.append(f"--pages={choice.pages}")

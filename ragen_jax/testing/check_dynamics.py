@@ -133,12 +133,12 @@ def check_types(env: base.Environment) -> None:
 
 def check_finite(plays: Plays) -> None:
     """Requires that all floats in states and outcomes are finite."""
-    for leaf in jax.tree.leaves((plays.states, plays.outcome)):
-        if np.issubdtype(leaf.dtype, np.floating):
+    for owner, tree in (("State", plays.states), ("outcome", plays.outcome)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             require(
-                np.isfinite(leaf).all(),
-                "a state or reward holds a number that is"
-                " not finite: look for a division by 0",
+                not np.issubdtype(leaf.dtype, np.floating) or np.isfinite(leaf).all(),
+                f"{owner}{jax.tree_util.keystr(path)} holds a number that is not"
+                " finite: look for a division by 0, a log or a sqrt",
             )
 
 

@@ -90,7 +90,7 @@ def check_env(
     report("an ended episode stays as it is")
     report(play_report.outcomes_seen(longer, has_succeeded=solved.has_succeeded))
     dynamics.check_no_action(played)
-    report("no action changes nothing")
+    report("base.NO_ACTION changes nothing")
     report(play_report.steps_seen(env, played))
     dynamics.check_starts(played)
     report("members of a group begin alike")

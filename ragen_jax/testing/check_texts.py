@@ -105,6 +105,11 @@ def check_tokens(env: base.Environment, plays: Plays) -> tuple[int, int]:
         not wrong,
         f"phrases hold the chat's control tokens: {wrong[:3]}: write other symbols",
     )
+    rules = phrases.encode(_tokenizer(), env.instruction)
+    require(
+        not np.isin(rules, _tokenizer().all_special_ids).any(),
+        "the instruction holds one of the chat's control tokens: write other words",
+    )
     capacity = env.observation_phrases * int(lengths.max())
     if env.longest_observation is not None:
         capacity = env.longest_observation(lengths)

@@ -16,6 +16,7 @@ from ragen_jax.envs.base import NO_ACTION
 from ragen_jax.text import reply_parser
 from ragen_jax.text.reply_automaton import BAR, END_ANSWER, WHITE
 from ragen_jax.text.reply_parser import ReplyState, ReplyTables, TextTables
+from ragen_jax.utils.scatter import put_where
 
 _THOUGHT_BYTES = 8  # for each token that a reply may have, of a thought are searched
 
@@ -37,10 +38,9 @@ def reply_bytes(
     starts = jnp.cumsum(lengths) - lengths
     within = jnp.arange(text.token_bytes.shape[1])[None]
     positions = starts[:, None] + within - first
-    is_inside = (within < lengths[:, None]) & (positions >= 0)
-    positions = jnp.where(is_inside, positions, width)  # Out of range is dropped.
-    result = jnp.zeros(width, jnp.uint8)
-    return result.at[positions].set(text.token_bytes[tokens], mode="drop")
+    is_inside = (within < lengths[:, None]) & (positions >= 0) & (positions < width)
+    blank = jnp.zeros(width, jnp.uint8)
+    return put_where(blank, positions, text.token_bytes[tokens], is_inside)
 
 
 def read_answer(

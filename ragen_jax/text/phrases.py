@@ -7,6 +7,7 @@ from flax import struct
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
+from ragen_jax.utils.scatter import put_where
 
 
 @struct.dataclass
@@ -66,8 +67,8 @@ def join_phrases(
     lengths = jnp.where(ids >= 0, table.lengths[ids], 0)
     starts = jnp.cumsum(lengths) - lengths
     within = jnp.arange(table.tokens.shape[1])[None]
-    # Positions past a phrase's own length are sent out of range and dropped.
-    positions = jnp.where(within < lengths[:, None], starts[:, None] + within, capacity)
-    joined = jnp.zeros(capacity, jnp.int32)
-    joined = joined.at[positions].set(table.tokens[ids], mode="drop")
+    positions = starts[:, None] + within
+    is_real = (within < lengths[:, None]) & (positions < capacity)
+    blank = jnp.zeros(capacity, jnp.int32)
+    joined = put_where(blank, positions, table.tokens[ids], is_real)
     return joined, lengths.sum()

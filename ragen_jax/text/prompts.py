@@ -21,7 +21,12 @@ from ragen_jax.envs.base import NO_PHRASE, Environment
 from ragen_jax.errors import UserError
 from ragen_jax.text import reply_parser, token_bytes
 from ragen_jax.text.chat_template import ChatPieces
-from ragen_jax.text.phrases import PhraseTokens, join_phrases, tokenize_phrases
+from ragen_jax.text.phrases import (
+    PhraseTokens,
+    encode,
+    join_phrases,
+    tokenize_phrases,
+)
 from ragen_jax.utils.words import counted
 
 # Messages give rewards to one decimal and within these bounds; the record is exact.
@@ -237,7 +242,9 @@ def tokenize_dialogue(
     is_free = env.read_action is not None
     phrases = tokenize_phrases(tokenizer, dialogue.phrases)
     bytes_of = token_bytes.token_bytes(tokenizer, vocabulary)
-    _check_kept(dialogue, phrases, bytes_of, tokenizer.name_or_path or "the model")
+    system = encode(tokenizer, dialogue.system)
+    name = tokenizer.name_or_path or "the model"
+    _check_kept(dialogue, phrases, system, bytes_of, name)
     stops = np.full(vocabulary, trajectory.NO_REPLY, np.int32)
     stops[list(pieces.stop_tokens)] = trajectory.OTHER_STOP
     stops[pieces.end_token] = trajectory.END_OF_TURN
@@ -261,20 +268,27 @@ def tokenize_dialogue(
 
 
 def _check_kept(
-    dialogue: Dialogue, phrases: PhraseTokens, bytes_of: Sequence[bytes], where: str
+    dialogue: Dialogue,
+    phrases: PhraseTokens,
+    system: Sequence[int],
+    bytes_of: Sequence[bytes],
+    where: str,
 ) -> None:
-    """Refuses a tokenizer that does not reproduce the phrases exactly.
+    """Refuses a tokenizer that does not reproduce the texts exactly.
 
     One that prepends a space would put it between any two phrases, and one without a
     token for some character would drop it, unseen by the host. Texts that are equal
     after Unicode's NFC count as the same. The template's own phrases are not checked:
-    they have control tokens, which stand for no text.
+    they have control tokens, which stand for no text. One of them has the system prompt
+    within, whose tokens alone are `system`.
     """
     tokens, lengths = np.asarray(phrases.tokens), np.asarray(phrases.lengths)
-    for index, text in enumerate(dialogue.phrases):
-        if index <= _HAND_OVER:
-            continue
-        ids = tokens[index, : lengths[index]].tolist()
+    texts = [
+        (text, tokens[index, : lengths[index]].tolist())
+        for index, text in enumerate(dialogue.phrases)
+        if index > _HAND_OVER
+    ]
+    for text, ids in (*texts, (dialogue.system, system)):
         decoded = b"".join(bytes_of[i] for i in ids).decode(errors="replace")
         if decoded == text:
             continue

@@ -117,8 +117,8 @@ def find(path: str | Path) -> Found:
     path = Path(os.path.abspath(Path(path).expanduser()))
     if not path.is_dir():
         raise UserError(
-            f"There is no folder {path}; give the workdir of a run, or a step's folder"
-            f" such as WORKDIR/{FOLDER}/100."
+            f"there is no folder {path}; give the workdir of a run, or a step's folder"
+            f" such as WORKDIR/{FOLDER}/100"
         )
     if (given := step_of(path)) is not None and (path / INFO).exists():
         read_record(path)

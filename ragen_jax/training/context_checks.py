@@ -1,17 +1,17 @@
 """Checks that what a run may say has room: in rows, replies and model positions."""
 
-import re
+from collections.abc import Collection, Mapping
 
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax.envs.wording import CONTROL
 from ragen_jax.errors import SettingsError, UserError
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.rollout.tasks import Task, longest_row
 from ragen_jax.settings import Settings, limit_key
 from ragen_jax.text import reply_parser
 from ragen_jax.text.prompts import Dialogue, DialogueTokens
-
-_CONTROL = re.compile(r"[^\n\t -~\xa0-\U0010ffff]")  # characters, but for these two
+from ragen_jax.utils.words import listed, shortened
 
 
 def check_context(
@@ -21,6 +21,7 @@ def check_context(
     tokens: DialogueTokens,
     *,
     is_training: bool,
+    texts: Collection[str] = (),
 ) -> None:
     """Raises UserError unless rows have room for what may be said, and models for rows.
 
@@ -31,9 +32,11 @@ def check_context(
       is_training: whether training plays it, in rows of `rollout.context` tokens; an
         environment that is evaluated alone takes the room that it needs, unless it is
         played in windows.
+      texts: dotted keys of the settings that the system prompt has texts from.
     """
+    shorten = f"shorten {listed(sorted(texts))}, " if texts else ""
     if settings.rollout.window_turns:
-        _check_window(settings, config, task, tokens)
+        _check_window(settings, config, task, tokens, shorten)
         return
     needed = longest_row((task,), (tokens,))
     context = settings.rollout.context if is_training else 0
@@ -48,16 +51,16 @@ def check_context(
     if 0 < context < needed:
         raise UserError(
             f"rollout.context = {context} is too short: {parts} can need {needed}"
-            f" tokens; set it to 0, which takes exactly that, lower {turns} or"
+            f" tokens; set it to 0, which takes exactly that, {shorten}lower {turns} or"
             " rollout.reply_tokens, or let rollout.history = 'window' forget old turns"
         )
     if needed > config.longest_context:
         remedy = (
-            f"lower {turns} or rollout.reply_tokens, or let rollout.history = 'window'"
-            " forget old turns"
+            f"{shorten}lower {turns} or rollout.reply_tokens, or let rollout.history ="
+            " 'window' forget old turns"
         )
         if max(tokens.first_capacity, tokens.window_capacity) > config.longest_context:
-            remedy = _show_less(task)
+            remedy = shorten + _show_less(task)
         raise UserError(
             f"{parts} can need {needed} tokens, more than the {config.longest_context}"
             f" positions that model.path was made for; {remedy}"
@@ -70,7 +73,11 @@ def check_context(
 
 
 def _check_window(
-    settings: Settings, config: ModelConfig, task: Task, tokens: DialogueTokens
+    settings: Settings,
+    config: ModelConfig,
+    task: Task,
+    tokens: DialogueTokens,
+    shorten: str,
 ) -> None:
     rollout, positions = settings.rollout, config.longest_context
     least = longest_row((task,), (tokens,), window=1)
@@ -83,17 +90,17 @@ def _check_window(
     if settings.env.mix or settings.env.evaluate:
         one, some = f"{task.label}: {one}", f"{task.label}: {some}"
     if least > positions:
-        remedy = "lower rollout.reply_tokens"
+        remedy = f"{shorten}lower rollout.reply_tokens"
         if least - rollout.reply_tokens > positions:
-            remedy = _show_less(task)
+            remedy = shorten + _show_less(task)
         raise UserError(
             f"{one}, more than the {positions} positions that model.path was made for;"
             f" {remedy}"
         )
     if 0 < rollout.context < least:
         raise UserError(
-            f"rollout.context = {rollout.context} is too short: {one}; set it to"
-            f" {least} or more, or to 0 for all that the turns of a window can need"
+            f"rollout.context = {rollout.context} is too short: {one}; {shorten}set it"
+            f" to {least} or more, or to 0 for all that the turns of a window can need"
         )
     if min(longest, rollout.context or longest) > positions:
         raise UserError(
@@ -128,7 +135,11 @@ def check_reply(settings: Settings, tokens: DialogueTokens) -> None:
 
 
 def check_texts(
-    dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast, key: str, name: str
+    dialogue: Dialogue,
+    tokenizer: PreTrainedTokenizerFast,
+    key: str,
+    name: str,
+    own: Mapping[str, str] | None = None,
 ) -> None:
     """Refuses texts in which the tokenizer finds control tokens, or terminals commands.
 
@@ -139,6 +150,7 @@ def check_texts(
       dialogue: the environment's instruction and phrases.
       tokenizer: of the model.
       key, name: of the environment; for the message.
+      own: texts of the settings that stand in the instruction, by dotted key.
 
     Raises:
       SettingsError: naming the token or character, and the text.
@@ -146,19 +158,17 @@ def check_texts(
     added = tokenizer.added_tokens_decoder.values()
     control = {token.content for token in added if token.special and token.content}
     # Those before are the chat template's, which has control tokens of its own.
-    for text in (dialogue.system, *dialogue.phrases[dialogue.env_offset :]):
+    texts = (dialogue.system, *dialogue.phrases[dialogue.env_offset :])
+    others = [(f"{key} = {name!r}", text) for text in texts]
+    for where, text in (*(own or {}).items(), *others):
         if found := sorted(token for token in control if token in text):
             raise SettingsError(
-                f"{key} = {name!r}: the control token {found[0]!r} of the model stands"
-                f" in its text {_shortened(text)!r}: write it in another way"
+                f"{where}: the control token {found[0]!r} of the model stands in its"
+                f" text {shortened(text)!r}: write it in another way"
             )
-        if character := _CONTROL.search(text):
+        if character := CONTROL.search(text):
             raise SettingsError(
-                f"{key} = {name!r}: the control character {character[0]!r} stands in"
-                f" its text {_shortened(text)!r}: leave it out; of such characters only"
-                " newlines and tabs can be used"
+                f"{where}: the control character {character[0]!r} stands in its text"
+                f" {shortened(text)!r}: leave it out; of such characters only newlines"
+                " and tabs can be used"
             )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:40]}...{text[-17:]}"

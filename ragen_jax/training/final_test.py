@@ -61,8 +61,9 @@ def report(
             before, after = _play(run, state, base, workdir, console, check_in)
             watchdog.rest()
             iteration = int(state.iteration)
-            _write(run, iteration, workdir, outputs.metrics, console, before, after)
-            _warn(run, state, workdir, console)
+            said = _nothing_learned(run, state, workdir)
+            scores = (before, after)
+            _write(run, iteration, workdir, outputs.metrics, console, *scores, said)
     except StoppedAtOnce:
         return False
     return True
@@ -131,6 +132,7 @@ def _write(
     console: Console,
     before: dict[str, Score],
     after: dict[str, Score],
+    warning: str,
 ) -> None:
     # A resumed run shows the report again, but writes its figures only if they differ.
     figures = validation.named("test", after)
@@ -138,7 +140,8 @@ def _write(
     if any(written.get(name, "none") != v for name, v in finite(figures).items()):
         writer.write(iteration, figures)
     writer.draw()
-    records = {label: _record(before[label], after[label]) for label in after}
+    warned = {"warning": warning} if warning else {}
+    records = {label: _record(before[label], after[label]) | warned for label in after}
     several = len(records) > 1
     if jax.process_index() == 0:
         record = records if several else next(iter(records.values()))
@@ -147,19 +150,24 @@ def _write(
     for label, record in records.items():
         console.line(messages.before_after(run, record, label if several else ""))
     console.line(messages.finished(workdir, run.settings))
+    if warning:
+        console.line(f"warning: {warning}")
 
 
-def _warn(run: Run, state: TrainState, workdir: Path, console: Console) -> None:
-    """Warns if no update was made, so that both tables show the same policy."""
+def _nothing_learned(run: Run, state: TrainState, workdir: Path) -> str:
+    """`safety.nothing_learned`: without an update both sides show the same policy."""
     name, lines = "filter/reward_std", metrics.read(workdir)
     spreads = [line[name] for line in lines if name in line]
     # What is not finite is written as none.
     spread = math.nan if None in spreads else max(spreads, default=0.0)
-    rates = [line.get("rollout/valid_reply_rate") for line in lines]
-    valid = max((x for x in rates if x is not None), default=math.nan)
-    said = safety.nothing_learned(run.settings, state, spread, valid)
-    if said:
-        console.line(f"warning: {said}")
+
+    def known(name: str) -> list[float]:
+        return [x for line in lines if (x := line.get(name)) is not None]
+
+    valid = max(known("rollout/valid_reply_rate"), default=math.nan)
+    shares = known("rollout/cut_replies")
+    cut = sum(shares) / len(shares) if shares else math.nan
+    return safety.nothing_learned(run.settings, state, spread, valid, cut)
 
 
 def _record(before: Score, after: Score) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from ragen_jax.training.interrupts import (
     StallWatchdog,
     stalled_after,
 )
+from ragen_jax.training.profiling import Profiler
 from ragen_jax.training.programs import Compiled
 from ragen_jax.training.run import Run
 from ragen_jax.training.safety import problem, recent_gaps, unsound_rewards
@@ -59,6 +60,7 @@ class Outputs:
     console: Console
     interrupts: InterruptHandler
     watchdog: StallWatchdog
+    profiler: Profiler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,26 +109,27 @@ def train_to_end(
     progress = _progress_at(run.settings, outputs.workdir, begun)
     context = _LoopContext(run, compiled, outputs)
     for iteration in range(begun + 1, total + 1):
-        started = time.perf_counter()
-        state, values = _learn(context, state, progress, iteration)
-        values |= _validate_if_due(context, state, progress, iteration)
-        watched, decision = health.observe(
-            progress.health, iteration, values, run.settings.health
-        )
-        values |= decision.metrics()
-        progress = _after_iteration(progress, watched, state, values, started)
-        _report(run, outputs, iteration, values, progress)
-        outputs.watchdog.expect_within(STALLED_SAVING, "saving")
-        reason = _problem(run, state, progress, values)
-        reason = reason or _carry_out(run, outputs, iteration, decision)
-        stops = outputs.interrupts.should_stop()
-        score = values.get("validation/success")
-        ends = bool(reason or stops)
-        progress = _save_if_due(run, state, outputs, progress, score, ends)
-        if reason:
-            raise RunStopped(reason)
-        if stops:
-            return state, False
+        with outputs.profiler.step(iteration):
+            started = time.perf_counter()
+            state, values = _learn(context, state, progress, iteration)
+            values |= _validate_if_due(context, state, progress, iteration)
+            watched, decision = health.observe(
+                progress.health, iteration, values, run.settings.health
+            )
+            values |= decision.metrics()
+            progress = _after_iteration(progress, watched, state, values, started)
+            _report(run, outputs, iteration, values, progress)
+            outputs.watchdog.expect_within(STALLED_SAVING, "saving")
+            reason = _problem(run, state, progress, values)
+            reason = reason or _carry_out(run, outputs, iteration, decision)
+            stops = outputs.interrupts.should_stop()
+            score = values.get("validation/success")
+            ends = bool(reason or stops)
+            progress = _save_if_due(run, state, outputs, progress, score, ends)
+            if reason:
+                raise RunStopped(reason)
+            if stops:
+                return state, False
     outputs.watchdog.expect_within(STALLED_SAVING, "saving")
     outputs.workdir.checkpoints.wait()
     return state, True
@@ -183,10 +186,11 @@ def _validate(run: Run, compiled: Compiled, state: TrainState) -> dict[str, floa
     """The metrics `validation/...` of the current actor, and the time they took."""
     started = time.perf_counter()
     programs, prompts = compiled.programs, run.settings.evaluation.prompts
-    actor = programs.merge(state.actor, programs.frozen)
-    scores = validation.evaluate(
-        run, compiled.validators, actor, split=VALIDATION, prompts=prompts
-    )
+    with jax.profiler.TraceAnnotation("validation"):
+        actor = programs.merge(state.actor, programs.frozen)
+        scores = validation.evaluate(
+            run, compiled.validators, actor, split=VALIDATION, prompts=prompts
+        )
     took = {"time/validation_seconds": time.perf_counter() - started}
     return validation.named("validation", scores) | took
 
@@ -253,7 +257,8 @@ def _problem(
 ) -> str:
     """Why the run has to stop after this iteration, or ""."""
     spread, valid = values["filter/reward_std"], values["rollout/valid_reply_rate"]
-    return problem(run.settings, state, progress.gaps, spread, valid)
+    cut = values["rollout/cut_replies"]
+    return problem(run.settings, state, progress.gaps, spread, valid, cut)
 
 
 def _carry_out(

@@ -7,7 +7,6 @@ for these devices without running them.
 
 import dataclasses
 import math
-import resource
 import sys
 from typing import Any
 
@@ -196,6 +195,8 @@ def peak_memory() -> float:
     stats: Any = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 2**30
+    import resource  # Here, since Windows has none, where this module can be imported.
+
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes * (1 if sys.platform == "darwin" else 1024) / 2**30
 

@@ -4,16 +4,18 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from ragen_jax.learning.shaping import bonuses
 from ragen_jax.models import parameters
+from ragen_jax.models.presets import TAUGHT
 from ragen_jax.parallel import mesh as meshes
 from ragen_jax.reporting import console as console_lib
 from ragen_jax.reporting import metrics
 from ragen_jax.rollout.rollout import Rollout
-from ragen_jax.settings import Settings, TaskSettings, main_task
-from ragen_jax.training import checkpoints
+from ragen_jax.settings import Settings, described, main_task
+from ragen_jax.training import checkpoints, profiling
 from ragen_jax.training.run import Run
 from ragen_jax.utils.words import listed
 
@@ -53,17 +55,42 @@ def banner(run: Run, workdir: Path) -> str:
         ),
         ("run", f"{s.iterations} iterations in {workdir}"),
         ("time", "the first iteration compiles; then the time left is shown"),
+        *(("note", note) for note in notes(s, jax.process_count())),
     ]
     return console_lib.banner("ragen_jax", rows) + "\n"
+
+
+def notes(settings: Settings, processes: int) -> list[str]:
+    """The lines of the banner on what a user may expect of the run in vain.
+
+    Args:
+      settings: of the run.
+      processes: how many train.
+    """
+    said, model = [], settings.model.path
+    names = dict.fromkeys(env.name for env in settings.tasks())
+    new = [name for name in names if name not in TAUGHT.get(model, names)]
+    if new:
+        others = [other for other, taught in TAUGHT.items() if {*names} <= {*taught}]
+        kind, other = ("one that was", others[0]) if others else (None, "FOLDER")
+        said.append(
+            f"{model} was not taught {listed(new)}: to see learning, choose"
+            f" {kind or 'a model that can read'} (--config.model.path={other})"
+        )
+    if processes > 1 and settings.health.record_every:
+        said.append(
+            f"{processes} processes train: no episodes are recorded to be read later"
+        )
+    return said
 
 
 def environments(settings: Settings) -> list[str]:
     """The lines of the banner on what is trained in; of a mix with their shares."""
     if not settings.env.mix:
-        return [f"{env.name}: {_options(env)}" for env in settings.tasks()]
+        return [f"{env.name}: {described(env)}" for env in settings.tasks()]
     return [
         f"{env.prompts} of {settings.rollout.prompts} prompts of {env.label}"
-        f"{'' if env.label == env.name else f' ({env.name})'}: {_options(env)}"
+        f"{'' if env.label == env.name else f' ({env.name})'}: {described(env)}"
         for env in settings.tasks()
     ]
 
@@ -98,10 +125,6 @@ def _kept(settings: Settings) -> str:
     elif len(settings.tasks()) > 1 and options.scope == "environment":
         whole = "each environment's prompts"
     return f"keeps {options.strategy} {amount} of {whole} by {options.metric}"
-
-
-def _options(env: TaskSettings) -> str:
-    return ", ".join(f"{k} {v}" for k, v in env.options) or "as it comes"
 
 
 def example(run: Run, rollout: Rollout) -> str:
@@ -208,17 +231,27 @@ def last_saved(workdir: Path) -> str:
     )
 
 
+def evaluation(*flags: str, settings: Settings) -> list[str]:
+    """The words of the command that evaluates a run, or a model made of it.
+
+    Args:
+      flags: of the command.
+      settings: of the run; code of the user's is run only where the command says so.
+    """
+    trusted = ["--trust-code"] if settings.files() else []
+    return ["python", "launch/evaluate.py", *flags, *trusted]
+
+
 def finished(workdir: Path, settings: Settings) -> str:
     """Where everything lies, and what to do next.
 
     Args:
       workdir: of the run.
-      settings: of the run; of several evaluated environments the command names one,
-        and code of the user's is run only where the command says so.
+      settings: of the run; of several evaluated environments the command names one.
     """
-    words = ["python", "launch/evaluate.py", f"--checkpoint={workdir}", "--show=3"]
-    if settings.files():
-        words.append("--trust-code")
+    words = evaluation(f"--checkpoint={workdir}", "--show=3", settings=settings)
+    folder = workdir / profiling.FOLDER
+    traces = f"traces       {folder}\n" if folder.exists() else ""
     labels = [task.label for task in settings.evaluated_tasks()]
     others = ""
     if len(labels) > 1:
@@ -229,6 +262,7 @@ def finished(workdir: Path, settings: Settings) -> str:
     return (
         f"checkpoints  {workdir / checkpoints.FOLDER}\n"
         f"metrics      {workdir / metrics.FILE}\n"
-        f"curves       {workdir / metrics.PICTURE}\n\n"
+        f"curves       {workdir / metrics.PICTURE}\n"
+        f"{traces}\n"
         f"next: {shlex.join(words)}{others}"
     )

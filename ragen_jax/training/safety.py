@@ -32,6 +32,7 @@ def problem(
     gaps: Sequence[float],
     spread: float,
     valid: float = math.nan,
+    cut: float = math.nan,
 ) -> str:
     """Why the run has to stop, in one sentence, or an empty string.
 
@@ -43,7 +44,8 @@ def problem(
         so many, and a single one may be GROSS_GAP times as large.
       spread: units of reward, `filter/reward_std` of the last iteration; not finite
         where returns were not.
-      valid: `rollout/valid_reply_rate` of the last iteration; nan: not known.
+      valid, cut: `rollout/valid_reply_rate` and `rollout/cut_replies` of the last
+        iteration; nan: not known.
     """
     safety = settings.safety
     if 0 < safety.max_bad_updates <= int(state.bad_in_row):
@@ -58,9 +60,9 @@ def problem(
         return (
             f"no group was kept in {int(state.empty_in_row)} iterations in a row"
             f" (safety.max_empty_updates = {safety.max_empty_updates}), for"
-            f" {why_nothing_is_kept(settings, spread, valid)}; the state was saved:"
-            " raise the limit and start the same command again, or begin with"
-            f" {_what_would_be_kept(settings, spread, valid)} in another --workdir"
+            f" {why_nothing_is_kept(settings, spread, valid, cut)}; the state was"
+            " saved: raise the limit and start the same command again, or begin with"
+            f" {_what_would_be_kept(settings, spread, valid, cut)} in another --workdir"
         )
     gap, limit = sum(gaps) / max(1, len(gaps)), settings.loss.logprob_gap_limit
     lasting = len(gaps) >= GAP_ITERATIONS and gap > limit
@@ -95,7 +97,11 @@ def unsound_rewards(settings: Settings, spread: float) -> str:
 
 
 def nothing_learned(
-    settings: Settings, state: TrainState, spread: float, valid: float = math.nan
+    settings: Settings,
+    state: TrainState,
+    spread: float,
+    valid: float = math.nan,
+    cut: float = math.nan,
 ) -> str:
     """What to know of a run in which no update was made; else an empty string.
 
@@ -105,6 +111,7 @@ def nothing_learned(
       spread: units of reward, the largest `filter/reward_std` of its iterations; not
         finite if one of them was not.
       valid: the largest `rollout/valid_reply_rate` of them; nan: not known.
+      cut: the mean `rollout/cut_replies` of them; nan: not known.
     """
     if int(state.updates):
         return ""
@@ -119,20 +126,21 @@ def nothing_learned(
         )
     return (
         f"nothing was learned: no group was kept in any of {iterations} iterations, for"
-        f" {why_nothing_is_kept(settings, spread, valid)}: begin with"
-        f" {_what_would_be_kept(settings, spread, valid)} in another --workdir"
+        f" {why_nothing_is_kept(settings, spread, valid, cut)}: begin with"
+        f" {_what_would_be_kept(settings, spread, valid, cut)} in another --workdir"
     )
 
 
 def why_nothing_is_kept(
-    settings: Settings, spread: float, valid: float = math.nan
+    settings: Settings, spread: float, valid: float = math.nan, cut: float = math.nan
 ) -> str:
     """The cause of a filter that keeps no group, to follow upon "for".
 
     Args:
       settings: of the run.
       spread: units of reward, `filter/reward_std`.
-      valid: share of replies that were valid; nan: not known.
+      valid, cut: shares of replies that were valid, and that rollout.reply_tokens cut
+        off; nan: not known.
     """
     options = settings.filter
     if not math.isfinite(spread):
@@ -146,7 +154,14 @@ def why_nothing_is_kept(
             f"{_uncounted(settings)}"
         )
     if spread == 0 and valid == 0:
-        return "no reply was valid, so that no action reached the environment"
+        budget = (
+            f", as rollout.reply_tokens = {settings.rollout.reply_tokens} cut off"
+            f" {cut:.0%} of them"
+        )
+        return (
+            f"no reply was valid{budget if _mostly_cut(cut) else ''}, so that no action"
+            " reached the environment"
+        )
     if spread == 0:
         return f"all episodes of each group earned the same{_uncounted(settings)}"
     return (
@@ -155,6 +170,11 @@ def why_nothing_is_kept(
         f" groups, by a standard deviation of {spread:.3g} in the mean"
         f"{_uncounted(settings)}"
     )
+
+
+def _mostly_cut(cut: float) -> bool:
+    """Whether most replies were cut off; of none valid these are the invalid ones."""
+    return cut > 0.5
 
 
 def _uncounted(settings: Settings) -> str:
@@ -170,9 +190,11 @@ def _keeps_what_is_above_zero(settings: Settings) -> bool:
     return by_fraction and options.metric in ("return_mean", "return_sum")
 
 
+_LONGER = "more rollout.reply_tokens, or with a model that writes shorter replies,"
 _READABLE = (
-    "a model that writes the reply format of the example prompt, or with more"
-    " rollout.reply_tokens where it is cut off before its answer,"
+    "a model that writes the reply format of the example prompt, such as one that first"
+    " imitated demonstrations (docs/environments.md), or with more rollout.reply_tokens"
+    " where it is cut off before its answer,"
 )
 
 
@@ -196,10 +218,14 @@ def _finite_gradients(settings: Settings, spread: float) -> str:
     return "a lower optimizer.actor_lr"
 
 
-def _what_would_be_kept(settings: Settings, spread: float, valid: float) -> str:
+def _what_would_be_kept(
+    settings: Settings, spread: float, valid: float, cut: float
+) -> str:
     if not math.isfinite(spread):
         return _sound(settings)
     if spread or _keeps_what_is_above_zero(settings):
         return "other values of those"
     # Where nothing acts, every environment is equally hard.
-    return _READABLE if valid == 0 else "an easier environment"
+    if valid == 0:
+        return _LONGER if _mostly_cut(cut) else _READABLE
+    return "an easier environment"

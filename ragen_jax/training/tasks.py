@@ -14,7 +14,7 @@ from ragen_jax.rollout.plan import make_plan
 from ragen_jax.rollout.rollout import RolloutContext
 from ragen_jax.rollout.tasks import Task, TaskTokens
 from ragen_jax.rollout.types import RolloutOptions, RolloutPlan
-from ragen_jax.settings import Settings, TaskSettings
+from ragen_jax.settings import TEXTS, Settings, TaskSettings
 from ragen_jax.text.prompts import (
     DialogueTokens,
     TurnLimits,
@@ -46,7 +46,7 @@ def make_task(
     """
     settings = model.settings
     where = key_of(env_task, section)
-    env = envs.make(env_task.name, env_task.options, f"{where}.")
+    env = envs.make(env_task.name, env_task.options_and_texts, f"{where}.")
     envs.check_file(env, env_task.name, f"{where}.name")
     _check_actions(env, env_task, section)
     limits = TurnLimits(
@@ -56,8 +56,11 @@ def make_task(
         settings.rollout.reply_tokens,
     )
     dialogue = make_dialogue(env, limits, model.pieces, thinking=settings.env.thinking)
+    texts = {
+        f"{where}.{key}": text for key in TEXTS if (text := getattr(env_task, key))
+    }
     context_checks.check_texts(
-        dialogue, model.tokenizer, f"{where}.name", env_task.name
+        dialogue, model.tokenizer, f"{where}.name", env_task.name, texts
     )
     tokens = tokenize_dialogue(
         dialogue,
@@ -69,7 +72,7 @@ def make_task(
     )
     task = Task(env_task.label, env, dialogue, env_task.prompts)
     context_checks.check_context(
-        settings, model.config, task, tokens, is_training=is_training
+        settings, model.config, task, tokens, is_training=is_training, texts=texts
     )
     if env.read_action is None:
         context_checks.check_reply(settings, tokens)

@@ -34,6 +34,7 @@ from ragen_jax.training.interrupts import (
     StallWatchdog,
 )
 from ragen_jax.training.loop import OpenWorkdir, Outputs, RolledBack
+from ragen_jax.training.profiling import Profiler
 from ragen_jax.training.programs import Compiled
 from ragen_jax.training.run import Run, texts_fingerprint
 from ragen_jax.training.workdir import (
@@ -45,7 +46,13 @@ from ragen_jax.training.workdir import (
 from ragen_jax.utils import machine_errors, user_modules
 
 
-def train(run: Run, workdir: Path, console: Console, command: str) -> None:
+def train(
+    run: Run,
+    workdir: Path,
+    console: Console,
+    command: str,
+    traced: range = range(0),
+) -> None:
     """Trains until settings.iterations are done, or a signal asks to stop.
 
     Args:
@@ -53,6 +60,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
       workdir: passed `check_workdir`.
       console: for progress; a silent one on all processes but the first.
       command: that resumes the run, for the message after a signal.
+      traced: iterations of which process 0 writes a trace (profiling.py).
 
     Raises:
       UserError: if another run trains in the workdir, if its checkpoints began with
@@ -65,7 +73,7 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
     try:
         with only_run(workdir, run.settings, console.line):
             program_cache.keep_in(workdir)
-            _train_in_workdir(run, workdir, console, command)
+            _train_in_workdir(run, workdir, console, command, traced)
     except OSError as error:
         if not (sentence := machine_errors.sentence(error)):
             raise
@@ -79,7 +87,9 @@ def train(run: Run, workdir: Path, console: Console, command: str) -> None:
         raise console.lost
 
 
-def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -> None:
+def _train_in_workdir(
+    run: Run, workdir: Path, console: Console, command: str, traced: range
+) -> None:
     """`train`, once no other run trains in the workdir."""
     fingerprint = weights.model_fingerprint(run.model)
     check_same_everywhere(fingerprint)
@@ -105,11 +115,14 @@ def _train_in_workdir(run: Run, workdir: Path, console: Console, command: str) -
         # Once, since user code is read when the run starts and not after a rollback.
         code = user_modules.digests(run.settings.files())
         open_workdir = OpenWorkdir(workdir, saved, fingerprint, code)
+        profiler = Profiler(
+            traced if jax.process_index() == 0 else range(0), workdir, console.line
+        )
         with StallWatchdog(ends=run.settings.safety.end_stalled) as watchdog:
             compiled, again = None, True
             while again:  # Once, and once more after each rollback.
                 compiled, again = _train_from_checkpoint(
-                    run, open_workdir, console, command, watchdog, compiled
+                    run, open_workdir, console, command, watchdog, profiler, compiled
                 )
 
 
@@ -119,12 +132,13 @@ def _train_from_checkpoint(
     console: Console,
     command: str,
     watchdog: StallWatchdog,
+    profiler: Profiler,
     compiled: Compiled | None,
 ) -> tuple[Compiled | None, bool]:
     """Trains from the last checkpoint to the end, a signal or a rollback.
 
     Args:
-      run, workdir, console, command, watchdog: of the process.
+      run, workdir, console, command, watchdog, profiler: of the process.
       compiled: the programs of before a rollback, if there was one.
 
     Returns:
@@ -150,11 +164,14 @@ def _train_from_checkpoint(
         InterruptHandler(console.line) as interrupts,
         console.on_lost_reader(interrupts.ask),
     ):
-        outputs = Outputs(workdir, writer, console, interrupts, watchdog)
+        outputs = Outputs(workdir, writer, console, interrupts, watchdog, profiler)
         try:
             is_finished = True
-            if compiled is not None:
-                state, is_finished = loop.train_to_end(run, compiled, state, outputs)
+            with profiler.after(iteration):
+                if compiled is not None:
+                    state, is_finished = loop.train_to_end(
+                        run, compiled, state, outputs
+                    )
         except RolledBack as rollback:
             console.line(str(rollback))
             # Asked now, since the next InterruptHandler knows nothing of a signal

@@ -24,6 +24,9 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
     CODES[signal.SIGHUP], _LINES[signal.SIGHUP] = 129, "hung up"
 
+_NOT_ON_WINDOWS = (
+    "ragen_jax runs on Linux and macOS alone: start it in WSL2, the Linux of Windows"
+)
 _UNAWAITED = "unawaited"  # the name of threads by `start_unawaited`
 
 Policy = Callable[[int], None]  # takes a signal's number; runs in the second thread
@@ -173,9 +176,13 @@ def replace_unprintable_characters() -> None:
 def install() -> None:
     """From now on, the signals of `ending_signals` end the process with one line.
 
-    Scripts call it before their slow imports.
+    Scripts call it before their slow imports. On Windows, whose signals and locks are
+    others, it ends them.
     """
     open_closed_streams()
+    if sys.platform == "win32":
+        print(f"error: {_NOT_ON_WINDOWS}", file=sys.stderr)
+        sys.exit(2)
     if threading.current_thread() is not threading.main_thread():
         return
     _watch()

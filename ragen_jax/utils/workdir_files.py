@@ -14,6 +14,7 @@ KEPT = (
     "curves.png",
     "episodes.jsonl.gz",
     "metrics.jsonl",
+    "profile",
     "programs",
     "rollbacks.json",
     "tensorboard",

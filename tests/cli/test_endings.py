@@ -215,6 +215,15 @@ def test_an_output_without_room_is_told():
     assert done.stderr.startswith(b"error: the output cannot be written (No space")
 
 
+def test_on_windows_a_script_ends_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(endings.sys, "platform", "win32")
+    with pytest.raises(SystemExit) as caught:
+        endings.install()
+    assert caught.value.code == 2 and not endings._installed
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ragen_jax runs on Linux") and "WSL2" in line
+
+
 # Says that its observations are shorter than they are.
 LYING = """
 import dataclasses

@@ -45,6 +45,18 @@ def test_settings_and_limits_of_one_of_several_environments_can_be_set():
     assert (lakes.options, lakes.turns) == ((), 0)
 
 
+def test_the_instruction_and_a_note_of_every_environment_can_be_set():
+    env = read(LAKE, "--config.env.instruction=Go.\nNow.", "--config.env.note=a=b").env
+    assert (env.instruction, env.note) == ("Go.\nNow.", "a=b")
+    lakes, rooms = read(MIX, "--config.env.mix.rooms.note=Push.").env.mix
+    assert (lakes.note, rooms.note) == ("", "Push.")
+    key = "env.evaluate.frozen_lake.instruction"
+    frozen_lake, *_ = read(EVALUATE, f"--config.{key}=Go.").env.evaluate
+    assert frozen_lake.instruction == "Go."
+    own = read("../docs/examples/coin_walk_config.py", "--config.env.note=Walk.").env
+    assert own.note == "Walk."
+
+
 def test_settings_of_an_environment_that_is_only_evaluated_can_be_set():
     frozen_lake, *_ = read(
         EVALUATE, "--config.env.evaluate.frozen_lake.success_probability=1"
@@ -78,6 +90,8 @@ def test_an_environment_that_the_command_line_names_has_its_own_settings(name):
         ),
         (LAKE, ["env.name=a.py", "env.walls=2"], "write it into the config, if it is"),
         (MIX, ["env.mix.rooms.turn=7"], "did you mean env.mix.rooms.turns?"),
+        (MIX, ["env.note=Push."], "mean env.mix.lakes.note or env.mix.rooms.note?"),
+        (LAKE, ["env.instructions=Go."], "did you mean env.instruction?"),
         (MIX, ["env.mix.walls.boxes=7"], "did you mean env.mix.rooms.boxes?"),
         (MIX, ["env.mix.rooms.walls=7"], "choose one of env.mix.rooms.actions, env.mi"),
         (EVALUATE, ["env.evaluate.larger.prompts=7"], "env.evaluate.larger.turns"),

@@ -181,9 +181,9 @@ WRONG = {
         ["--checkpoint={place}/run", "--model={place}/none"],
         "there is no folder {place}/none; give",
     ),
-    "missing": (["--checkpoint={place}/none"], "There is no folder {place}/none; give"),
+    "missing": (["--checkpoint={place}/none"], "there is no folder {place}/none; give"),
     "foreign": (["--checkpoint={place}"], "holds no complete ragen_jax check"),
-    "step": (["--checkpoint={place}/run/checkpoints/9"], "There is no folder"),
+    "step": (["--checkpoint={place}/run/checkpoints/9"], "there is no folder"),
     "no model": (["--model={place}/none"], "there is no folder {place}/none; give"),
     "nothing": (["--verify"], "--verify needs --checkpoint: a workdir or a step"),
     "unread": (

@@ -94,7 +94,8 @@ def test_an_exported_agent_stops_where_its_replies_ended(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_has_moved_is_found_by_its_new_path(workdir, tmp_path):
-    settings = settings_lib.to_dict(runs.settings(model__path=str(tmp_path / "gone")))
+    own = dict(model__path=str(tmp_path / "gone"), reward__hook="my_hook.py")
+    settings = settings_lib.to_dict(runs.settings(**own))
     wrong_input.save_checkpoint(tmp_path / "run", runs.model(), settings)
     arguments = [f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'agent'}"]
     refused = warm_process.attempt(SCRIPT, arguments, tmp_path)
@@ -102,6 +103,8 @@ def test_a_model_that_has_moved_is_found_by_its_new_path(workdir, tmp_path):
     assert f"no folder {tmp_path / 'gone'}; give" in refused.errors
     done = export(*arguments, f"--model={runs.model()}", "--dtype=bfloat16")
     assert done.returncode == 0, done.stderr
+    # What the run names of the user's is executed only where the command says so.
+    assert done.stdout.endswith("/agent --trust-code\n")
     rounded = lambda leaf: np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float32)
     jax.tree.map(
         np.testing.assert_array_equal,

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 from absl import flags
 from helpers import warm_process
 from helpers.paths import ROOT
 
+import ragen_jax
 from ragen_jax import cli
 from ragen_jax.errors import UserError
 
@@ -194,6 +196,18 @@ def test_help_shows_flags_and_every_key_with_its_value(capsys):
     assert "--config.KEY=VALUE" in shown
 
 
+@pytest.mark.parametrize("takes_config", [True, False])
+def test_a_script_says_its_versions_without_a_config_and_does_nothing(
+    takes_config, capsys
+):
+    with pytest.raises(SystemExit) as caught:
+        parse("--version", "--workdri=x", takes_config=takes_config)
+    assert caught.value.code == 0
+    python = ".".join(map(str, sys.version_info[:3]))
+    versions = f"ragen_jax {ragen_jax.__version__}, jax {jax.__version__}, python "
+    assert capsys.readouterr().out == f"{versions}{python}\n"
+
+
 WRONG = [
     ([], ["--config is missing", "pass --config="]),
     (["--config"], ["--config is missing", "pass --config="]),
@@ -288,6 +302,20 @@ def test_the_workdir_is_made_and_left_empty(tmp_path):
     made = cli.make_workdir(str(tmp_path / "a" / "b"))
     assert made == tmp_path / "a" / "b"
     assert made.is_dir() and list(made.iterdir()) == []
+
+
+def test_a_path_is_told_without_its_dots_unless_they_follow_a_link(tmp_path):
+    for name in ("a/b", "c/d"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "c" / "d")
+    for given, told in (
+        ("a/../runs/y", "runs/y"),
+        ("a/b/../../link/new", "link/new"),
+        ("none/../link", "link"),
+        ("link/../new", "link/../new"),  # It is c/new, and new is another.
+    ):
+        found = cli.local_path("workdir", str(tmp_path / given))
+        assert str(found) == str(tmp_path / told)
 
 
 def test_a_workdir_that_cannot_be_is_refused(tmp_path):

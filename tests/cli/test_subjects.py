@@ -75,7 +75,9 @@ def test_an_exported_agent_is_played_as_it_was_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(
         subjects.trust, "restrict_to_trusted", lambda *given: asked.append(given)
     )
-    trained = runs.settings(env__size=4, evaluation__temperature=0.25, lora__rank=2)
+    trained = runs.settings(
+        env__size=4, env__note="Go.", evaluation__temperature=0.25, lora__rank=2
+    )
     path = _agent(tmp_path, settings_lib.to_dict(trained), code={"env.py": "12ab"})
     assert subjects.has_origin(path) and not subjects.has_origin("tiny")
     monkeypatch.setenv("HOME", str(tmp_path.parent))
@@ -87,6 +89,8 @@ def test_an_exported_agent_is_played_as_it_was_trained(tmp_path, monkeypatch):
         trained.env,
         trained.evaluation,
     )
+    (task,) = subject.only(None, None).settings.tasks()
+    assert task.note == "Go."
     # The adapters are part of the weights.
     assert (subject.settings.model.path, subject.settings.lora.rank) == (path, 0)
     assert [given[2]["code"] for given in asked] == [{"env.py": "12ab"}]

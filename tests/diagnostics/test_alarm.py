@@ -443,6 +443,7 @@ def test_the_early_stop_by_spread_waits_for_ten_low_iterations():
 def test_the_early_stops_by_validation_and_by_empty_filters_count_in_a_row():
     assert stops_at([{"validation/success": 0.0}] * 9, "ragen") == 5
     assert stops_at([{"validation/success": 0.0}, {}] * 9, "ragen") == 9
+    assert stops_at([{"validation/success": 0.01}] * 9, "ragen") == -1  # Not below it.
     mixed = [{"validation/success": 0.0}] * 4 + [{"validation/success": 0.02}]
     assert stops_at(mixed * 3, "ragen") == -1
     empty = [{"update/skipped_empty": float(i)} for i in range(1, 9)]

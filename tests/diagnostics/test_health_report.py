@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import browser
+from helpers import browser, warm_process
+from helpers.paths import ROOT
 
 from ragen_jax.diagnostics import episode_log, report, rollbacks
 from ragen_jax.diagnostics.report import data as data_lib
@@ -208,6 +209,21 @@ def test_a_test_says_after_which_iteration_it_was(run):
     assert (lake["environment"], room["environment"]) == ("lake", "room")
 
 
+def test_a_run_that_learned_nothing_says_so_at_the_top_unless_it_was_continued(run):
+    assert data_lib.gather([run])["warnings"] == []
+    warning = f"nothing was learned: {EVIL}"
+    test = json.loads((run / "test.json").read_text()) | {"warning": warning}
+    (run / "test.json").write_text(json.dumps({"lake": test, "room": test}))
+    assert data_lib.gather([run])["warnings"] == []
+    lines = (run / "metrics.jsonl").read_text()
+    lines += json.dumps({"iteration": 60, "test/success": 0.5}) + "\n"
+    (run / "metrics.jsonl").write_text(lines)
+    assert data_lib.gather([run])["warnings"] == [f"one: {warning}"]
+    folder = Path(page.__file__).parent
+    assert 'id="warnings"' in (folder / "page.html").read_text()
+    assert "data.warnings.map" in (folder / "script.js").read_text()
+
+
 def test_what_a_test_of_one_level_does_not_know_is_no_obstacle(run):
     """The standard error of a single level is not known."""
     test = json.loads((run / "test.json").read_text())
@@ -318,6 +334,17 @@ def test_the_smoothed_line_of_the_page_is_that_of_the_runs_picture():
 def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="holds no metrics.jsonl .* give the workdir"):
         report.write_report(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["workdir", "compare"])
+def test_a_folder_that_is_not_there_is_refused_by_the_name_of_its_flag(tmp_path, flag):
+    (tmp_path / "here").mkdir()
+    folders = {"workdir": "here", "compare": "here"} | {flag: "none"}
+    arguments = [f"--{name}={tmp_path / path}" for name, path in folders.items()]
+    script = ROOT / "launch" / "report.py"
+    ended = warm_process.attempt(script, arguments, tmp_path)
+    assert ended.code == 2
+    assert f"--{flag}={tmp_path}/none: there is no such folder; give" in ended.errors
 
 
 def test_data_that_holds_the_templates_marks_is_put_in_as_it_is():

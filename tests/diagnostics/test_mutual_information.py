@@ -336,6 +336,30 @@ def test_trajectories_are_drawn_by_episode_and_at_most_as_often_as_there_are_tur
     assert abs(np.mean(of_second) - 1 / 2) < 0.1
 
 
+def two_episodes_of_two_turns():
+    """Both second turns have a thought, of the first turns only the first one."""
+    rows = jax.device_get(records.rows_of("orRorR", "orRorR", episode=[0, 1]))
+    rows = rows.replace(tokens=np.array([[1, 1, 5, 1, 6, 5], [1, 2, 2, 1, 6, 5]]))
+    turns = thought_samples.find_turns(rows, BYTES)
+    assert turns.thought.tolist() == [1, 1, 0, 1]
+    return rows, turns
+
+
+def test_first_turns_are_sampled_without_the_later_ones():
+    rows, turns = two_episodes_of_two_turns()
+    group = np.array([0, 1])
+    pairs = thought_samples.sample_first_turns(rows, turns, group, samples=0, seed=0)
+    assert pairs.thoughts[:, 0].tolist() == [1]
+    assert pairs.prompt_lengths.tolist() == [1]
+
+
+def test_a_turn_without_a_thought_is_not_drawn_from_an_episode_that_has_one():
+    rows, turns = two_episodes_of_two_turns()
+    for seed in range(50):
+        pairs = thought_samples.sample_trajectories(rows, turns, samples=2, seed=seed)
+        assert pairs.thought_lengths.min() == 1
+
+
 @pytest.mark.slow
 def test_a_trajectory_sample_scores_each_draw_under_its_own_prompt():
     task, rollout = models.usual_task(), models.sample_usual()

@@ -72,6 +72,15 @@ def test_how_low_and_how_often_by_hand(successes, error, low):
     json.dumps(dataclasses.asdict(record), allow_nan=False)
 
 
+def test_a_validation_whose_error_is_unknown_interrupts_a_fall():
+    record = Record()
+    validations = [(0.9, 0.0), (0.5, 0.0), (0.5, None), (0.5, 0.0)]
+    for iteration, (success, error) in enumerate(validations, 1):
+        metrics = {validation_decline.SUCCESS: success, validation_decline.ERROR: error}
+        record = validation_decline.update(record, iteration, metrics)
+    assert record.low == 1
+
+
 def test_chance_alone_seldom_rings():
     # 300 runs of 20 validations of a policy that does not change.
     random = np.random.default_rng(0)

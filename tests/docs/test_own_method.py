@@ -15,29 +15,21 @@ SECTION = (
     .split("## Your own estimator, filter or loss\n")[1]
     .split("\n## ")[0]
 )
-# Run in the copy: an update of the tests' record with the three of them, traced.
+# Run in the copy, behind the document's own test of its estimator: an update of the
+# tests' record with the three of them, traced.
 PROGRAM = """
 import functools
-import jax, numpy as np, jax.numpy as jnp
-from helpers import updates
+import jax
 from ragen_jax import starpo
-from ragen_jax.learning import estimators, filters, losses
+from ragen_jax.learning import filters, losses
 from ragen_jax.learning.groups import Grouping, group_statistics
-from ragen_jax.learning.shaping import turn_rewards
 from ragen_jax.learning.update_plan import UpdatePlan
 from ragen_jax.training import weights
 
+test_each_groups_median_is_subtracted_from_its_returns()
+
 rows, episodes = updates.record()
 chosen = updates.settings(estimator="median", filter__metric="solved")
-earned = turn_rewards(chosen.reward, episodes, updates.PROMPTS)
-none = jnp.zeros(rows.tokens.shape)
-keep = jnp.ones(episodes.group.shape, bool)
-evidence = estimators.Evidence(rows, episodes, keep, earned, none, none)
-found = estimators.ESTIMATORS["median"](chosen, evidence).advantages
-returns = np.asarray(earned.sum(axis=1)).reshape(updates.PROMPTS, -1)
-wanted = (returns - np.median(returns, axis=1, keepdims=True)).reshape(-1, 1)
-np.testing.assert_allclose(found, np.where(rows.is_reply, wanted, 0), atol=1e-6)
-
 measure, statistic = filters.METRICS["solved"]
 solved = episodes.replace(success=episodes.turns > 1)
 grouping = Grouping(solved.group, updates.PROMPTS)
@@ -45,15 +37,16 @@ score = statistic(group_statistics(measure(chosen, rows, solved), grouping))
 by_group = np.asarray(solved.success, float).reshape(updates.PROMPTS, -1)
 np.testing.assert_allclose(score, by_group.var(axis=1, ddof=1), atol=1e-6)
 
-# Unlike the clipped loss's, its gradient at a ratio of 2 is that at the bound, 1.28.
+# That of the clipped loss at a ratio of 1; at 2 it is not 0, but -4 s (1 - s) 2 with
+# s = sigmoid(1).
 gradient = jax.grad(
-    lambda new: losses.weighted_log_loss(
-        new, jnp.zeros((1, 1)), jnp.ones((1, 1)), clip_low=0.2, clip_high=0.28
-    )[0, 0]
-)(jnp.full((1, 1), np.log(2.0)))
-np.testing.assert_allclose(gradient, -1.28, rtol=1e-6)
-calls, own = [], losses.weighted_log_loss
-losses.weighted_log_loss = lambda *a, **options: calls.append(a) or own(*a, **options)
+    lambda new: losses.soft_loss(
+        new, jnp.zeros((1, 2)), jnp.ones((1, 2)), clip_low=0.2, clip_high=0.28
+    ).sum()
+)(jnp.log(jnp.array([[1.0, 2.0]])))
+np.testing.assert_allclose(gradient, [[-1.0, -1.572895]], rtol=1e-5)
+calls, own = [], losses.soft_loss
+losses.soft_loss = lambda *a, **options: calls.append(a) or own(*a, **options)
 plan = UpdatePlan(
     chosen, updates.CONFIG, None, jnp.float32, None, (updates.LENGTH,), (),
     weights.assembler(None),
@@ -79,7 +72,7 @@ def test_the_steps_of_the_document_make_an_estimator_a_score_and_a_loss(tmp_path
         ROOT / "ragen_jax", package, ignore=shutil.ignore_patterns("__pycache__")
     )
     learning, choices = package / "learning", package / "settings" / "choices.py"
-    estimator, estimator_fact, score, score_fact, loss = re.findall(
+    estimator, estimator_fact, its_test, score, score_fact, loss = re.findall(
         r"```python\n(.*?)```", SECTION, re.DOTALL
     )
     entries = re.findall(r'Then `("\w+": .*?,)` in `', SECTION)
@@ -97,10 +90,10 @@ def test_the_steps_of_the_document_make_an_estimator_a_score_and_a_loss(tmp_path
     called = objectives.read_text()
     assert called.count("losses.clipped_policy_loss(") == 1
     objectives.write_text(
-        called.replace("losses.clipped_policy_loss(", "losses.weighted_log_loss(")
+        called.replace("losses.clipped_policy_loss(", "losses.soft_loss(")
     )
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", its_test + PROGRAM],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}"},
         capture_output=True,

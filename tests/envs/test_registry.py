@@ -117,7 +117,8 @@ WRONG = {
     "type": (
         "my_env.py",
         SOUND.replace("length: int = 8", "length: dict = 8"),
-        "Settings.length is a .*dict.* which a config cannot hold: choose int, float",
+        r"Settings.length is a dict, which a config cannot hold: choose int, float,"
+        r" bool, str or tuple\[str, ...\]$",
     ),
     "numbers": (
         "my_env.py",
@@ -127,12 +128,22 @@ WRONG = {
     "text": (
         "my_env.py",
         "from __future__ import annotations\n" + SOUND,
-        "Settings.length is a int, .* not as a text",
+        "Settings.length has its type as a text, 'int': write it without quotes",
     ),
     "taken": (
         "my_env.py",
         SOUND.replace("length: int = 8", "label: str = 'a'\n    length: int = 8"),
         "Settings.label has a name that is reserved in the config, like ",
+    ),
+    "instruction": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "instruction: str = 'a'\n    length: int = 8"),
+        "Settings.instruction has a name that is reserved in the config, like ",
+    ),
+    "note": (
+        "my_env.py",
+        SOUND.replace("length: int = 8", "note: str = 'a'\n    length: int = 8"),
+        "Settings.note has a name that is reserved in the config, like ",
     ),
     "exits": (
         "my_env.py",
@@ -160,7 +171,7 @@ WRONG = {
     "actions": (
         "my_env.py",
         SOUND.replace('("Left", "Right")', '("Left", "left")'),
-        "action name 'Left' is empty, repeated",
+        "action name 'Left' is repeated",
     ),
     "fault": (
         "my_env.py",

@@ -204,6 +204,13 @@ def test_an_environment_without_a_planner_is_refused_in_a_sentence(settings):
     chosen = dataclasses.replace(settings.tasks()[0], name="my_lake.py")
     with pytest.raises(UserError, match="'my_lake.py' has no solver: choose --policy="):
         baselines.make_baseline("planner", env, chosen)
+    for rule, solve, why in (
+        (None, max, "player: choose --policy=random or --policy=planner$"),
+        (max, None, "solver: choose --policy=random or --policy=rule$"),
+    ):
+        other = dataclasses.replace(env, rule=rule, solve=solve)
+        with pytest.raises(UserError, match=why):
+            baselines.make_baseline("rule" if solve else "planner", other, chosen)
     assert (
         "equally likely" in baselines.make_baseline("random", env, chosen).description
     )

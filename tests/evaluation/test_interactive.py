@@ -229,6 +229,18 @@ def test_a_rule_that_names_no_action_is_said_to_do_nothing(table, printed):
     assert told == ["nothing: reward 0"] * 2
 
 
+def test_an_environment_without_a_player_is_told_of_those_that_it_has(table):
+    solved = dataclasses.replace(table.env, rule=None, solve=lambda state: ())
+    ruled = dataclasses.replace(table.env, rule=lambda state: 0, solve=None)
+    common = "choose --policy=human or --policy=random"
+    with pytest.raises(UserError, match=f"{common} or --policy=solver$"):
+        interactive.rule_player(solved)
+    with pytest.raises(UserError, match=f"{common}$"):
+        interactive.rule_player(dataclasses.replace(solved, solve=None))
+    with pytest.raises(UserError, match=f"{common} or --policy=rule$"):
+        interactive.solving_player(dataclasses.replace(table, env=ruled))
+
+
 @pytest.mark.parametrize("action", [4, -2])
 def test_a_rule_that_names_an_action_which_is_none_is_refused(table, action):
     wrong = base.Environment(

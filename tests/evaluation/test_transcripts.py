@@ -18,7 +18,7 @@ from ragen_jax.evaluation.transcripts import Transcript, Turn
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.text import agent_template, chat_template, phrases, prompts
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.trajectory import END_OF_TURN, REPLY_BUDGET
+from ragen_jax.trajectory import END_OF_TURN, OTHER_STOP, REPLY_BUDGET
 
 PROMPTS, ROLLOUTS, FIRST = 6, 4, 3
 
@@ -200,6 +200,17 @@ def test_episodes_that_were_not_asked_for_are_left_out(reader, record, found):
     rows, episodes = record
     few = jax.tree.map(lambda x: x[:5], episodes)
     assert transcripts.read(reader, rows, few, first_episode=12) == found[:5]
+
+
+def test_a_reply_is_read_without_another_stop_token_that_ends_it(reader, record, found):
+    rows, episodes = record
+    index, turn = np.argwhere(episodes.reply_end == END_OF_TURN)[0]
+    row = transcripts.rows_of_turns(rows)[FIRST * ROLLOUTS + index, turn]
+    tokens, ends = rows.tokens.copy(), episodes.reply_end.copy()
+    tokens[row, rows.turn_end[row] & (rows.turn[row] == turn)] = 0
+    ends[index, turn] = OTHER_STOP
+    other = rows.replace(tokens=tokens), episodes.replace(reply_end=ends)
+    assert transcripts.read(reader, *other, first_episode=FIRST * ROLLOUTS) == found
 
 
 def test_a_row_of_another_dialogue_is_refused(reader, record):

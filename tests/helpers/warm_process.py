@@ -97,7 +97,7 @@ def _watch_compiler() -> None:
     jax.monitoring.register_scalar_listener(note)
     # Their flags are defined once, and belong to every script that asks for them.
     from ragen_jax import cli  # noqa: F401
-    from ragen_jax.cli import trust  # noqa: F401
+    from ragen_jax.cli import profiling, trust  # noqa: F401
 
 
 def _attempt(script: Path, arguments: list[str], place: Path) -> Ended:

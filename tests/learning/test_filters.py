@@ -307,6 +307,11 @@ BY_HAND = {
         ),
         [False, True, False, True],
     ),
+    # Of three ranks those from round(0.9 * 3) = 3 on: there is none, so the last.
+    "ranks, beyond the last": (
+        dict(strategy="percentile_range", low=0.9, high=1.0),
+        [True, False, False, False],
+    ),
 }
 
 

@@ -117,7 +117,59 @@ def test_a_ratio_that_would_overflow_leaves_loss_and_gradient_finite():
     assert np.isfinite(jax.grad(lambda x: loss(x).sum())(logprobs)).all()
 
 
-@pytest.mark.parametrize("function", [losses.clipped_policy_loss, losses.clip_fraction])
+def _cispo(logprobs, compared=None):
+    return losses.cispo_loss(
+        logprobs,
+        logprobs if compared is None else compared,
+        OLD,
+        ADVANTAGE,
+        clip_low=0.2,
+        clip_high=0.3,
+    )
+
+
+# Log-probs of tokens whose ratios are RATIO, and these held from 0.8 to 1.3.
+OLD = jnp.log(jnp.array([[0.5, 0.4, 0.25, 0.2, 0.8]]))
+HELD = np.array([[1.0, 1.3, 0.8, 1.3, 0.8]])
+
+
+def test_cispo_weighs_log_probs_by_the_clipped_ratio_and_no_token_loses_its_gradient():
+    new = OLD + jnp.log(RATIO)
+    weighted = -HELD * np.array([[2, 2, 2, -2, -2]])
+    wanted = weighted * np.log([[0.5, 0.6, 0.125, 0.3, 0.4]])
+    np.testing.assert_allclose(jax.jit(_cispo)(new), wanted, rtol=1e-5)
+    gradient = jax.grad(lambda x: _cispo(x).sum())(new)
+    np.testing.assert_allclose(gradient, weighted, rtol=1e-5)
+
+
+def test_the_ratio_and_the_advantage_are_constants_to_cispo():
+    new = OLD + jnp.log(RATIO)
+
+    def loss(compared, old, advantages):
+        given = (new, compared, old, advantages)
+        return losses.cispo_loss(*given, clip_low=0.9, clip_high=9.0).sum()
+
+    for gradient in jax.grad(loss, argnums=(0, 1, 2))(new, OLD, ADVANTAGE):
+        np.testing.assert_array_equal(gradient, np.zeros((1, 5)))
+
+
+def test_cispo_counts_as_clipped_what_lies_outside_whatever_the_advantage():
+    given = (jnp.log(RATIO), ZEROS, ADVANTAGE)
+    found = losses.outside_clip(*given, clip_low=0.2, clip_high=0.3)
+    np.testing.assert_array_equal(found, [[0, 1, 1, 1, 1]])
+    found = losses.outside_clip(*given, clip_low=0.9, clip_high=0.3)
+    np.testing.assert_array_equal(found, [[0, 1, 0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        losses.clipped_policy_loss,
+        losses.clip_fraction,
+        losses.outside_clip,
+        functools.partial(losses.cispo_loss, RATIO),
+    ],
+)
 @pytest.mark.parametrize("bounds", [(1.5, 0.2), (-0.1, 0.2), (0.2, -0.1)])
 def test_rejects_a_clip_bound_outside_its_range(function, bounds):
     with pytest.raises(ValueError, match=f"clip_low={bounds[0]}"):

@@ -23,7 +23,12 @@ BARE = dict(estimator="grpo", loss__clip_low=0.2, loss__clip_high=0.3, iteration
 
 
 def losses_of(
-    iteration: int = 0, sampled=None, has_bonus=None, reference=REFERENCE, **changes
+    iteration: int = 0,
+    sampled=None,
+    has_bonus=None,
+    has_loss=None,
+    reference=REFERENCE,
+    **changes,
 ):
     """`token_losses` of those tokens; without an entropy bonus unless asked for."""
     chosen = updates.settings(**BARE | dict(loss__entropy=0.0) | changes)
@@ -39,6 +44,7 @@ def losses_of(
         weight=jnp.ones(1),
         sampler_logprobs=sampled,
         has_bonus=has_bonus,
+        has_loss=has_loss,
     )
     scores = TokenScores(NEW, ENTROPY)
     return objectives.token_losses(chosen, scores, piece, jnp.int32(iteration))
@@ -92,6 +98,74 @@ def test_a_sequences_tokens_share_its_ratio():
     np.testing.assert_allclose(found.total, -(0.75 ** (1 / 3)) * GAIN, rtol=1e-5)
 
 
+def test_a_sequence_without_its_masked_tokens_has_the_ratio_of_the_others():
+    masked = jnp.array([[True, False, True]])
+    found = losses_of(loss__ratio="sequence", has_loss=masked)
+    np.testing.assert_allclose(found.total[masked], -(0.5**0.5) * GAIN[masked], 1e-5)
+
+
+# Ratios 1, 1.5 and 0.5, held from 0.8 to 1.3, times advantages 2, -2 and 1.
+HELD = np.array([[2.0, -2.6, 0.8]])
+
+
+def test_cispo_has_its_own_loss_and_counts_what_lies_outside_its_clip():
+    found = losses_of(loss__surrogate="cispo")
+    np.testing.assert_allclose(found.surrogate, -HELD * NEW, rtol=1e-5)
+    np.testing.assert_allclose(found.total, found.surrogate)
+    np.testing.assert_array_equal(found.is_clipped, [[0, 1, 1]])
+
+
+def test_cispo_is_corrected_for_the_sampler_as_the_clipped_loss_is():
+    sampled = OLD - jnp.log(jnp.array([[2.0, 0.5, 1.0]]))
+    found = losses_of(
+        sampled=sampled, loss__surrogate="cispo", loss__sampler_correction=1.5
+    )
+    wanted = -HELD * NEW * np.array([[1.5, 0.5, 1.0]])
+    np.testing.assert_allclose(found.total, wanted, rtol=1e-5)
+
+
+def test_cispo_weighs_a_sequences_tokens_by_its_ratio_and_keeps_their_log_probs():
+    found = losses_of(loss__surrogate="cispo", loss__ratio="sequence")
+    np.testing.assert_allclose(found.total, -(0.75 ** (1 / 3)) * GAIN * NEW, rtol=1e-5)
+    np.testing.assert_array_equal(found.is_clipped, [[0, 0, 0]])
+    low = dict(loss__clip_low=0.05)
+    found = losses_of(loss__surrogate="cispo", loss__ratio="sequence", **low)
+    np.testing.assert_allclose(found.total, -0.95 * GAIN * NEW, rtol=1e-5)
+    np.testing.assert_array_equal(found.is_clipped, [[1, 1, 1]])
+
+
+MEANS_WITHOUT_THE_MASKED = {
+    # Rows of losses 1, 2, 4 and 8, 16, 32, without 2, 8, 16 and 32.
+    "token_mean": (5.0, 2),
+    "sequence_mean_token_mean": (2.5, 1),
+    "sequence_mean_token_sum": (5.0, 1),
+}
+
+
+@pytest.mark.parametrize("name", MEANS_WITHOUT_THE_MASKED)
+def test_masked_tokens_are_neither_in_a_mean_nor_in_its_count(name):
+    nothing = jnp.zeros((2, 3))
+    piece = Batch(*(nothing,) * 7, weight=jnp.ones(2))
+    piece = piece.replace(
+        is_reply=nothing == 0,
+        has_loss=jnp.array([[True, False, True], [False, False, False]]),
+    )
+    chosen = updates.settings(**BARE, loss__aggregation=name)
+    by_token = jnp.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    mean = objectives.aggregate(chosen, by_token, piece)
+    assert (mean.sum, mean.count) == MEANS_WITHOUT_THE_MASKED[name]
+
+
+def test_the_critic_learns_at_masked_tokens_too():
+    chosen = updates.settings(estimator="ppo", loss__value_clip=0.0)
+    piece = Batch(*(jnp.zeros((1, 3)),) * 7, weight=jnp.ones(1))
+    piece = piece.replace(
+        is_reply=jnp.ones((1, 3), bool), has_loss=jnp.zeros((1, 3), bool)
+    )
+    mean = objectives.value_loss(chosen, jnp.array([[2.0, 4.0, 6.0]]), piece)
+    assert (mean.sum, mean.count) == (0.5 * (4 + 16 + 36), 3)
+
+
 def test_the_critic_learns_at_its_tokens_alone_and_no_further_than_its_clip():
     chosen = updates.settings(estimator="ppo", loss__value_clip=0.5)
     piece = Batch(**dict.fromkeys(Batch.__dataclass_fields__, jnp.zeros((1, 3))))
@@ -114,7 +188,9 @@ def test_the_critic_learns_at_its_tokens_alone_and_no_further_than_its_clip():
 def test_sums_are_over_the_most_reply_tokens_that_a_row_can_hold():
     """Of two rows: those of all turns, and in windows those of one."""
     piece = Batch(**dict.fromkeys(Batch.__dataclass_fields__, jnp.ones((2, 3))))
-    piece = piece.replace(is_reply=jnp.ones((2, 3), bool), weight=jnp.ones(2))
+    piece = piece.replace(
+        is_reply=jnp.ones((2, 3), bool), weight=jnp.ones(2), has_loss=None
+    )
     norm = dict(loss__aggregation="sequence_mean_token_sum_norm")
     sizes = dict(rollout__turns=4, rollout__reply_tokens=5)
     for history, most in (("full", 4 * 5), ("single", 5)):

@@ -21,8 +21,10 @@ from ragen_jax.learning.batch import (
     make_batch,
     reply_lengths,
 )
+from ragen_jax.learning.objectives import token_losses
 from ragen_jax.learning.token_sums import no_sums
 from ragen_jax.learning.update_plan import UpdatePlan, split_into_microbatches
+from ragen_jax.learning.vocabulary_scores import TokenScores
 
 # Together every term of the loss whose gradient is that of its value.
 CASES = {
@@ -177,10 +179,35 @@ def test_a_batch_holds_each_thing_in_its_own_place(monkeypatch):
     names = dict(zip(names, range(4), strict=True))
     for name, number in (names | dict(returns=5, is_target=6, advantages=7)).items():
         assert (getattr(batch, name) == number).all(), name
-    assert batch.has_bonus is None
+    assert batch.has_bonus is None and batch.has_loss is None
     chosen = updates.settings(loss__entropy_on="thought")
     monkeypatch.setattr(batches, "bonus_tokens", lambda *given: given)
     assert make_batch(chosen, *given).has_bonus == (chosen, rows, episodes)
+    chosen = updates.settings(loss__cut_replies="mask")
+    monkeypatch.setattr(batches, "uncut_tokens", lambda *given: given)
+    assert make_batch(chosen, *given).has_loss == (rows, episodes)
+
+
+def test_what_was_learned_from_is_reported_but_the_samplers_gap_is_of_all_replies():
+    """Of two tokens the second is masked; the third is none of a reply."""
+    chosen = updates.settings(estimator="grpo", loss__entropy=0.0)
+    new = jnp.log(jnp.array([[0.5, 0.25, 1.0]]))
+    piece = Batch(*(jnp.zeros((1, 3)),) * 7, weight=jnp.ones(1)).replace(
+        is_reply=jnp.array([[True, True, False]]),
+        has_loss=jnp.array([[True, False, False]]),
+        advantages=jnp.array([[1.0, 9.0, 9.0]]),
+        old_logprobs=jnp.log(jnp.array([[0.5, 0.125, 0.1]])),
+    )
+    scores = TokenScores(new, jnp.array([[0.25, 7.0, 7.0]]))
+    by_token = token_losses(chosen, scores, piece, jnp.int32(0))
+    sums = gradients._policy_sums(scores, by_token, piece, jnp.asarray(True))
+    own = dict(policy_loss=-1, entropy=0.25, clip_fraction=0, ratio=1)
+    for name, value in own.items():
+        mean = getattr(sums, name)
+        assert (mean.sum, mean.count) == (value, 1), name
+    np.testing.assert_allclose(sums.logprob_gap.sum, np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(sums.logprob_gap_max, np.log(2), rtol=1e-6)
+    assert (sums.logprob_gap.count, sums.ratio_max) == (2, 1)
 
 
 def test_what_all_rows_begin_with_is_computed_once_for_all_microbatches():

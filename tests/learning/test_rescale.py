@@ -20,6 +20,7 @@ from ragen_jax.learning.batch import KeptRows
 from ragen_jax.learning.filters import Selection
 from ragen_jax.learning.groups import Grouping, group_statistics
 from ragen_jax.settings import update_counts
+from ragen_jax.trajectory import ANSWER_CLOSED, END_OF_TURN, REPLY_BUDGET
 
 # Rows of episodes 0 and 1 of two groups: 3 reply tokens and 1, and a row of padding.
 ROWS = rows_of("orrR", "oR..", "....", episode=[0, 1, 0])
@@ -577,3 +578,15 @@ def test_thoughts_are_the_first_tokens_of_each_reply_and_answers_the_rest():
     answer = [False, False, False, False, True, False, False, True]
     np.testing.assert_array_equal(bonus("thought"), thought)
     np.testing.assert_array_equal(bonus("answer"), answer)
+
+
+# Which tokens have a loss of the policy -----------------------------------------------
+
+
+def test_the_tokens_of_cut_replies_have_no_loss_and_those_of_other_turns_keep_theirs():
+    rows = rows_of("orrRorR.", "orRorR..", episode=[1, 0])
+    ends = [[END_OF_TURN, REPLY_BUDGET], [REPLY_BUDGET, ANSWER_CLOSED]]
+    episodes = episodes_of(reward=[[0.0, 0.0], [0.0, 0.0]])
+    episodes = episodes.replace(reply_end=jnp.array(ends))
+    kept = [[0, 0, 0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(batches.uncut_tokens(rows, episodes), kept)

@@ -17,6 +17,7 @@ from ragen_jax.learning.optimize import Steps
 from ragen_jax.learning.summary import Times, UpdateMetrics
 from ragen_jax.learning.token_sums import TokenSums, no_sums
 from ragen_jax.learning.train_state import UpdateCounts
+from ragen_jax.trajectory import END_OF_TURN, REPLY_BUDGET
 
 ROWS = rows_of("orrR", "oR..", episode=[0, 1])
 EPISODES = episodes_of(reward=[[1.0], [0.0]], group=[0, 1])
@@ -125,6 +126,7 @@ def test_the_numbers_of_a_batch_are_worked_out_by_hand():
         success=jnp.array([True, False]),
         actions=jnp.array([[2, 1], [4, 0]]),
         reply_tokens=jnp.array([[3, 2], [4, 0]]),
+        reply_end=jnp.array([[END_OF_TURN, REPLY_BUDGET], [REPLY_BUDGET] * 2]),
         thought_tokens=jnp.array([[2, 0], [1, 9]]),
         grounded=jnp.array([[0.5, 1.0], [0.0, 9.0]]),
     )
@@ -140,6 +142,7 @@ def test_the_numbers_of_a_batch_are_worked_out_by_hand():
         "thought_tokens": 1.0,
         "grounded": 0.5,
         "valid_reply_rate": 1 / 3,
+        "cut_replies": 2 / 3,
         "sampled_tokens": 9.0,
         "episode_tokens": (4 + 2) / 2,
         # Tokens 2, 3, 4 and 6 are replies.
@@ -234,7 +237,7 @@ def test_each_number_of_an_iteration_is_reported_under_its_own_name():
     chosen = updates.settings(reward__grounding=0.5)
     names = ["success", "return", "return_with_penalty", "return_shaped", "grounded"]
     of_rollout = ["entropy", "reply_tokens", "thought_tokens", "valid_reply_rate"]
-    of_rollout += ["turns", "actions", "episode_tokens"]
+    of_rollout += ["cut_replies", "turns", "actions", "episode_tokens"]
     names += [*of_rollout, "sampled_tokens"]
     means = {name: jnp.float32(value) for value, name in enumerate(names, 1)}
     norms = dict(actor_grad_norm=2.0, critic_grad_norm=0.5, reward_std=0.25)
@@ -248,10 +251,10 @@ def test_each_number_of_an_iteration_is_reported_under_its_own_name():
     found = summary.iteration_metrics(values, seen, [], times)
     wanted = {f"train/{name}": i for i, name in enumerate(names[:4], 1)}
     wanted |= {f"rollout/{name}": float(means[name]) for name in of_rollout}
-    wanted |= {"rollout/grounded": 5.0, "rollout/utilization": 13 / 26}
+    wanted |= {"rollout/grounded": 5.0, "rollout/utilization": 14 / 26}
     wanted |= {"update/actor_grad_norm": 2.0, "update/critic_grad_norm": 0.5}
     wanted |= {"filter/reward_std": 0.25, "filter/kept_fraction": 0.75}
     wanted |= {"update/explained_variance": 0.125}
     wanted |= {"time/rollout_seconds": 2.0, "time/update_seconds": 5.0}
-    wanted |= {"rollout/tokens_per_second": 13 / 2}
+    wanted |= {"rollout/tokens_per_second": 14 / 2}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)

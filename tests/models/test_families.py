@@ -18,7 +18,7 @@ from ragen_jax.errors import UserError
 from ragen_jax.models import config as model_config
 from ragen_jax.models import parameters, transformer
 from ragen_jax.models.config import RopeScaling
-from ragen_jax.models.io import hugging_face
+from ragen_jax.models.io import hugging_face, safetensors_files
 
 golden = runpy.run_path(str(GOLDEN / "make_family_logits.py"))
 CONFIGS = golden["CONFIGS"]
@@ -388,6 +388,11 @@ def test_a_tensor_larger_than_a_shard_has_a_file_to_itself(tmp_path):
     files = set(_index(folder)["weight_map"].values())
     assert len(files) == len(_index(folder)["weight_map"]) > 20
     _assert_identical(models.read_model(folder)[0], wanted)
+
+
+def test_a_shard_is_filled_up_to_the_last_byte_of_its_limit():
+    found = safetensors_files._shards({"a": 6, "b": 6, "c": 6}, 12)
+    assert found == [["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])

@@ -1,5 +1,6 @@
 """Adapters: what they add, what of them is trained and saved, and how they leave."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 
 from ragen_jax.errors import UserError
 from ragen_jax.models import lora, parameters, transformer
-from ragen_jax.models.io import peft
+from ragen_jax.models.io import partial_reads, peft, sources
 from ragen_jax.training import checkpoints, weights
 from ragen_jax.training import programs as programs_lib
 
@@ -181,7 +182,9 @@ def test_peft_reads_the_same_products(run, workdir, tmp_path):
 
 
 @pytest.mark.slow
-def test_exported_adapters_name_their_base_so_that_peft_finds_it(workdir, tmp_path):
+def test_exported_adapters_name_their_base_so_that_they_are_read_as_trained(
+    run, workdir, tmp_path
+):
     base, out = runs.model(), tmp_path / "out"
     done = subprocess.run(
         [
@@ -198,6 +201,13 @@ def test_exported_adapters_name_their_base_so_that_peft_finds_it(workdir, tmp_pa
     assert Path(written["base_model_name_or_path"]) == base.absolute()
     assert "peft reads no GGUF" not in done.stdout
     assert "end prompts with '<think>', with which" in done.stdout
+    read = sources.locate(str(out)).open_parameters(
+        run.model.config, run.model.declared
+    )
+    found = partial_reads.read_tree(read, run.model.declared)
+    merged = weights.restore_actor(run.model, workdir / checkpoints.FOLDER, 2)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    jax.tree.map(close, found, jax.device_get(merged))
 
 
 def test_only_adapters_wait_for_an_optimizer(run):

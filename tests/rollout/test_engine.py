@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,14 @@ from helpers import models
 from helpers.replay import Host, HostGame
 
 from ragen_jax.envs.base import TRAIN
-from ragen_jax.rollout import admission, cache_attention, engine, prng, record
+from ragen_jax.rollout import (
+    admission,
+    cache_attention,
+    decode_step,
+    engine,
+    prng,
+    record,
+)
 from ragen_jax.rollout import kv_cache as kv
 from ragen_jax.rollout.rollout import PassCounts, Rollout
 from ragen_jax.rollout.types import (
@@ -21,6 +29,13 @@ from ragen_jax.rollout.types import (
     EngineInputs,
     EnvFeedback,
     Prompts,
+)
+from ragen_jax.trajectory import (
+    ANSWER_CLOSED,
+    END_OF_TURN,
+    NO_REPLY,
+    OTHER_STOP,
+    REPLY_BUDGET,
 )
 
 
@@ -175,6 +190,18 @@ def test_free_slots_take_the_next_episodes_as_long_as_there_are_any(driver):
     assert (admitted[1], is_new, head) == (5, [False, True], [6])
     last = driver.plan.episodes - 1
     assert admit(last, True, True)[1] == [True, False]
+
+
+def test_a_reply_ends_by_a_stop_token_else_by_its_answer_else_by_its_budget():
+    ends = [END_OF_TURN, OTHER_STOP, ANSWER_CLOSED, REPLY_BUDGET, NO_REPLY]
+    stop = jnp.array([END_OF_TURN, OTHER_STOP, NO_REPLY, NO_REPLY, NO_REPLY])
+    is_closed = jnp.array([True, True, True, False, False])
+    sampled = jnp.array([5, 5, 5, 5, 4])
+    for stop_at_answer in (True, False):
+        plan = SimpleNamespace(stop_at_answer=stop_at_answer, reply_tokens=5)
+        found = decode_step._reply_end(plan, stop, is_closed, sampled)
+        wanted = ends if stop_at_answer else [*ends[:2], *[REPLY_BUDGET] * 2, NO_REPLY]
+        assert found.tolist() == wanted
 
 
 def test_the_tokens_of_a_reply_are_those_that_were_sampled_last(driver):

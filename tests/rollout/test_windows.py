@@ -18,7 +18,14 @@ from ragen_jax.rollout import prng, windows
 from ragen_jax.rollout import rollout as rollout_lib
 from ragen_jax.rollout import tasks as tasks_lib
 from ragen_jax.text.prompts import TurnLimits
-from ragen_jax.trajectory import END_OF_TURN, PADDING, REPLY_BUDGET, check_rows
+from ragen_jax.trajectory import (
+    ANSWER_CLOSED,
+    END_OF_TURN,
+    OTHER_STOP,
+    PADDING,
+    REPLY_BUDGET,
+    check_rows,
+)
 
 EPISODES, TURNS, REPLY_TOKENS = 16, 4, 5
 
@@ -234,6 +241,12 @@ def test_a_turn_that_falls_out_takes_the_token_that_closes_its_reply_along():
     tokens, turns, kept = follow(*second, 1, [13, 14])
     assert tokens == [1, 2, 11, 12, 7, 8, 13, 14] and kept == 2
     assert turns == [1] * 6 + [2] * 2
+
+
+def test_a_message_closes_the_reply_of_the_turn_before_it():
+    cuts = windows.Cuts(None, jnp.array([5, 2]))
+    ends = jnp.array([[END_OF_TURN, REPLY_BUDGET, OTHER_STOP, ANSWER_CLOSED]])
+    assert windows.closing_before(cuts, ends)[0, 1:].tolist() == [2, 5, 5]
 
 
 def test_shorter_windows_need_shorter_rows(environments):

@@ -63,6 +63,7 @@ def test_other_environments_may_be_evaluated_than_are_trained_on():
         (dict(a=dict(name="bandit"), z=dict(name="frozen_lake")), "z"),
         (dict(a=dict(name="frozen_lake", size=9), z=dict(name="frozen_lake")), "z"),
         (dict(a=dict(name="frozen_lake", turns=9), z=dict(name="frozen_lake")), "z"),
+        (dict(a=dict(name="frozen_lake", note="b"), z=dict(name="frozen_lake")), "z"),
         (dict(a=dict(name="bandit"), z=dict(name="sokoban")), "a"),
     ],
 )
@@ -94,6 +95,14 @@ def test_what_is_written_is_read_back(evaluate):
         (
             config_of(MIX, size=4),
             ["env.size belongs to no environment", "env.mix.large"],
+        ),
+        (
+            config_of(MIX, instruction="Go.", note="Slowly."),
+            ["env.instruction, env.note belongs to no environment", "env.mix.large"],
+        ),
+        (
+            config_of({"small": MIX["small"] | dict(note=3)}),
+            ["env.mix.small.note = 3", "choose a text"],
         ),
         (
             config_of({**MIX, "small": dict(name="frozen_lake", prompts=2)}),
@@ -283,3 +292,39 @@ def test_too_many_turns_for_the_model_are_cured_by_the_key_that_sets_them():
     with pytest.raises(UserError) as found:
         run_lib.prepare(made, models.one_device())
     assert "; lower env.mix.large.turns or rollout.reply_tokens" in str(found.value)
+
+
+def test_each_of_several_environments_has_its_own_texts():
+    small, large = (dict(MIX[label]) for label in ("small", "large"))
+    mix = dict(small=small | dict(instruction="Geh."), large=large | dict(note="Soon."))
+    wide = dict(name="frozen_lake", instruction="Go.", note="Now.")
+    config = config_of(mix, dict(wide=wide))
+    config["rollout"]["prompts"] = 4
+    made = settings.from_dict(config)
+    assert settings.from_dict(settings.to_dict(made)) == made
+    found = [
+        (task.label, task.instruction, task.note)
+        for task in (*made.tasks(), *made.evaluated_tasks())
+    ]
+    assert found == [
+        ("large", "", "Soon."),
+        ("small", "Geh.", ""),
+        ("wide", "Go.", "Now."),
+    ]
+    (alone,) = made.alone(made.evaluated_tasks()[0]).tasks()
+    assert alone.options_and_texts == (("instruction", "Go."), ("note", "Now."))
+    assert settings.described(made.tasks()[0]) == "size 6, note 'Soon.'"
+
+
+def test_a_run_on_several_environments_shows_each_its_own_texts():
+    mix = dict(
+        small=dict(name="frozen_lake", prompts=2, size=3, instruction="Geh zu G."),
+        large=dict(name="frozen_lake", prompts=2, size=4, note="Think twice."),
+    )
+    wide = dict(name="frozen_lake", size=3, note="Avoid O.")
+    run = run_lib.prepare(settings.from_dict(config_of(mix, dict(wide=wide))))
+    large, small = (task.dialogue.system for task in run.tasks)
+    assert "4 x 4 tiles" in large and "\nThink twice.\nYou have" in large
+    assert small.startswith("Geh zu G.\nYou have")
+    ((evaluated, _),) = run.evaluated
+    assert "\nAvoid O.\nYou have" in evaluated.dialogue.system

@@ -364,6 +364,12 @@ WRONG = [
         ["fraction_end = -0.5", "-1 for the same throughout"],
     ),
     (dict(loss__dual_clip=0.5), ["dual_clip = 0.5", "above 1, or 0"]),
+    (dict(loss__surrogate="ppo"), ["loss.surrogate = 'ppo'", "clip, cispo"]),
+    (dict(loss__cut_replies="drop"), ["loss.cut_replies = 'drop'", "learn, mask"]),
+    (
+        dict(loss__surrogate="cispo", loss__dual_clip=3.0),
+        ["loss.dual_clip = 3 does nothing", "'cispo'", "surrogate to 'clip'"],
+    ),
     (dict(loss__kl_end=-2.0), ["kl_end = -2.0", "0 or more, or -1"]),
     (
         dict(rollout__group_size=1, filter__strategy="none", filter__reweight=True)
@@ -636,13 +642,49 @@ def test_a_key_that_one_of_two_runs_lacks_is_a_difference():
     assert settings.differences(now, saved) == ["env.size was absent and is 4"]
 
 
-def test_a_setting_that_the_saved_run_did_not_know_yet_had_its_default():
-    saved = settings.to_dict(read())
-    del saved["rollout"]["decode_weights"]
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("rollout.decode_weights", "same", "int8"),
+        ("loss.surrogate", "clip", "cispo"),
+        ("loss.cut_replies", "learn", "mask"),
+    ],
+)
+def test_a_setting_that_the_saved_run_did_not_know_yet_had_its_default(
+    key, default, other
+):
+    saved, (section, leaf) = settings.to_dict(read()), key.split(".")
+    del saved[section][leaf]
     settings.check_same_run(saved, settings.to_dict(read()), "runs/a")
-    now = settings.to_dict(read(rollout__decode_weights="int8"))
+    now = settings.to_dict(read(**{f"{section}__{leaf}": other}))
     message = refusal(settings.check_same_run, saved, now, "runs/a")
-    assert "rollout.decode_weights was 'same' and is 'int8'" in message
+    assert f"{key} was {default!r} and is {other!r}" in message
+
+
+def test_a_run_of_before_there_were_texts_resumes_and_is_written_as_it_was():
+    saved = settings.to_dict(read())
+    assert not {"instruction", "note"} & saved["env"].keys()
+    without = config()
+    del without["env"]["instruction"], without["env"]["note"]
+    now = settings.to_dict(settings.from_dict(without))
+    assert now == saved == json.loads(json.dumps(saved))
+    settings.check_same_run(saved, now, "runs/a")
+
+
+def test_a_run_is_not_resumed_with_another_text_of_the_prompt():
+    long = "Look. " * 50
+    saved = settings.to_dict(read(env__note=long))
+    settings.check_same_run(json.loads(json.dumps(saved)), saved, "runs/a")
+    message = refusal(
+        settings.check_same_run, saved, settings.to_dict(read(env__note="a")), "runs/a"
+    )
+    assert "env.note was 'Look. Look. " in message and " and is 'a'" in message
+    assert len(message) < 400
+    new = refusal(settings.check_same_run, settings.to_dict(read()), saved, "runs/a")
+    assert "env.note was absent and is 'Look. Look. " in new and len(new) < 400
+    # Two that differ in the middle alone, of which the message shows the ends.
+    middle = settings.to_dict(read(env__note=f"{long[:150]}!{long[150:]}"))
+    assert settings.differences(saved, middle)
 
 
 def test_a_setting_that_only_the_saved_run_knew_is_a_difference():

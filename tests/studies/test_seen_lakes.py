@@ -42,6 +42,13 @@ def test_lakes_are_compared_with_others_of_their_kind():
     assert math.isnan(seen_lakes.matched_difference(values, is_shown, [*range(6)]))
 
 
+def test_a_kind_of_lakes_counts_as_often_as_both_sides_have_one_of_it():
+    values = np.array([1.0, 0, 0, 0, 0, 0, 1])
+    is_shown = np.array([1, 0, 0, 0, 1, 1, 0], bool)
+    kinds = [(0, 1)] * 4 + [(2, 3)] * 3
+    assert seen_lakes.matched_difference(values, is_shown, kinds) == 0
+
+
 @pytest.mark.slow
 def test_levels_are_those_of_a_run_and_the_figures_those_of_the_document(capsys):
     first = seen_lakes.lakes(0, TRAIN, 1, 8)

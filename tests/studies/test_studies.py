@@ -48,7 +48,9 @@ def test_a_grid_goes_seed_by_seed_with_an_arms_changes_over_the_studys():
         (dict(arms={}), "no arm"),
         (dict(seeds=(1, 1)), "repeat"),
         (dict(arms={"a b": {}, "a, b": {}}), "one folder name"),
-        (dict(measures=("tests",)), "measure 'tests' is unknown"),
+        (dict(measures=("test_sucess",)), "is unknown: did you mean test_success"),
+        (dict(measures=("drop/a",)), r"with /LABEL.* test_gain\): did you mean drop"),
+        (dict(measures=("xyz",)), "'xyz' is unknown: choose one of .*, test_success"),
         (dict(claims=(Claim("x", "nobody"),)), "arm of a claim 'nobody'"),
         (dict(claims=(Claim("x", "one", relation="equal"),)), "relation"),
         # Another type than the field's.

@@ -118,12 +118,19 @@ def test_the_paths_of_a_study_may_begin_with_the_users_home(tmp_path, monkeypatc
     assert plan.choice.pages == tmp_path / "pages"
 
 
-def test_the_command_for_slurm_says_all_that_the_list_was_asked_for(tmp_path):
+@pytest.mark.parametrize("scale", ["tiny", "smoke"])
+def test_the_command_for_slurm_says_all_that_the_list_was_asked_for(tmp_path, scale):
+    """And not the scale that is the default."""
     path = tmp_path / "my studies" / "kept.py"
     path.parent.mkdir()
     path.write_text(STUDY_FILE)
     choice = study.Choice(
-        str(path), tmp_path / "ü", tmp_path / "pages", seeds=("1", "2"), only="on. *"
+        str(path),
+        tmp_path / "ü",
+        tmp_path / "pages",
+        scale=scale,
+        seeds=("1", "2"),
+        only="on. *",
     )
     *_, line = study.listing(study.prepare(choice)).splitlines()
     sbatch, array, wrap = shlex.split(line.removeprefix("on SLURM: "))
@@ -132,7 +139,7 @@ def test_the_command_for_slurm_says_all_that_the_list_was_asked_for(tmp_path):
         "python",
         "launch/study.py",
         f"--study={path}",
-        "--scale=tiny",
+        *(["--scale=smoke"] if scale == "smoke" else []),
         f"--folder={tmp_path / 'ü'}",
         f"--pages={tmp_path / 'pages'}",
         "--seeds=1,2",

@@ -1,5 +1,6 @@
 """What a study measures of a run."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_what_is_just_at_a_bound_has_not_crossed_it():
     assert measures.value(run, "seconds") == 1
     # The highest tenth, two iterations, against the mean of the last one.
     assert measures.value(run, "lost_success") == 10 - 2.5
+    half = record(0, [1], **{"train/success": [10.0] * 10 + [5.0] * 10})
+    assert measures.value(half, "collapsed") == 0
+
+
+def test_a_run_that_was_rolled_back_collapsed_where_its_first_rollback_began():
+    rollbacks = [{"from": 30, "to": 20}, {"from": 70, "to": 60}]
+    run = dataclasses.replace(record(0, [1]), rollbacks=rollbacks)
+    assert measures.value(run, "alarm_at") == 30
 
 
 def test_a_run_without_thoughts_has_no_iteration_at_which_they_repeat(recwarn):

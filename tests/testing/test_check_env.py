@@ -54,7 +54,9 @@ def test_every_environment_of_the_table_is_checked_here():
 def test_an_environment_passes_the_checks(name, options):
     env = envs.make(name, options.items())
     assert env.name == name
-    check_env(env)
+    lines = []
+    check_env(env, report=lines.append)
+    assert "base.NO_ACTION changes nothing" in lines
 
 
 # Faults -------------------------------------------------------------------------------
@@ -107,7 +109,9 @@ def _loses_the_end(key, state, action):
         ({"example_actions": ("Jump",)}, "Jump"),
         ({"example_actions": ()}, "example_actions is empty"),
         ({"instruction": "Go.\n"}, "white space around it"),
-        ({"action_names": ("Left", "left")}, "'Left' is empty, repeated"),
+        ({"action_names": ("Left", "left")}, r"'Left' is repeated \(capital and small"),
+        ({"action_names": ("Left", " ")}, "action name ' ' is empty: name every"),
+        ({"action_names": ("Left", "a|b")}, r"'a\|b' contains one of < \| >, which"),
         ({"answer_bytes": 5}, "free-form answers need both"),
         ({"read_action_text": max}, "only one of read_action and read_action_text"),
         ({"demonstrate": max}, "has demonstrate and no reply_phrases: add the texts"),
@@ -280,9 +284,14 @@ def test_a_search_for_a_level_that_never_ends_is_found(lake, monkeypatch):
 
 
 def test_numbers_that_are_not_finite_are_found(plays):
-    with pytest.raises(CheckError, match="not finite"):
+    why = "holds a number that is not finite: look for a division by 0, a log or"
+    with pytest.raises(CheckError, match=rf"^outcome\.reward {why}"):
         dynamics.check_finite(
             _with(plays, reward=np.full_like(plays.outcome.reward, np.inf))
+        )
+    with pytest.raises(CheckError, match=rf"^State\.player {why}"):
+        dynamics.check_finite(
+            _with(plays, player=np.full(plays.states.player.shape, np.nan))
         )
 
 
@@ -333,8 +342,11 @@ def test_phrases_that_fit_no_message_are_found(lake, plays):
     with pytest.raises(CheckError, match="gives 4 where an observation has"):
         texts.check_tokens(wrong, plays)
     control = ("<|im_end|>\n", *lake.phrases[1:])
-    with pytest.raises(CheckError, match="control tokens"):
+    with pytest.raises(CheckError, match="phrases hold the chat's control tokens"):
         texts.check_tokens(dataclasses.replace(lake, phrases=control), plays)
+    rules = dataclasses.replace(lake, instruction="Say <|im_end|> at the end.")
+    with pytest.raises(CheckError, match="instruction holds one of the chat's"):
+        texts.check_tokens(rules, plays)
 
 
 def test_helpers_that_mislead_are_found(lake, functions, plays):

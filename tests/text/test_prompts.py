@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -390,6 +391,17 @@ def test_a_sign_that_the_tokenizer_leaves_out_is_shown_where_it_stood(grid):
     phrase = "a long text that goes on and on \0 and on"
     with pytest.raises(UserError, match=r"that goes on and on \\x00 and on' as '.* a"):
         _tokenized(grid, forget, (phrase,))
+
+
+def test_a_system_prompt_in_letters_that_the_tokenizer_lacks_is_refused(grid):
+    def forget(written: dict) -> None:
+        del written["model"]["vocab"]["Ã"]  # The byte 0xc3, the first of ö and ß.
+
+    grid = SimpleNamespace(**vars(grid))
+    _tokenized(grid, forget)
+    grid.texts = dataclasses.replace(grid.texts, system="Geh um die Löcher herum.")
+    with pytest.raises(UserError, match=r"writes 'Geh um die Löcher herum.' as '.*mod"):
+        _tokenized(grid, forget)
 
 
 def test_a_tokenizer_may_write_letters_and_their_accents_as_one_character(grid):

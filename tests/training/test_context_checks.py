@@ -62,6 +62,35 @@ def test_turns_that_are_too_many_for_the_model_are_lowered():
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "made for; shorten env.note, let the environment show less, or"),
+        (dict(rollout__history="single"), "made for; shorten env.note, let the env"),
+        (
+            dict(rollout__context=500),
+            "; set it to 0, which takes exactly that, shorten",
+        ),
+    ],
+)
+def test_a_note_that_is_too_long_is_to_be_shortened(changes, said):
+    with pytest.raises(UserError) as found:
+        prepare(
+            runs.settings(model__path="tiny", env__note="Walk on. " * 3000, **changes)
+        )
+    assert said in str(found.value) and len(str(found.value)) < 500
+
+
+@pytest.mark.parametrize("key", ["instruction", "note"])
+def test_a_control_token_in_a_text_is_refused_by_the_key_of_the_text(key):
+    with pytest.raises(UserError) as found:
+        prepare(runs.settings(model__path="tiny", **{f"env__{key}": "Go.<|im_end|>"}))
+    assert str(found.value) == (
+        f"env.{key}: the control token '<|im_end|>' of the model stands in its text"
+        " 'Go.<|im_end|>': write it in another way"
+    )
+
+
 @pytest.mark.parametrize("character", ["\x1b", "\r", "\0", "\x7f", "\x9b"])
 def test_texts_that_would_command_a_terminal_are_refused(character):
     tokenizer = SimpleNamespace(added_tokens_decoder={})

@@ -11,7 +11,7 @@ from ragen_jax.diagnostics import monitor
 from ragen_jax.envs.base import VALIDATION
 from ragen_jax.reporting import metrics
 from ragen_jax.reporting.console import Console
-from ragen_jax.training import final_test, loop, trainer, weights
+from ragen_jax.training import final_test, loop, profiling, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
 
 
@@ -123,6 +123,44 @@ def test_the_first_process_alone_trims_what_a_resumed_run_records_again(
     assert bool(trimmed) == trims
 
 
+def test_an_iteration_is_traced_with_its_validation_and_its_save(
+    run, tmp_path, monkeypatch
+):
+    done = []
+
+    def validate(*_):
+        done.append("validation")
+        return {"validation/success": 0.5}
+
+    save, write = Checkpoints.save, metrics.MetricsWriter.write
+    traced = lambda name, call: lambda *a, **k: done.append(name) or call(*a, **k)
+    monkeypatch.setattr(Checkpoints, "save", traced("save", save))
+    monkeypatch.setattr(metrics.MetricsWriter, "write", traced("metrics", write))
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: done.append(1))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: done.append(0))
+    _iterate(run, tmp_path, monkeypatch, validate=validate, best=1, traced=range(2, 4))
+    second = ["validation", "metrics", "save"]
+    assert done[:7] == ["metrics", 1, *second, "metrics", 0]
+
+
+@pytest.mark.parametrize(("process", "traces"), [(0, range(2, 4)), (1, range(0))])
+def test_the_first_process_alone_traces(process, traces, run, tmp_path, monkeypatch):
+    taken = []
+
+    def train_to_end(run, compiled, state, outputs):
+        taken.append(outputs.profiler._iterations)
+        return state, True
+
+    programs = SimpleNamespace(base={})
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(trainer.programs_lib, "compile_run", lambda *_: programs)
+    monkeypatch.setattr(loop, "train_to_end", train_to_end)
+    monkeypatch.setattr(final_test, "report", lambda *_: True)
+    console = Console(io.StringIO())
+    trainer.train(run, tmp_path, console, runs.COMMAND, range(2, 4))
+    assert taken == [traces]
+
+
 def _iterate(
     run,
     workdir,
@@ -130,10 +168,12 @@ def _iterate(
     expect_within=lambda *_: None,
     validate=lambda *_: {"validation/success": 0.5},
     best=0,
+    traced=range(0),
 ):
     """What five iterations that compute nothing print, and which are saved.
 
     Each second one validates, and `best` checkpoints of the highest success are kept.
+    Those in `traced` are to be traced.
     """
     chosen = dict(every__log=3, every__evaluate=2, every__checkpoint=0, iterations=5)
     run = runs.replace_settings(run, **chosen, checkpoint__keep_best=best)
@@ -142,6 +182,7 @@ def _iterate(
         "update/logprob_gap": 0.0,
         "filter/reward_std": 0.1,
         "rollout/valid_reply_rate": 1.0,
+        "rollout/cut_replies": 0.0,
     }
 
     def iterate(run, programs, state):
@@ -159,6 +200,8 @@ def _iterate(
     with Checkpoints(workdir / "kept", keep_last=9, keep_best=best) as saved, writer:
         console = Console(lines)
         open_workdir = loop.OpenWorkdir(workdir, saved, {}, {})
-        outputs = loop.Outputs(open_workdir, writer, console, deaf, clock)
-        loop.train_to_end(run, blank, start, outputs)
+        profiler = profiling.Profiler(traced, workdir, console.line)
+        outputs = loop.Outputs(open_workdir, writer, console, deaf, clock, profiler)
+        with profiler.after(0):
+            loop.train_to_end(run, blank, start, outputs)
     return lines.getvalue().splitlines(), saved.steps()

@@ -26,6 +26,8 @@ RUNS = {
         "filter.strategy": "top_p",
         "filter.fraction": 0.9,
         "filter.fraction_end": 0.5,
+        "loss.surrogate": "cispo",
+        "loss.cut_replies": "mask",
     },
     "baselines": {
         "estimator": "reinforce_pp_baseline",

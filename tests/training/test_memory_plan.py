@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import platform
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +29,11 @@ def run():
 @pytest.fixture(scope="module")
 def needs(run):
     return memory_plan.plan(run)
+
+
+def test_the_module_can_be_imported_where_the_system_counts_no_resources(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)  # As on Windows.
+    runpy.run_path(memory_plan.__file__)
 
 
 def held(tree) -> int:
@@ -145,7 +152,7 @@ def test_the_peak_is_what_stays_and_the_largest_of_what_comes_on_top():
 def test_the_peak_memory_of_a_process_is_told_in_gib(monkeypatch, system, largest):
     """Linux tells KiB, macOS bytes."""
     used = SimpleNamespace(ru_maxrss=largest)
-    monkeypatch.setattr(memory_plan.resource, "getrusage", lambda who: used)
+    monkeypatch.setattr("resource.getrusage", lambda who: used)
     monkeypatch.setattr(memory_plan.sys, "platform", system)
     assert memory_plan.peak_memory() == 1.0
 

@@ -9,7 +9,7 @@ from helpers import runs
 from helpers.paths import CONFIGS, ROOT
 
 from ragen_jax import cli, settings
-from ragen_jax.training import messages
+from ragen_jax.training import messages, profiling
 
 
 def read(variant: str, **changes) -> settings.Settings:
@@ -43,6 +43,67 @@ def test_the_banner_names_each_environment_of_a_mix_with_its_share():
     ]
     (line,) = messages.environments(read("frozenlake.py"))
     assert line.startswith("frozen_lake: frozen_probability 0.9")
+
+
+@pytest.mark.parametrize(
+    ("variant", "model", "said"),
+    [
+        ("frozenlake.py", "tiny", ""),
+        ("bandit.py", "tiny", ""),
+        ("sokoban.py:mix", "tiny", ""),
+        ("sokoban.py:solver", "tiny_sokoban", ""),
+        ("search_qa.py:tiny_words", "tiny_words", ""),
+        ("webshop.py:tiny_words", "tiny_words", ""),
+        ("countdown.py", "folder", ""),
+        (
+            "countdown.py",
+            "tiny",
+            "countdown: to see learning, choose a model that can "
+            "read (--config.model.path=FOLDER)",
+        ),
+        (
+            "webshop.py",
+            "tiny",
+            "webshop: to see learning, choose one that was "
+            "(--config.model.path=tiny_words)",
+        ),
+        (
+            "sokoban.py:mix",
+            "tiny_sokoban",
+            "frozen_lake: to see learning, choose one "
+            "that was (--config.model.path=tiny)",
+        ),
+        (
+            "sokoban.py:mix",
+            "tiny_words",
+            "frozen_lake and sokoban: to see learning, "
+            "choose one that was (--config.model.path=tiny)",
+        ),
+    ],
+)
+def test_the_banner_says_that_an_embedded_model_was_not_taught_the_environment(
+    variant, model, said
+):
+    notes = messages.notes(read(variant, model__path=model), processes=1)
+    assert notes == ([f"{model} was not taught {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("processes", "every", "is_said"), [(1, 10, False), (2, 10, True), (2, 0, False)]
+)
+def test_the_banner_says_that_several_processes_record_no_episodes(
+    processes, every, is_said
+):
+    chosen = read("frozenlake.py", health__record_every=every)
+    expected = ["2 processes train: no episodes are recorded to be read later"]
+    assert messages.notes(chosen, processes) == expected * is_said
+
+
+def test_a_finished_run_names_its_traces_where_there_are_some(tmp_path):
+    assert "traces" not in messages.finished(tmp_path, runs.settings())
+    (tmp_path / profiling.FOLDER).mkdir()
+    said = messages.finished(tmp_path, runs.settings())
+    assert f"\ntraces       {tmp_path / profiling.FOLDER}\n\nnext: " in said
 
 
 def test_the_banner_says_where_what_changes_over_the_run_ends():
@@ -131,6 +192,17 @@ def test_the_command_that_follows_a_run_in_ones_own_environment_lets_its_file_be
     config = cli.load_config("docs/examples/coin_walk_config.py").to_dict()
     said = messages.finished(tmp_path, settings.from_dict(config))
     assert shlex.split(said.split("next: ")[1])[-1] == "--trust-code"
+
+
+def test_the_command_that_follows_an_export_lets_the_users_file_be_run_if_there_is_one(
+    monkeypatch,
+):
+    monkeypatch.chdir(ROOT)
+    config = cli.load_config("docs/examples/coin_walk_config.py").to_dict()
+    begin = ["python", "launch/evaluate.py", "--model=a b"]
+    for read_from, trusted in ((runs.settings(), []), (config, ["--trust-code"])):
+        own = settings.from_dict(read_from) if trusted else read_from
+        assert messages.evaluation(begin[2], settings=own) == begin + trusted
 
 
 def test_of_an_example_the_first_prompt_and_the_first_reply_are_shown():

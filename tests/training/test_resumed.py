@@ -16,6 +16,7 @@ from ragen_jax.training import loop, resumed, trainer, weights
 from ragen_jax.training.checkpoints import Checkpoints
 from ragen_jax.training.interrupts import StallWatchdog
 from ragen_jax.training.loop import OpenWorkdir
+from ragen_jax.training.profiling import Profiler
 
 
 def validated(state, iteration, success, settings):
@@ -134,9 +135,10 @@ def test_a_run_that_rolled_back_is_told_that_its_schedule_has_another_end(
         state = weights.new_state(run).replace(iteration=jnp.int32(60))
         saved.save(60, state, info, score=None)
         workdir = OpenWorkdir(tmp_path, saved, {}, {})
+        profiler = Profiler(range(0), tmp_path, print)
         with StallWatchdog() as watchdog:
             trainer._train_from_checkpoint(
-                run, workdir, Console(said), "", watchdog, None
+                run, workdir, Console(said), "", watchdog, profiler, None
             )
     assert "which moves the end of optimizer.schedule = 'cosine'" in said.getvalue()
     # Which its workdir never held.
@@ -148,7 +150,7 @@ def test_the_records_of_a_checkpoints_iterations_are_on_disk_before_it():
     saved = types.SimpleNamespace(save=lambda *a, **k: done.append("saved"))
     writer = types.SimpleNamespace(sync=lambda: done.append("synced"))
     workdir = OpenWorkdir(None, saved, {}, {})
-    outputs = loop.Outputs(workdir, writer, None, None, None)
+    outputs = loop.Outputs(workdir, writer, None, None, None, None)
     run = runs.prepare()
     state = types.SimpleNamespace(iteration=run.settings.iterations)
     progress = loop.Progress(health.HealthState(), [], -1.0)

@@ -273,7 +273,7 @@ def test_the_start_and_each_batch_of_the_final_test_have_a_time_of_their_own(
     monkeypatch.setattr(loop, "train_to_end", iterate)
     monkeypatch.setattr(final_test, "_play", play)
     monkeypatch.setattr(final_test, "_write", look)
-    monkeypatch.setattr(final_test, "_warn", lambda *_: None)
+    monkeypatch.setattr(final_test, "_nothing_learned", lambda *_: "")
     runs.train(runs.replace_settings(run, safety__end_stalled=True), tmp_path)
     batch = [3600, "a batch of the final test"]
     assert seen == [[3600, "the start"], [3600, "compiling"], batch, batch]
@@ -436,9 +436,7 @@ def test_the_warning_of_a_finished_run_reads_which_rewards_were_not_finite(
         lines[1]["filter/reward_std"] = last
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         (tmp_path / metrics.FILE).write_text(text)
-        seen = io.StringIO()
-        final_test._warn(run, state, tmp_path, console_lib.Console(seen))
-        assert cause in seen.getvalue()
+        assert cause in final_test._nothing_learned(run, state, tmp_path)
 
 
 def test_a_gap_is_judged_by_its_mean_over_five_iterations_or_at_once_if_it_is_gross(

@@ -377,6 +377,9 @@ def test_a_choice_is_expected_to_lose_what_its_likely_tokens_lose():
     # Or of two rows, one of which loses 6: the other words do not count.
     of_rows = regret.at[0, 4, 6].set(6.0).at[0, 4, 9].set(0.0)
     np.testing.assert_allclose(expected(of_rows), (14 / 8 + 3) / 2, rtol=1e-6)
+    # Where nothing is lost whatever is chosen, there is no choice to count.
+    of_none = regret.at[0, 4, :2].set(0.0)
+    np.testing.assert_allclose(expected(of_none), 14 / 8, rtol=1e-6)
     assert jnp.isfinite(jax.grad(lambda last: expected(of_rows, last))(last)).all()
 
 

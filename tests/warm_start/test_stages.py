@@ -1,7 +1,9 @@
 """Stages of a supervised start: their seeds, and training that breaks down."""
 
+import dataclasses
 import re
 import string
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from ragen_jax.models.presets import SHAPES
 from ragen_jax.text import chat_template
 from ragen_jax.warm_start import STAGES, batches, stages
 from ragen_jax.warm_start.batches import Batch
-from ragen_jax.warm_start.recipe import KINDS, make_variant
+from ragen_jax.warm_start.recipe import KINDS, LAST_LAYERS, make_variant
 
 
 @pytest.mark.slow
@@ -84,6 +86,14 @@ def test_places_before_the_colon_of_each_reply_count_more_than_its_walk():
     np.testing.assert_array_equal(made[0], wanted)
 
 
+def test_a_share_of_each_kinds_rows_names_places_at_random():
+    stage = SimpleNamespace(relabel=False, random_places=0.25, turns=1)
+    draws = [lambda key: None, lambda key: None]
+    changed, shares = stages._changed_draws(draws, [3.0, 1.0], None, stage)
+    assert shares == [2.25, 0.75, 0.75, 0.25]
+    assert changed[:2] == draws and len(changed) == 4
+
+
 def test_no_stage_of_one_seed_draws_the_levels_of_anothers():
     seeds, draws = [*range(20), 2**31, 2**32 - 1], range(100)
     drawn = {stages._draw_seed(seed, draw) for seed in seeds for draw in draws}
@@ -109,9 +119,12 @@ def test_the_rooms_of_tiny_rooms_never_have_the_size_that_is_tested():
             assert not kind.symbol_sets
 
 
-def test_a_model_grown_in_an_earlier_sitting_keeps_what_it_knows_of_its_words():
+@pytest.mark.parametrize("lacking", [0, LAST_LAYERS["tiny_rooms"]])
+def test_a_model_grown_in_an_earlier_sitting_keeps_what_it_knows_of_its_words(lacking):
+    """Also one that lacks the last layers alone."""
     config = cli.load_config(f"{ROOT / 'configs' / 'warm_start.py'}:rooms")
     shape = SHAPES["tiny_rooms"]
+    shape = dataclasses.replace(shape, layers=shape.layers - lacking)
     random = np.random.default_rng(0)
     weights = jax.tree.map(
         lambda leaf: random.normal(size=leaf.shape).astype(np.float32),

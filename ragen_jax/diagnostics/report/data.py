@@ -77,6 +77,9 @@ def gather(workdirs: Sequence[Path]) -> dict[str, Any]:
         "series": [{"name": s["name"], "runs": s["runs"]} for s in series],
         "differences": differences([run["settings"] for run in runs]),
         "tests": [{"run": run["name"], **row} for run in runs for row in run["tests"]],
+        "warnings": [
+            f"{run['name']}: {sentence}" for run in runs for sentence in _warnings(run)
+        ],
         "episodes": [
             {"run": index, **episode}
             for index, run in enumerate(runs)
@@ -147,6 +150,12 @@ def _shown(run: dict[str, Any]) -> dict[str, Any]:
         "marks": spans([r["iteration"] for r in records], levels, sentences),
         "rollbacks": run["rollbacks"],
     }
+
+
+def _warnings(run: dict[str, Any]) -> list[str]:
+    """What the last table of a run was followed by, unless the run was continued."""
+    said = [row.get("warning") for row in run["tests"] if row["iteration"] is not None]
+    return [*dict.fromkeys(text for text in said if isinstance(text, str))]
 
 
 def spans(

@@ -347,6 +347,7 @@ function turnCard(turn, index, sides, names) {
 document.getElementById("title").textContent = `Health of ${data.title}`;
 document.title = `Health of ${data.title}`;
 document.getElementById("head").append(...["iteration", "when", "environment", "level", "no.", "return"].map((text) => make("span", {text})));
+document.getElementById("warnings").append(...data.warnings.map((text) => make("p", {class: "warning", text})));
 drawCurves();
 drawTables();
 drawFilters();

@@ -74,6 +74,11 @@ def tensor_names(declared: Parameters, config: ModelConfig) -> dict[str, tuple]:
     return names
 
 
+def holds_adapters_alone(folder: Path) -> bool:
+    """Whether it is a folder for `peft`: adapters, whose base model lies elsewhere."""
+    return (folder / ADAPTERS).exists() and not (folder / "config.json").exists()
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Reads `folder`/config.json.
 
@@ -90,9 +95,9 @@ def read_config(folder: Path) -> ModelConfig:
         _check_kind(folder)
     elif (folder / ADAPTERS).exists():  # transformers would add them to the model.
         raise UserError(
-            f"{folder} holds adapters ({ADAPTERS}), which are not read: merge them into"
-            " the model by peft's merge_and_unload and give the folder of that, or copy"
-            " the folder without them"
+            f"{folder} holds adapters ({ADAPTERS}), which are not read beside a model:"
+            " merge them into it by peft's merge_and_unload and give the folder of"
+            " that, or copy the folder without them"
         )
     try:
         parsed = json_files.read_object(path)
@@ -105,12 +110,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _check_kind(folder: Path) -> None:
-    """Refuses what is written beside models and taken for one: adapters, a run."""
-    if (folder / ADAPTERS).exists():
-        raise UserError(
-            f"{folder} holds adapters and no model: export the run again, without"
-            " --adapter"
-        )
+    """Refuses what is written beside models and taken for one: a run, its steps."""
     is_run = (folder / "checkpoints").is_dir()
     is_step = folder.name.isdecimal() and folder.parent.name == "checkpoints"
     if is_run or is_step:

@@ -5,7 +5,7 @@ as [out, in], heads not split off from the other axis. So a device's part of a s
 leaf is a block of rows and columns of each of its layers' tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,23 +47,40 @@ def part_reader(read: ReadBlock, declared: Parameters) -> ReadPart:
 
     def read_part(path: Path, index: Index) -> np.ndarray:
         leaf = find_leaf(declared, path)
-        starts, stops, _ = zip(
-            *(s.indices(size) for s, size in zip(index, leaf.shape, strict=True)),
-            strict=True,
-        )
-        sizes = [stop - start for start, stop in zip(starts, stops, strict=True)]
-        part = np.empty(sizes, np.float32)
-        if path[0] != "layers":
-            to_file(path, part)[...] = read(
-                path, None, _block(path, leaf.shape, starts, part)
-            )
-            return part
-        block = _block(path, leaf.shape[1:], starts[1:], part[0])
-        for layer, place in zip(range(starts[0], stops[0]), part, strict=True):
-            to_file(path, place)[...] = read(path, layer, block)
+        part = np.empty([len(range(*span)) for span in _spans(leaf, index)], np.float32)
+        for layer, block, place in blocks(path, leaf, index, part):
+            place[...] = read(path, layer, block)
         return part
 
     return read_part
+
+
+def blocks(
+    path: Path, leaf: Leaf, index: Index, part: np.ndarray
+) -> Iterator[tuple[int | None, tuple[slice, ...], np.ndarray]]:
+    """The blocks of tensors that make up a part of a leaf.
+
+    Args:
+      path, leaf: the leaf.
+      index: of the part.
+      part: float32, the part itself.
+
+    Yields:
+      (layer or None, where the block stands in the file's tensor, the same numbers of
+      `part` laid out as that block: a view, to be written to).
+    """
+    starts, stops, _ = zip(*_spans(leaf, index), strict=True)
+    if path[0] != "layers":
+        yield None, _block(path, leaf.shape, starts, part), to_file(path, part)
+        return
+    block = _block(path, leaf.shape[1:], starts[1:], part[0])
+    for layer, place in zip(range(starts[0], stops[0]), part, strict=True):
+        yield layer, block, to_file(path, place)
+
+
+def _spans(leaf: Leaf, index: Index) -> list[tuple[int, int, int]]:
+    """(start, stop, step) of a part on each of its leaf's axes."""
+    return [s.indices(size) for s, size in zip(index, leaf.shape, strict=True)]
 
 
 def finite_reader(read: ReadPart, name: str) -> ReadPart:

@@ -1,4 +1,7 @@
-"""Sources of a `model.path`: a folder or GGUF file here, in a package, on the hub."""
+"""Sources of a `model.path`: a folder or GGUF file here, in a package, on the hub.
+
+A folder may hold adapters alone, which are added to the base model that it names.
+"""
 
 import dataclasses
 import importlib.metadata
@@ -9,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.errors import UserError
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.io import gguf, hugging_face, safetensors_files
+from ragen_jax.models.io import gguf, hugging_face, peft, safetensors_files
 from ragen_jax.models.io.partial_reads import ReadPart
 from ragen_jax.models.parameters import Parameters
 from ragen_jax.models.presets import EMBEDDED
@@ -30,6 +33,7 @@ _REMEDY = (
     f"give {', '.join(map(repr, EMBEDDED))} or 'smollm2',"
     " a Hugging Face model folder or hub id, or a .gguf file"
 )
+_BASE = "base_model_name_or_path"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,23 +68,83 @@ class Source:
         return self._reader.read_stop_tokens(self.path)
 
     @property
+    def whole_folder(self) -> Path | None:
+        """The Hugging Face folder that other programs load this model from, if any."""
+        return None if self.is_gguf else self.path
+
+    @property
     def _reader(self):
         return gguf if self.is_gguf else hugging_face
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterSource(Source):
+    """A folder of adapters, which are added to their base model as it is read."""
+
+    adapters: peft.AdapterConfig
+    base: Source
+
+    def read_config(self) -> ModelConfig:
+        """The base model's shape."""
+        return self.base.read_config()
+
+    def open_parameters(self, config: ModelConfig, declared: Parameters) -> ReadPart:
+        """A reader of the sums of base and adapters."""
+        read_base = self.base.open_parameters(config, declared)
+        return peft.open_parameters(self.adapters, config, declared, read_base)
+
+    def read_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer that lies beside the adapters, or else the base model's."""
+        if (self.path / hugging_face.TOKENIZER_FILES[0]).exists():
+            return hugging_face.read_tokenizer(self.path)
+        return self.base.read_tokenizer()
+
+    def read_stop_tokens(self) -> tuple[int, ...]:
+        """The base model's."""
+        return self.base.read_stop_tokens()
+
+    @property
+    def whole_folder(self) -> Path | None:
+        """None: there is none of the sums."""
+        return None
 
 
 def locate(path: str, *, with_weights: bool = True) -> Source:
     """Finds what `model.path` means; an id of the hub is fetched, if need be.
 
     The embedded models' names and "smollm2" come first, then what lies on the disk,
-    then the hub, whose ids may name a branch, tag or commit: OWNER/NAME@REVISION.
+    then the hub, whose ids may name a branch, tag or commit: OWNER/NAME@REVISION. The
+    base model of adapters is found likewise.
 
     Args:
       path: the setting.
       with_weights: False fetches shape and tokenizer alone, a few megabytes.
 
     Raises:
-      UserError: if there is nothing.
+      UserError: if there is nothing, or adapters that are not read.
     """
+    found = _find(path, with_weights)
+    if found.is_gguf or not hugging_face.holds_adapters_alone(found.path):
+        return found
+    adapters = peft.read_config(found.path)
+    named, base = f"{found.path / hugging_face.ADAPTERS}: {_BASE}", adapters.base
+    if adapters.revision and _HUB_ID.fullmatch(base) and not Path(base).exists():
+        base = f"{base}@{adapters.revision}"
+    try:
+        whole = _find(base, with_weights)
+    except (UserError, RuntimeError) as error:  # The latter of a user without a home.
+        why = str(error).removeprefix("model.path: ")
+        raise UserError(f"{named} = {base!r}: {why}") from None
+    if not whole.is_gguf and hugging_face.holds_adapters_alone(whole.path):
+        raise UserError(
+            f"{named} = {base!r} holds adapters itself: merge those into their base"
+            " model first, and name the folder of that"
+        )
+    return AdapterSource(found.path, is_gguf=False, adapters=adapters, base=whole)
+
+
+def _find(path: str, with_weights: bool) -> Source:
+    """`locate`, which takes a folder of adapters for a model's."""
     if path in EMBEDDED:
         return _embedded(path)
     if path == "smollm2":
@@ -124,7 +188,16 @@ def outside_name(path: str, source: Source) -> tuple[str, str | None]:
       path: a `model.path`.
       source: what `locate` found for it; anything but a hub id is named by the place
         where it lies, as an absolute path.
+
+    Raises:
+      UserError: if there are adapters, onto which other programs load no others.
     """
+    if isinstance(source, AdapterSource):
+        raise UserError(
+            f"--adapter: this run began with the adapters of {source.name}, and one"
+            " folder holds one set of adapters: leave --adapter out, which writes the"
+            " whole model"
+        )
     if _HUB_ID.fullmatch(path) and not Path(path).exists():
         return split_revision(path)
     return str(source.path.absolute()), None

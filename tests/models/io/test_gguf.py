@@ -145,6 +145,51 @@ def test_a_head_that_was_trained_apart_from_the_embedding_is_one_of_its_own(
     assert models.read_model(path)[1] == dataclasses.replace(QWEN2, tied=True)
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_of_equally_stored_tensors_a_head_that_differs_slightly_is_one_of_its_own(
+    tmp_path, kind
+):
+    """By less than rounding explains where the two are stored differently."""
+    weights = jax.device_get(models.random_parameters(QWEN2))
+    tensors = converted(tmp_path / "hf", QWEN2, weights)
+    embedding = tensors["token_embd.weight"]
+    drift = np.random.default_rng(0).normal(scale=0.004, size=embedding.shape)
+    tensors["output.weight"] = (embedding * (1 + drift)).astype(np.float32)
+    of_each = dict.fromkeys(("token_embd.weight", "output.weight"), kind)
+    path = write(tmp_path / "m.gguf", QWEN2, tensors, kinds=of_each)
+    assert gguf.read_config(path) == QWEN2
+
+
+def test_without_a_number_of_key_heads_there_are_as_many_as_query_heads(tmp_path):
+    config = dataclasses.replace(LLAMA, kv_heads=LLAMA.heads)
+    path, _ = make(tmp_path, config, **{"llama.attention.head_count_kv": None})
+    assert gguf.read_config(path) == config
+
+
+def test_a_factor_means_nothing_where_positions_are_not_scaled(tmp_path):
+    keys = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    path, _ = make(tmp_path, LLAMA, **keys)
+    assert gguf.read_config(path) == LLAMA
+
+
+@pytest.mark.parametrize("padding", [0, 64, 128, 192])
+def test_tensors_begin_where_the_files_own_alignment_says(tmp_path, padding):
+    """Wherever between two multiples of the alignment the header ends."""
+    wanted = {n: np.arange(k, dtype=np.float32)[None] for n, k in (("a", 5), ("b", 7))}
+    writer = package.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_custom_alignment(256)
+    writer.add_string("padding", "x" * (padding + 1))
+    for name, tensor in wanted.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = gguf_file.open_file(tmp_path / "m.gguf")
+    for name, tensor in wanted.items():
+        np.testing.assert_array_equal(gguf_file.read_rows(file, name), tensor)
+
+
 FAULTS = {
     "general.architecture": ("mamba", "architecture mamba is not supported; choose"),
     "llama.rope.scaling.type": ("yarn", "llama.rope.scaling.type = 'yarn' is not"),

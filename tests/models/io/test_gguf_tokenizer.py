@@ -106,6 +106,16 @@ def test_a_beginning_of_text_is_added_where_the_file_asks_for_it(tmp_path):
     assert found.encode("a b") == [found.bos_token_id, *bare]
 
 
+def test_a_piece_that_is_a_token_of_llama_3_needs_no_merges(tmp_path):
+    metadata = metadata_of(reference("llama-bpe"), "llama-bpe")
+    merges = metadata["tokenizer.ggml.merges"]
+    words = [pair.replace(" ", "") for pair in merges]
+    last = max(i for i, x in enumerate(words) if x.isascii() and x.isalpha())
+    metadata["tokenizer.ggml.merges"] = merges[:last] + merges[last + 1 :]
+    path = write(tmp_path / "m.gguf", LLAMA, {}, **metadata)
+    assert gguf.read_tokenizer(path).tokenize(words[last]) == [words[last]]
+
+
 def test_a_file_stops_where_the_models_folder_does(tmp_path):
     """Qwen2.5's generation_config.json has both ends, its GGUF file one of them."""
     metadata = metadata_of(reference("qwen2"), "qwen2")

@@ -337,14 +337,11 @@ def test_adapters_that_lie_beside_their_model_are_not_left_out_silently(tmp_path
     assert "merge_and_unload" in message and "copy the folder without them" in message
 
 
-def test_adapters_and_a_runs_folder_are_not_taken_for_a_model(tmp_path):
-    adapters, run = tmp_path / "adapters", tmp_path / "run"
-    adapters.mkdir()
-    (adapters / "adapter_config.json").write_text("{}")
+def test_a_runs_folder_is_not_taken_for_a_model(tmp_path):
+    run = tmp_path / "run"
     step = run / "checkpoints" / "8"
     step.mkdir(parents=True)
     for folder, remedy in (
-        (adapters, "export the run again, without --adapter"),
         (run, f"python launch/export.py --checkpoint={run} --out=FOLDER"),
         (step, f"python launch/export.py --checkpoint={step} --out=FOLDER"),
     ):

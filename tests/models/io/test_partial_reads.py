@@ -14,6 +14,7 @@ import pytest
 from helpers import models
 from helpers.paths import ROOT
 
+from ragen_jax.errors import UserError
 from ragen_jax.models import parameters
 from ragen_jax.models.io import hugging_face, partial_reads
 from ragen_jax.models.io.sources import Source
@@ -84,6 +85,14 @@ def test_of_a_tensor_no_more_is_asked_for_than_the_part_takes():
     assert asked == [(None, slice(10, 30), slice(4, 20))]
     part(("layers", "up"), (slice(1, 2), every, every))
     assert asked[1][0] == 1 and len(asked) == 2
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_single_number_that_is_not_finite_is_refused(wrong):
+    numbers = np.array([0.0, wrong, 1.0])
+    read = partial_reads.finite_reader(lambda *_: numbers, "a model")
+    with pytest.raises(UserError, match="weights of head are not finite"):
+        read(("head",), (slice(None),))
 
 
 @pytest.mark.slow
