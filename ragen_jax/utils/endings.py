@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn, cast
@@ -27,6 +28,7 @@ if hasattr(signal, "SIGHUP"):  # The terminal is gone. Windows has none.
 _NOT_ON_WINDOWS = (
     "ragen_jax runs on Linux and macOS alone: start it in WSL2, the Linux of Windows"
 )
+_UNDER_WAY = 0.05  # seconds in which a write that another thread has begun ends
 _UNAWAITED = "unawaited"  # the name of threads by `start_unawaited`
 
 Policy = Callable[[int], None]  # takes a signal's number; runs in the second thread
@@ -92,6 +94,7 @@ def _say(line: str, *, last: bool) -> None:
     with contextlib.suppress(OSError):  # Too many files are open.
         shown = os.dup(number)
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        time.sleep(_UNDER_WAY)
     os.write(shown, f"{line}\n".encode(stream.encoding, stream.errors or "strict"))
 
 

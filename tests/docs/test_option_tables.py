@@ -10,6 +10,7 @@ from ragen_jax import cli
 from ragen_jax import settings as settings_lib
 
 SETTING = re.compile(r"`([a-z_.]+=[\w.]+)`")
+SHORT = re.compile(r"`([a-z_.]+)`")
 
 
 def rows(document, heading):
@@ -55,3 +56,25 @@ def test_each_setting_beside_another_librarys_option_exists(option, monkeypatch)
         assert key in keys or key in settings_lib.AGGREGATIONS, span
         if value:
             read(monkeypatch, "algorithm=starpo", "estimator=grpo", span)
+
+
+def test_the_settings_of_a_real_model_are_those_of_its_variants():
+    variants = [
+        settings_lib.flatten(cli.load_config(f"configs/frozenlake.py{name}").to_dict())
+        for name in ("", ":smollm2", ":paper")
+    ]
+    found = rows("real_models.md", "What changes in the settings?")
+    assert len(found) == 10
+    for keys, *said, _ in found:
+        for values, cell in zip(variants, said, strict=True):
+            wanted = " x ".join(_written(values[key]) for key in SHORT.findall(keys))
+            assert cell.replace("`", "") == wanted, keys
+
+
+def _written(value):
+    """A setting's value as people write it: 1e-4, 1/3."""
+    if not isinstance(value, float):
+        return str(value)
+    if value == 1 / 3:
+        return "1/3"
+    return f"{value:.0e}".replace("e-0", "e-") if value < 0.01 else f"{value:g}"
