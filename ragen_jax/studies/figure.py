@@ -43,15 +43,17 @@ def rows_of(arms: Sequence[str]) -> dict[str, list[str]]:
     """The rows of panels: title -> arms.
 
     More than five arms are grouped by their names up to the last comma ("Bandit, PPO"
-    of "Bandit, PPO, 25 %"), if that makes at least two rows of at least two arms each.
-    Otherwise all are in one row without a title.
+    of "Bandit, PPO, 25 %"), or else up to the first, if that makes at least two rows of
+    at least two arms each. Otherwise all are in one row without a title.
     """
-    rows: dict[str, list[str]] = {}
-    for arm in arms:
-        rows.setdefault(arm.rpartition(", ")[0], []).append(arm)
-    is_clearer = len(rows) > 1 and all(len(row) > 1 for row in rows.values())
-    if len(arms) > _MOST_IN_A_PANEL and is_clearer:
-        return rows
+    for partition in (str.rpartition, str.partition):
+        rows: dict[str, list[str]] = {}
+        for arm in arms:
+            before, comma, _ = partition(arm, ", ")
+            rows.setdefault(before if comma else "", []).append(arm)
+        is_clearer = len(rows) > 1 and all(len(row) > 1 for row in rows.values())
+        if len(arms) > _MOST_IN_A_PANEL and is_clearer:
+            return rows
     return {"": list(arms)}
 
 

@@ -145,6 +145,8 @@ def test_many_arms_are_drawn_in_a_row_for_each_set_that_their_names_tell():
     assert figure.rows_of(shares[:5]) == {"": shares[:5]}  # few enough for one
     alone = [*shares, "FrozenLake, PPO, 25 %"]
     assert figure.rows_of(alone) == {"": alone}  # a row of one compares nothing
+    uneven = [*shares, "FrozenLake, PPO, 25 %", "FrozenLake, one"]  # by the first comma
+    assert figure.rows_of(uneven) == {"Bandit": shares, "FrozenLake": uneven[6:]}
     plain = [str(number) for number in range(9)]
     assert figure.rows_of(plain) == {"": plain}
 
