@@ -88,5 +88,6 @@ def get_study() -> Study:
         " make fewer: on Bandit 64 x 2 makes 113 to 118 of 240 and ends at 54 to 57 %"
         " of the highest rate, 32 x 4 makes 171 to 174 and ends at 19 to 20 %, and"
         " 8 x 16 makes 238 to 240 and ends at 0 as the arms of all do. So the claims"
-        " about the former two compare rates as well.",
+        " about the former two compare rates as well; on Sokoban 64 x 2 makes 202 of"
+        " 800 and ends at 86 %, 32 x 4 makes 310 and ends at 68 %.",
     )

@@ -143,6 +143,9 @@ def test_a_study_says_which_filters_end_above_the_lowest_rate(monkeypatch):
             "Bandit, 64 x 2, filtered": f"64 x 2 makes {end}",
             "Bandit, 32 x 4, filtered": "32 x 4 makes {0} and ends at {2} %",
             "Bandit, 8 x 16, filtered": "8 x 16 makes {0} and ends at {2} as the arms",
+            "Sokoban, 64 x 2, filtered": "on Sokoban 64 x 2 makes {0} of {1} and ends"
+            " at {2} %",
+            "Sokoban, 32 x 4, filtered": "32 x 4 makes {0} and ends at {2} %.",
         },
         "filter_choice": {
             "Bandit, spread of entropy, top-p 0.9": "by the spread of entropy it makes"
