@@ -13,6 +13,7 @@ from ragen_jax.learning.groups import (
 )
 from ragen_jax.parallel import backend_choices
 from ragen_jax.trajectory import Rows, look_up_turns, reply_places
+from ragen_jax.utils.scatter import put_where
 
 
 @struct.dataclass
@@ -134,7 +135,7 @@ class Replies:
     def gather(self, x: jax.Array) -> jax.Array:
         """[R, T] -> [B, K, M], 0 where there is no such token."""
         place = (self.episode, self.turn, self.nth)
-        return jnp.zeros(self.shape, x.dtype).at[place].set(x, mode="drop")
+        return put_where(jnp.zeros(self.shape, x.dtype), place, x, self.is_reply)
 
     def spread(self, x: jax.Array) -> jax.Array:
         """[B, K, M] -> [R, T], 0 off the replies."""

@@ -67,7 +67,8 @@ def keep_groups(
     ranked = Ranked(jnp.where(is_candidate, score, 0.0)[order], is_candidate[order])
     size = score.shape[0] if size is None else size
     keep_ranked = STRATEGIES[options.strategy](ranked, options, fraction, size)
-    return jnp.zeros(score.shape, bool).at[order].set(keep_ranked) & is_candidate
+    kept = jnp.zeros(score.shape, bool).at[order].set(keep_ranked, unique_indices=True)
+    return kept & is_candidate
 
 
 def _rounded_count(size: int, options: FilterSettings, fraction: Fraction):
@@ -178,4 +179,5 @@ def keep_members(values: jax.Array, group: jax.Array, groups: int, count: int):
     mean = jnp.where(sets[None], members_of_sets, 0.0).sum(-1, keepdims=True) / count
     squares = jnp.where(sets[None], jnp.square(members_of_sets - mean), 0.0).sum(-1)
     keep = sets[jnp.argmax(squares, axis=1)]  # bool[P, N]
-    return jnp.zeros(values.shape, bool).at[order].set(keep.reshape(-1))
+    kept = jnp.zeros(values.shape, bool).at[order]
+    return kept.set(keep.reshape(-1), unique_indices=True)

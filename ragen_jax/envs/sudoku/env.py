@@ -16,6 +16,7 @@ from flax import struct
 
 from ragen_jax.envs import base, grid_text, rendering
 from ragen_jax.envs.sudoku import generator
+from ragen_jax.utils.scatter import put_where
 
 _SIZES = {4: 4, 9: 17}  # n -> the fewest clues of any puzzle with only one solution
 _ANSWER_BYTES = 256  # ten placements, each in 22 bytes and a separator
@@ -204,9 +205,9 @@ def read_action(
     is_space |= jnp.arange(text.shape[0]) >= length
     # Of each run of spaces only the first stays, and none before the first word.
     stays = ~is_space | jnp.pad(~is_space[:-1], (1, 0))
-    place = jnp.where(stays, jnp.cumsum(stays) - 1, text.shape[0])
     spaced = jnp.where(is_space, ord(" "), text).astype(jnp.uint8)
-    tidy = jnp.full(text.shape, ord(" "), jnp.uint8).at[place].set(spaced, mode="drop")
+    blank = jnp.full(text.shape, ord(" "), jnp.uint8)
+    tidy = put_where(blank, jnp.cumsum(stays) - 1, spaced, stays)
     action = jnp.int32(base.NO_ACTION)
     for pattern in _TEXTS:
         places = {letter: pattern.index(letter) for letter in b"RCV"}

@@ -124,15 +124,20 @@ def test_of_an_embedding_stored_twice_the_better_copy_is_read(tmp_path, better):
     assert error <= 2**-10 * np.abs(weights["embedding"]).max()
 
 
-@pytest.mark.parametrize("kinds", [("F16", "F16"), ("F32", "BF16")])
+# Of tensors that are stored alike rounding explains no difference.
+@pytest.mark.parametrize(
+    ("kinds", "scale"),
+    [(("F16", "F16"), 0.03), (("F32", "BF16"), 0.03)]
+    + [((kind, kind), 0.004) for kind in ("F32", "F16", "BF16")],
+)
 def test_a_head_that_was_trained_apart_from_the_embedding_is_one_of_its_own(
-    tmp_path, kinds
+    tmp_path, kinds, scale
 ):
     """Some tools untie a model, and train the head that was a copy."""
     weights = jax.device_get(models.random_parameters(QWEN2))
     tensors = converted(tmp_path / "hf", QWEN2, weights)
     embedding = tensors["token_embd.weight"]
-    drift = np.random.default_rng(0).normal(scale=0.03, size=embedding.shape)
+    drift = np.random.default_rng(0).normal(scale=scale, size=embedding.shape)
     head = (embedding * (1 + drift)).astype(np.float32)
     tensors["output.weight"] = head
     of_each = dict(zip(("token_embd.weight", "output.weight"), kinds, strict=True))
@@ -143,21 +148,6 @@ def test_a_head_that_was_trained_apart_from_the_embedding_is_one_of_its_own(
     tensors["output.weight"] = embedding
     path = write(tmp_path / "copy.gguf", QWEN2, tensors, kinds=of_each)
     assert models.read_model(path)[1] == dataclasses.replace(QWEN2, tied=True)
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_of_equally_stored_tensors_a_head_that_differs_slightly_is_one_of_its_own(
-    tmp_path, kind
-):
-    """By less than rounding explains where the two are stored differently."""
-    weights = jax.device_get(models.random_parameters(QWEN2))
-    tensors = converted(tmp_path / "hf", QWEN2, weights)
-    embedding = tensors["token_embd.weight"]
-    drift = np.random.default_rng(0).normal(scale=0.004, size=embedding.shape)
-    tensors["output.weight"] = (embedding * (1 + drift)).astype(np.float32)
-    of_each = dict.fromkeys(("token_embd.weight", "output.weight"), kind)
-    path = write(tmp_path / "m.gguf", QWEN2, tensors, kinds=of_each)
-    assert gguf.read_config(path) == QWEN2
 
 
 def test_without_a_number_of_key_heads_there_are_as_many_as_query_heads(tmp_path):
